@@ -1,0 +1,1 @@
+//! Scalability benchmarks of the Dominoes stack.

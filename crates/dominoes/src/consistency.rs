@@ -1,0 +1,193 @@
+//! Fingerprints of replicated state, compared at equal positions, out of band.
+
+use crate::{
+    Seq,
+    sync::{AtomicU64, LOAD_BEFORE_FENCE, Ordering, STORE_AFTER_FENCE, fence},
+};
+use crossbeam_utils::CachePadded;
+use std::{error::Error, fmt};
+
+/// Each replica posts a fingerprint of its state every `every` positions; anyone compares those of equal positions.
+///
+/// Posting is wait-free and disturbs nobody: each replica writes to a small ring of its own. Comparing reads all rings and
+/// skips what is being overwritten meanwhile.
+///
+/// ```
+/// let fingerprints = dominoes::Fingerprints::new(2, 4, 100);
+/// fingerprints.post(0, 100, 0xfeed);
+/// fingerprints.post(1, 100, 0xfeed);
+/// assert_eq!(fingerprints.compare(), Ok(1));
+/// fingerprints.post(0, 200, 0xbeef);
+/// fingerprints.post(1, 200, 0xdead);
+/// assert_eq!(fingerprints.compare().unwrap_err().position, 200);
+/// ```
+pub struct Fingerprints {
+    every: u64,
+    rings: Box<[CachePadded<Box<[Post]>>]>,
+}
+
+/// A fingerprint and its position plus one; 0 stands for none, and for one that is being written.
+struct Post {
+    position: AtomicU64,
+    fingerprint: AtomicU64,
+}
+
+/// Two replicas posted different fingerprints for one position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The position: the state after all entries below it.
+    pub position: Seq,
+    /// The replicas that posted there, with their fingerprints.
+    pub fingerprints: Vec<(usize, u64)>,
+}
+
+impl Mismatch {
+    /// The replicas that differ from the majority; `None` if there is no majority.
+    pub fn minority(&self) -> Option<Vec<usize>> {
+        let votes = |of: u64| self.fingerprints.iter().filter(|(_, fingerprint)| *fingerprint == of).count();
+        let (_, right) = *self.fingerprints.iter().find(|(_, f)| votes(*f) * 2 > self.fingerprints.len())?;
+        Some(self.fingerprints.iter().filter(|(_, f)| *f != right).map(|(replica, _)| *replica).collect())
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "replicas differ at position {}:", self.position)?;
+        for (replica, fingerprint) in &self.fingerprints {
+            write!(f, " {replica}: {fingerprint:#018x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for Mismatch {}
+
+impl Fingerprints {
+    /// Room for the last `depth` fingerprints of each of `replicas`, posted every `every` positions.
+    ///
+    /// # Panics
+    /// If `depth` or `every` is 0.
+    pub fn new(replicas: usize, depth: usize, every: u64) -> Self {
+        assert!(depth > 0 && every > 0, "fingerprints need a depth and a distance");
+        let post = || Post { position: AtomicU64::new(0), fingerprint: AtomicU64::new(0) };
+        let ring = || CachePadded::new((0..depth).map(|_| post()).collect());
+        Fingerprints { every, rings: (0..replicas).map(|_| ring()).collect() }
+    }
+
+    /// The distance between posts.
+    pub fn every(&self) -> u64 {
+        self.every
+    }
+
+    /// Whether a fingerprint is due at `position`.
+    #[inline]
+    pub fn is_due(&self, position: Seq) -> bool {
+        position.is_multiple_of(self.every)
+    }
+
+    /// Posts the fingerprint of the state of `replica` after all entries below `position`. Positions that are not a multiple of
+    /// [`every`](Self::every) are ignored. Only one thread at a time posts for a replica.
+    ///
+    /// # Panics
+    /// If there is no such replica.
+    pub fn post(&self, replica: usize, position: Seq, fingerprint: u64) {
+        let ring = &self.rings[replica];
+        if !self.is_due(position) {
+            return;
+        }
+        let post = &ring[(position / self.every % ring.len() as u64) as usize];
+        post.position.store(0, Ordering::Relaxed);
+        // ORDERING: Release fence, pairs with the Acquire fence in `read`: whoever reads the new fingerprint then finds the old
+        // position gone.
+        fence(Ordering::Release);
+        post.fingerprint.store(fingerprint, STORE_AFTER_FENCE);
+        // ORDERING: Release, pairs with the Acquire load in `read`: the fingerprint belongs to the position.
+        post.position.store(position + 1, Ordering::Release);
+    }
+
+    /// Position and fingerprint, if they belong together.
+    fn read(post: &Post) -> Option<(Seq, u64)> {
+        // ORDERING: Acquire, pairs with the Release store in `post`.
+        let position = post.position.load(Ordering::Acquire);
+        let fingerprint = post.fingerprint.load(LOAD_BEFORE_FENCE);
+        // ORDERING: Acquire fence, pairs with the Release fence in `post`.
+        fence(Ordering::Acquire);
+        (position != 0 && post.position.load(Ordering::Relaxed) == position).then(|| (position - 1, fingerprint))
+    }
+
+    /// Forgets what `replica` has posted: it left, or was replaced.
+    pub fn forget(&self, replica: usize) {
+        for post in self.rings[replica].iter() {
+            post.position.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Compares what is there. Returns how many positions were found in at least two replicas, all equal.
+    ///
+    /// # Errors
+    /// The earliest position at which replicas differ.
+    pub fn compare(&self) -> Result<usize, Mismatch> {
+        let mut posts: Vec<(Seq, usize, u64)> = Vec::new();
+        for (replica, ring) in self.rings.iter().enumerate() {
+            posts.extend(ring.iter().filter_map(Self::read).map(|(position, print)| (position, replica, print)));
+        }
+        posts.sort_unstable();
+        let mut checked = 0;
+        for at in posts.chunk_by(|a, b| a.0 == b.0) {
+            if at.iter().any(|(_, _, print)| *print != at[0].2) {
+                let fingerprints = at.iter().map(|(_, replica, print)| (*replica, *print)).collect();
+                return Err(Mismatch { position: at[0].0, fingerprints });
+            }
+            checked += usize::from(at.len() > 1);
+        }
+        Ok(checked)
+    }
+}
+
+impl fmt::Debug for Fingerprints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fingerprints").field("replicas", &self.rings.len()).field("every", &self.every).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minority_is_named() {
+        let fingerprints = Fingerprints::new(3, 2, 1);
+        for (replica, print) in [(0, 5), (1, 6), (2, 5)] {
+            fingerprints.post(replica, 9, print);
+        }
+        let mismatch = fingerprints.compare().unwrap_err();
+        assert_eq!(mismatch.position, 9);
+        assert_eq!(mismatch.minority(), Some(vec![1]));
+        fingerprints.forget(1);
+        assert_eq!(fingerprints.compare(), Ok(1));
+    }
+
+    #[test]
+    fn different_positions_are_not_compared() {
+        let fingerprints = Fingerprints::new(2, 1, 10);
+        fingerprints.post(0, 10, 1);
+        fingerprints.post(1, 20, 2);
+        fingerprints.post(1, 21, 3);
+        assert_eq!(fingerprints.compare(), Ok(0));
+    }
+
+    #[test]
+    fn comparing_while_others_post_never_mixes_positions() {
+        let fingerprints = Fingerprints::new(2, 3, 1);
+        std::thread::scope(|scope| {
+            for replica in 0..2 {
+                let fingerprints = &fingerprints;
+                scope.spawn(move || (0..20_000).for_each(|seq| fingerprints.post(replica, seq, seq * 7)));
+            }
+            for _ in 0..2_000 {
+                fingerprints.compare().unwrap();
+            }
+        });
+        assert_eq!(fingerprints.compare(), Ok(3));
+    }
+}

@@ -1,0 +1,133 @@
+//! Domains: typed state with what drives it, run by a [`Context`](crate::Context).
+
+use crate::{Seq, SpinYield, Subscription, Wait};
+use std::{any::Any, fmt, time::Duration};
+
+/// What a turn of a domain came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Something was done; there may be more.
+    Worked,
+    /// There was nothing to do.
+    Idle,
+    /// There will never be anything to do again.
+    Finished,
+}
+
+/// Something that a [`Context`](crate::Context) runs, turn by turn. A turn must not block.
+pub trait Domain: Send + Any {
+    /// Does some work, if there is any.
+    fn run(&mut self) -> Turn;
+
+    /// Sleeps until there may be work. Called when this is the context's only domain and it stayed idle through spinning and
+    /// yielding. May return for no reason; must return when work may have come, or the thread is unparked. Yields by default.
+    fn park(&mut self) {
+        std::thread::yield_now();
+    }
+
+    /// A name for reports.
+    fn name(&self) -> &str {
+        "domain"
+    }
+}
+
+impl fmt::Debug for dyn Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Domain({})", self.name())
+    }
+}
+
+/// A ready-made domain: some state, a subscription, and a handler that applies each entry to the state.
+///
+/// ```
+/// use dominoes::{Context, Replica, SpinYield, channel};
+///
+/// let (mut publisher, log) = channel::<u64, SpinYield>(16);
+/// let sum = Replica::new("sum", 0u64, log.subscribe()?, |sum: &mut u64, _seq, entry: &u64| *sum += entry);
+/// let context = Context::spawn("adder", None, vec![Box::new(sum)])?;
+/// for n in 1..=10 {
+///     publisher.publish(n)?;
+/// }
+/// drop(publisher);
+/// let domains = context.join().expect("no panic");
+/// assert_eq!(domains.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Replica<S, T, W: Wait = SpinYield, F = fn(&mut S, Seq, &T)> {
+    name: String,
+    state: S,
+    subscription: Subscription<T, W>,
+    handler: F,
+}
+
+impl<S, T, W, F> Replica<S, T, W, F>
+where
+    T: Send + Sync,
+    W: Wait,
+    F: FnMut(&mut S, Seq, &T),
+{
+    /// A replica with this state, fed from this subscription through `handler`.
+    pub fn new(name: impl Into<String>, state: S, subscription: Subscription<T, W>, handler: F) -> Self {
+        Replica { name: name.into(), state, subscription, handler }
+    }
+
+    /// The state.
+    pub fn state(&self) -> &S {
+        &self.state
+    }
+
+    /// The subscription.
+    pub fn subscription(&self) -> &Subscription<T, W> {
+        &self.subscription
+    }
+
+    /// State and subscription.
+    pub fn into_parts(self) -> (S, Subscription<T, W>) {
+        (self.state, self.subscription)
+    }
+
+    /// Applies what is there now, at most a batch.
+    pub fn turn(&mut self) -> Turn {
+        match self.subscription.try_next_batch() {
+            Ok(batch) => {
+                for (seq, entry) in &batch {
+                    (self.handler)(&mut self.state, seq, entry);
+                }
+                Turn::Worked
+            }
+            Err(crate::NoBatch::Empty) => Turn::Idle,
+            Err(crate::NoBatch::Closed | crate::NoBatch::Evicted) => Turn::Finished,
+        }
+    }
+}
+
+impl<S, T, W, F> Domain for Replica<S, T, W, F>
+where
+    S: Send + 'static,
+    T: Send + Sync + 'static,
+    W: Wait,
+    F: FnMut(&mut S, Seq, &T) + Send + 'static,
+{
+    fn run(&mut self) -> Turn {
+        self.turn()
+    }
+
+    fn park(&mut self) {
+        // Not for ever: a context that is stopped must notice.
+        self.subscription.wait(Some(std::time::Instant::now() + Duration::from_millis(10)));
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<S: fmt::Debug, T, W: Wait, F> fmt::Debug for Replica<S, T, W, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica")
+            .field("name", &self.name)
+            .field("state", &self.state)
+            .field("subscription", &self.subscription)
+            .finish()
+    }
+}

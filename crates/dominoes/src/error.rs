@@ -1,0 +1,141 @@
+//! One error type per operation. A refused value always comes back to the caller.
+
+use std::{error::Error, fmt};
+
+/// The channel is closed; the value was not published and is handed back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Closed<T>(pub T);
+
+/// Why [`try_publish`](crate::Publisher::try_publish) did not publish.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum TryPublishError<T> {
+    /// `capacity` entries are waiting for the slowest subscriber.
+    Full(T),
+    /// The channel is closed.
+    Closed(T),
+}
+
+impl<T> TryPublishError<T> {
+    /// The value that was not published.
+    pub fn into_inner(self) -> T {
+        match self {
+            TryPublishError::Full(value) | TryPublishError::Closed(value) => value,
+        }
+    }
+
+    /// Whether the channel was full, so that trying again later may succeed.
+    pub fn is_full(&self) -> bool {
+        matches!(self, TryPublishError::Full(_))
+    }
+}
+
+/// Why a batch was not published. Nothing of it was: a batch goes in whole or not at all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum BatchError<B> {
+    /// There is no room for the whole batch now (from `try_` and deadline calls only).
+    Full(B),
+    /// The channel is closed.
+    Closed(B),
+    /// The batch is longer than the capacity of the channel and can never go in.
+    TooLong(B),
+}
+
+impl<B> BatchError<B> {
+    /// The batch that was not published.
+    pub fn into_inner(self) -> B {
+        match self {
+            BatchError::Full(batch) | BatchError::Closed(batch) | BatchError::TooLong(batch) => batch,
+        }
+    }
+}
+
+/// Every place for a subscription is taken; see [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubscribeError;
+
+/// Why [`try_next_batch`](crate::Subscription::try_next_batch) has no batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoBatch {
+    /// Nothing new is published at the moment.
+    Empty,
+    /// The channel is closed and everything in it was read.
+    Closed,
+    /// This subscription was asked to leave; see [`Log::evict`](crate::Log::evict).
+    Evicted,
+}
+
+impl<T> fmt::Debug for Closed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closed(..)")
+    }
+}
+
+impl<T> fmt::Display for Closed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the channel is closed")
+    }
+}
+
+impl<T> Error for Closed<T> {}
+
+impl<T> fmt::Debug for TryPublishError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TryPublishError::Full(_) => "Full(..)",
+            TryPublishError::Closed(_) => "Closed(..)",
+        })
+    }
+}
+
+impl<T> fmt::Display for TryPublishError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TryPublishError::Full(_) => "the channel is full",
+            TryPublishError::Closed(_) => "the channel is closed",
+        })
+    }
+}
+
+impl<T> Error for TryPublishError<T> {}
+
+impl<B> fmt::Debug for BatchError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BatchError::Full(_) => "Full(..)",
+            BatchError::Closed(_) => "Closed(..)",
+            BatchError::TooLong(_) => "TooLong(..)",
+        })
+    }
+}
+
+impl<B> fmt::Display for BatchError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BatchError::Full(_) => "the channel has no room for the batch",
+            BatchError::Closed(_) => "the channel is closed",
+            BatchError::TooLong(_) => "the batch is longer than the channel's capacity",
+        })
+    }
+}
+
+impl<B> Error for BatchError<B> {}
+
+impl fmt::Display for SubscribeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("every place for a subscription is taken")
+    }
+}
+
+impl Error for SubscribeError {}
+
+impl fmt::Display for NoBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoBatch::Empty => "nothing new is published",
+            NoBatch::Closed => "the channel is closed and drained",
+            NoBatch::Evicted => "the subscription was asked to leave",
+        })
+    }
+}
+
+impl Error for NoBatch {}

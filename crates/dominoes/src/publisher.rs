@@ -1,0 +1,308 @@
+//! The publishing side.
+
+use crate::{
+    BatchError, Closed, Log, Seq, SpinYield, TryPublishError, Wait,
+    ring::{Refusal, Writer},
+};
+use std::{fmt, ops::Range, time::Instant};
+
+/// Publishes entries into a channel. Clone it for more publishers; the last one closes the channel when it goes.
+///
+/// A publisher that is the only one notices, and then publishes without any locked instruction.
+///
+/// Each blocking call waits while the channel is full. It never ends if the calling thread also owns the slowest subscription: use
+/// the `try_` calls there.
+pub struct Publisher<T, W: Wait = SpinYield> {
+    writer: Writer<T, W>,
+    /// Collects batches before they are claimed.
+    buffer: Vec<T>,
+}
+
+impl<T: Send + Sync, W: Wait> Publisher<T, W> {
+    pub(crate) fn new(writer: Writer<T, W>) -> Self {
+        Publisher { writer, buffer: Vec::new() }
+    }
+
+    /// Publishes `value`; waits while the channel is full. Returns its position.
+    ///
+    /// # Errors
+    /// Gives the value back if the channel is closed.
+    #[inline]
+    pub fn publish(&mut self, value: T) -> Result<Seq, Closed<T>> {
+        match self.writer.try_push(value) {
+            Ok(seq) => Ok(seq),
+            Err((refusal, value)) => self.publish_slowly(refusal, value),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn publish_slowly(&mut self, mut refusal: Refusal, mut value: T) -> Result<Seq, Closed<T>> {
+        loop {
+            if refusal == Refusal::Closed {
+                return Err(Closed(value));
+            }
+            self.wait_for(1, None);
+            match self.writer.try_push(value) {
+                Ok(seq) => return Ok(seq),
+                Err((again, back)) => (refusal, value) = (again, back),
+            }
+        }
+    }
+
+    /// Publishes `value` if there is room now.
+    ///
+    /// # Errors
+    /// Gives the value back if the channel is full or closed. A refused publish has no effect.
+    #[inline]
+    pub fn try_publish(&mut self, value: T) -> Result<Seq, TryPublishError<T>> {
+        self.writer.try_push(value).map_err(|(refusal, value)| match refusal {
+            Refusal::Full => TryPublishError::Full(value),
+            Refusal::Closed => TryPublishError::Closed(value),
+        })
+    }
+
+    /// Publishes `value`; waits for room until `deadline`.
+    ///
+    /// # Errors
+    /// Gives the value back if the channel is still full then, or closed.
+    pub fn publish_deadline(&mut self, value: T, deadline: Instant) -> Result<Seq, TryPublishError<T>> {
+        let mut value = value;
+        loop {
+            match self.try_publish(value) {
+                Err(TryPublishError::Full(back)) => value = back,
+                other => return other,
+            }
+            if !self.wait_for(1, Some(deadline)) {
+                return self.try_publish(value);
+            }
+        }
+    }
+
+    /// Builds a value and publishes it. The value is built before anything is claimed, so `build` may panic or take its time.
+    ///
+    /// # Errors
+    /// Gives the value back if the channel is closed.
+    pub fn publish_with(&mut self, build: impl FnOnce() -> T) -> Result<Seq, Closed<T>> {
+        self.publish(build())
+    }
+
+    /// Publishes all that `values` yields as one uninterrupted batch; waits until it fits. Returns its positions.
+    ///
+    /// Nothing at all is published if the iterator panics, or is longer than the capacity; with one exception: a publisher that is
+    /// alone may write straight into the ring, and then what was yielded before the panic is published. An empty batch is fine and has an empty range.
+    ///
+    /// # Errors
+    /// Gives the values back if the channel is closed or the batch is longer than the capacity.
+    pub fn publish_all<I: IntoIterator<Item = T>>(&mut self, values: I) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+        self.publish_iter(values.into_iter(), Patience::Endless)
+    }
+
+    /// Publishes all that `values` yields as one uninterrupted batch, if it fits now.
+    ///
+    /// # Errors
+    /// Gives the values back if the batch does not fit now, is longer than the capacity, or the channel is closed.
+    pub fn try_publish_all<I: IntoIterator<Item = T>>(&mut self, values: I) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+        self.publish_iter(values.into_iter(), Patience::None)
+    }
+
+    /// Publishes all that `values` yields as one uninterrupted batch; waits for room until `deadline`.
+    ///
+    /// # Errors
+    /// Gives the values back if the batch does not fit then, is longer than the capacity, or the channel is closed.
+    pub fn publish_all_deadline<I: IntoIterator<Item = T>>(
+        &mut self,
+        values: I,
+        deadline: Instant,
+    ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+        self.publish_iter(values.into_iter(), Patience::Until(deadline))
+    }
+
+    fn publish_iter(
+        &mut self,
+        mut values: impl Iterator<Item = T>,
+        patience: Patience,
+    ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+        let (least, most) = values.size_hint();
+        if most == Some(least) && (1..=self.capacity()).contains(&least) {
+            // The length is known, so that a publisher that is alone need not collect the values first.
+            loop {
+                match self.writer.try_push_from(least, &mut values) {
+                    None => break,
+                    Some(Ok(range)) => return Ok(range),
+                    Some(Err(Refusal::Closed)) => return Err(BatchError::Closed(values.collect())),
+                    Some(Err(Refusal::Full)) => {
+                        if !self.wait_patiently(least, patience) {
+                            return Err(BatchError::Full(values.collect()));
+                        }
+                    }
+                }
+            }
+        }
+        // If the iterator panics, the values collected so far are dropped with this.
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.extend(values);
+        if buffer.len() > self.capacity() {
+            return Err(BatchError::TooLong(buffer));
+        }
+        match self.publish_buffer(&mut buffer, patience) {
+            Ok(range) => {
+                self.buffer = buffer;
+                Ok(range)
+            }
+            Err(Refusal::Full) => Err(BatchError::Full(buffer)),
+            Err(Refusal::Closed) => Err(BatchError::Closed(buffer)),
+        }
+    }
+
+    /// Publishes `values`, which fit into the capacity, and leaves the vector empty; or leaves them there.
+    fn publish_buffer(&mut self, values: &mut Vec<T>, patience: Patience) -> Result<Range<Seq>, Refusal> {
+        let n = values.len();
+        if n == 0 {
+            let next = self.next_seq();
+            return Ok(next..next);
+        }
+        loop {
+            match self.writer.try_push_all(values) {
+                Ok(first) => return Ok(first..first + n as u64),
+                Err(Refusal::Closed) => return Err(Refusal::Closed),
+                Err(Refusal::Full) => {
+                    if !self.wait_patiently(n, patience) {
+                        return Err(Refusal::Full);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Publishes copies of all `values` as one uninterrupted batch; waits until it fits. Returns their positions.
+    ///
+    /// # Errors
+    /// If the channel is closed or there are more values than the capacity.
+    pub fn publish_slice<'a>(&mut self, values: &'a [T]) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    where
+        T: Copy,
+    {
+        self.publish_copies(values, Patience::Endless)
+    }
+
+    /// Publishes copies of all `values` as one uninterrupted batch, if it fits now.
+    ///
+    /// # Errors
+    /// If it does not fit now, there are more values than the capacity, or the channel is closed.
+    pub fn try_publish_slice<'a>(&mut self, values: &'a [T]) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    where
+        T: Copy,
+    {
+        self.publish_copies(values, Patience::None)
+    }
+
+    /// Publishes copies of all `values` as one uninterrupted batch; waits for room until `deadline`.
+    ///
+    /// # Errors
+    /// If it does not fit then, there are more values than the capacity, or the channel is closed.
+    pub fn publish_slice_deadline<'a>(
+        &mut self,
+        values: &'a [T],
+        deadline: Instant,
+    ) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    where
+        T: Copy,
+    {
+        self.publish_copies(values, Patience::Until(deadline))
+    }
+
+    #[inline]
+    fn publish_copies<'a>(&mut self, values: &'a [T], patience: Patience) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    where
+        T: Copy,
+    {
+        let n = values.len();
+        if n > self.capacity() {
+            return Err(BatchError::TooLong(values));
+        }
+        if n == 0 {
+            let next = self.next_seq();
+            return Ok(next..next);
+        }
+        loop {
+            match self.writer.try_push_slice(values) {
+                Ok(first) => return Ok(first..first + n as u64),
+                Err(Refusal::Closed) => return Err(BatchError::Closed(values)),
+                Err(Refusal::Full) => {
+                    if !self.wait_patiently(n, patience) {
+                        return Err(BatchError::Full(values));
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait_patiently(&mut self, n: usize, patience: Patience) -> bool {
+        match patience {
+            Patience::None => false,
+            Patience::Endless => self.wait_for(n, None),
+            Patience::Until(deadline) => self.wait_for(n, Some(deadline)),
+        }
+    }
+
+    /// Waits until `n` entries fit or the channel is closed.
+    #[cold]
+    fn wait_for(&mut self, n: usize, deadline: Option<Instant>) -> bool {
+        let ring = self.writer.ring().clone();
+        ring.room.wait_until(deadline, || ring.is_closed() || self.writer.room(n as u64) >= n as u64)
+    }
+
+    /// How many entries may be published now without waiting, as seen by this publisher. Other publishers may take the room.
+    #[inline]
+    pub fn room(&mut self) -> usize {
+        let enough = self.capacity().div_ceil(2) as u64;
+        self.writer.room(enough) as usize
+    }
+
+    /// The position of the next entry, if no other publisher comes first.
+    #[inline]
+    pub fn next_seq(&self) -> Seq {
+        self.writer.next_seq()
+    }
+
+    /// The bound on entries that are published and not yet released by the slowest subscription.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.writer.ring().capacity()
+    }
+
+    /// Closes the channel for all publishers. Subscriptions read what was published, and then see the end.
+    pub fn close(&mut self) {
+        self.writer.close();
+    }
+
+    /// Whether nothing can be published any more.
+    pub fn is_closed(&self) -> bool {
+        self.writer.ring().is_closed()
+    }
+
+    /// A handle of the channel, for subscribing and for its counts.
+    pub fn log(&self) -> Log<T, W> {
+        Log::of(self.writer.ring())
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Patience {
+    None,
+    Until(Instant),
+    Endless,
+}
+
+impl<T, W: Wait> Clone for Publisher<T, W> {
+    fn clone(&self) -> Self {
+        Publisher { writer: self.writer.clone(), buffer: Vec::new() }
+    }
+}
+
+impl<T: Send + Sync, W: Wait> fmt::Debug for Publisher<T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher").field("next_seq", &self.next_seq()).field("capacity", &self.capacity()).finish()
+    }
+}

@@ -1,0 +1,345 @@
+//! The reading side: one reader's cursor, batches, lag, deactivate and activate.
+
+use crate::{
+    Log, NoBatch, Seq, SpinYield, SubscribeError, Wait,
+    ring::{Place, Reader},
+};
+use std::{fmt, iter::Chain, slice, time::Instant};
+
+/// One reader of a channel. Entries wait for it; dropping it, also while a panic unwinds, lets them go.
+///
+/// There are two ways to read. [`next_batch`](Self::next_batch) lends the next entries and releases them when its guard is dropped. The
+/// other way looks ahead: [`poll`](Self::poll) tells how far the channel is published, [`get`](Self::get) reads any entry from
+/// [`position`](Self::position) up to there in place, and [`advance_to`](Self::advance_to) releases from the front.
+pub struct Subscription<T, W: Wait = SpinYield> {
+    reader: Reader<T, W>,
+    batch_limit: u64,
+    high_water: u64,
+}
+
+impl<T: Send + Sync, W: Wait> Subscription<T, W> {
+    pub(crate) fn new(reader: Reader<T, W>) -> Self {
+        let batch_limit = (reader.ring().capacity() as u64 / 4).max(1);
+        Subscription { reader, batch_limit, high_water: 0 }
+    }
+
+    /// The next entry not yet released.
+    #[inline]
+    pub fn position(&self) -> Seq {
+        self.reader.position()
+    }
+
+    /// Looks how far the channel is published, and returns that: one past the last entry that can be read.
+    #[inline]
+    pub fn poll(&mut self) -> Seq {
+        self.reader.poll()
+    }
+
+    /// What the last [`poll`](Self::poll) returned.
+    #[inline]
+    pub fn end(&self) -> Seq {
+        self.reader.end()
+    }
+
+    /// The entry at `seq`, in place, if it is at or above the position and below the polled end.
+    #[inline]
+    pub fn get(&self, seq: Seq) -> Option<&T> {
+        self.reader.get(seq)
+    }
+
+    /// The entries of `from..to`, in place: the second slice goes on where the first ends.
+    ///
+    /// # Panics
+    /// If the range is not within position and polled end.
+    #[inline]
+    pub fn slices(&self, from: Seq, to: Seq) -> (&[T], &[T]) {
+        self.reader.slices(from, to)
+    }
+
+    /// Releases everything below `seq`. Does nothing if it is released already.
+    ///
+    /// # Panics
+    /// If `seq` is beyond the polled end.
+    #[inline]
+    pub fn advance_to(&mut self, seq: Seq) {
+        self.reader.advance_to(seq);
+    }
+
+    /// The next entries, at most [`batch_limit`](Self::set_batch_limit) of them; waits for the first. `None` when the channel is closed
+    /// and everything was read, or this subscription was asked to leave.
+    ///
+    /// Dropping the guard releases the entries. A guard that is forgotten releases nothing: the next batch has them again.
+    pub fn next_batch(&mut self) -> Option<Batch<'_, T, W>> {
+        self.batch_by(None).ok()
+    }
+
+    /// The next entries, if there are any now.
+    ///
+    /// # Errors
+    /// Says why there are none.
+    #[inline]
+    pub fn try_next_batch(&mut self) -> Result<Batch<'_, T, W>, NoBatch> {
+        match self.look() {
+            Ok(to) => Ok(self.batch(to)),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// The next entries; waits for the first until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoBatch::Empty`] if there is still none then; or what [`try_next_batch`](Self::try_next_batch) says.
+    pub fn next_batch_deadline(&mut self, deadline: Instant) -> Result<Batch<'_, T, W>, NoBatch> {
+        self.batch_by(Some(deadline))
+    }
+
+    fn batch_by(&mut self, deadline: Option<Instant>) -> Result<Batch<'_, T, W>, NoBatch> {
+        let mut found = self.look();
+        if found == Err(NoBatch::Empty) {
+            let ring = self.reader.ring().clone();
+            ring.entries.wait_until(deadline, || {
+                found = self.look();
+                found != Err(NoBatch::Empty)
+            });
+        }
+        match found {
+            Ok(to) => Ok(self.batch(to)),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// The end of the next batch.
+    #[inline]
+    fn look(&mut self) -> Result<Seq, NoBatch> {
+        let position = self.reader.position();
+        let mut end = self.reader.poll();
+        if self.reader.is_evicted() {
+            return Err(NoBatch::Evicted);
+        }
+        if end == position {
+            if !self.reader.is_drained() {
+                end = self.reader.end();
+                if end == position {
+                    return Err(NoBatch::Empty);
+                }
+            } else if self.reader.end() == position {
+                return Err(NoBatch::Closed);
+            } else {
+                end = self.reader.end();
+            }
+        }
+        self.high_water = self.high_water.max(end - position);
+        Ok(end.min(position + self.batch_limit))
+    }
+
+    #[inline]
+    fn batch(&mut self, to: Seq) -> Batch<'_, T, W> {
+        Batch { subscription: self, to }
+    }
+
+    /// Bounds the length of a batch; at least 1. A quarter of the capacity at first, so that a slow handler does not make the channel
+    /// look full.
+    pub fn set_batch_limit(&mut self, limit: usize) {
+        self.batch_limit = (limit as u64).max(1);
+    }
+
+    /// A second subscription at the same position. With a clone of the state that was fed so far, it makes a replica: same
+    /// state, same next entry.
+    ///
+    /// # Errors
+    /// If there are [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS) subscriptions already.
+    pub fn fork(&self) -> Result<Self, SubscribeError> {
+        let reader = self.reader.fork().ok_or(SubscribeError)?;
+        Ok(Subscription { reader, batch_limit: self.batch_limit, high_water: 0 })
+    }
+
+    /// Stops reading for a while: entries no longer wait for this subscription, and it misses them. Its place stays reserved.
+    pub fn deactivate(self) -> Inactive<T, W> {
+        Inactive { batch_limit: self.batch_limit, place: self.reader.into_place() }
+    }
+
+    /// How many entries this subscription is behind. A moment's view.
+    pub fn lag(&self) -> u64 {
+        self.reader.ring().tail().saturating_sub(self.reader.position())
+    }
+
+    /// The most entries that were waiting when a batch was taken.
+    pub fn high_water(&self) -> u64 {
+        self.high_water
+    }
+
+    /// Whether nothing can be published any more. There may be entries left to read.
+    pub fn is_closed(&self) -> bool {
+        self.reader.ring().is_closed()
+    }
+
+    /// Whether the channel is closed and everything below its end is released: there will never be another entry.
+    pub fn is_finished(&mut self) -> bool {
+        self.reader.is_drained() && self.reader.position() == self.reader.end()
+    }
+
+    /// Whether somebody asked this subscription to leave; see [`Log::evict`].
+    pub fn is_evicted(&self) -> bool {
+        self.reader.is_evicted()
+    }
+
+    /// The number of this subscription: below [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS), its own while it lives.
+    pub fn number(&self) -> usize {
+        self.reader.number()
+    }
+
+    /// A handle of the channel.
+    pub fn log(&self) -> Log<T, W> {
+        Log::of(self.reader.ring())
+    }
+
+    /// Waits until something is published beyond the last polled end, the channel is closed, or the subscription is asked to
+    /// leave (true), or `deadline` passes (false).
+    pub fn wait(&mut self, deadline: Option<Instant>) -> bool {
+        let ring = self.reader.ring().clone();
+        let end = self.reader.end();
+        ring.entries
+            .wait_until(deadline, || self.reader.poll() > end || self.reader.is_evicted() || self.reader.is_drained())
+    }
+}
+
+impl<T, W: Wait> fmt::Debug for Subscription<T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription")
+            .field("number", &self.reader.number())
+            .field("position", &self.reader.position())
+            .field("end", &self.reader.end())
+            .finish()
+    }
+}
+
+/// A subscription that does not read at the moment; entries do not wait for it.
+pub struct Inactive<T, W: Wait = SpinYield> {
+    place: Place<T, W>,
+    batch_limit: u64,
+}
+
+impl<T: Send + Sync, W: Wait> Inactive<T, W> {
+    /// Reads again, from what is published from now on. Cannot fail: the place was kept.
+    pub fn activate(self) -> Subscription<T, W> {
+        Subscription { reader: Reader::from_now_at(self.place), batch_limit: self.batch_limit, high_water: 0 }
+    }
+
+    /// A handle of the channel.
+    pub fn log(&self) -> Log<T, W> {
+        Log::of(self.place.ring())
+    }
+}
+
+impl<T, W: Wait> fmt::Debug for Inactive<T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inactive").field("number", &self.place.number()).finish()
+    }
+}
+
+/// Some entries of a channel, lent in place. Dropping the guard releases those it still has.
+#[must_use = "dropping a batch releases its entries unread"]
+pub struct Batch<'a, T: Send + Sync, W: Wait = SpinYield> {
+    subscription: &'a mut Subscription<T, W>,
+    to: Seq,
+}
+
+impl<T: Send + Sync, W: Wait> Batch<'_, T, W> {
+    /// The position of the first entry.
+    pub fn first_seq(&self) -> Seq {
+        self.subscription.position()
+    }
+
+    /// The position after the last entry.
+    pub fn end_seq(&self) -> Seq {
+        self.to
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        (self.to - self.first_seq()) as usize
+    }
+
+    /// Whether all entries were released early.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The entries: the second slice goes on where the first ends.
+    #[inline]
+    pub fn as_slices(&self) -> (&[T], &[T]) {
+        self.subscription.slices(self.first_seq(), self.to)
+    }
+
+    /// The entries with their positions.
+    #[inline]
+    pub fn iter(&self) -> Iter<'_, T> {
+        let (head, rest) = self.as_slices();
+        Iter { seq: self.first_seq(), entries: head.iter().chain(rest) }
+    }
+
+    /// Releases the entries below `seq` at once.
+    ///
+    /// # Panics
+    /// If `seq` is beyond the batch.
+    pub fn release_to(&mut self, seq: Seq) {
+        assert!(seq <= self.to, "{seq} is beyond the batch, which ends at {}", self.to);
+        self.subscription.advance_to(seq);
+    }
+}
+
+impl<T: Send + Sync, W: Wait> Drop for Batch<'_, T, W> {
+    #[inline]
+    fn drop(&mut self) {
+        self.subscription.advance_to(self.to);
+    }
+}
+
+impl<T: Send + Sync, W: Wait> fmt::Debug for Batch<'_, T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("first_seq", &self.first_seq()).field("end_seq", &self.to).finish()
+    }
+}
+
+impl<'a, T: Send + Sync, W: Wait> IntoIterator for &'a Batch<'_, T, W> {
+    type Item = (Seq, &'a T);
+    type IntoIter = Iter<'a, T>;
+    fn into_iter(self) -> Iter<'a, T> {
+        self.iter()
+    }
+}
+
+/// Iterates over a [`Batch`].
+#[derive(Debug, Clone)]
+pub struct Iter<'a, T> {
+    seq: Seq,
+    entries: Chain<slice::Iter<'a, T>, slice::Iter<'a, T>>,
+}
+
+impl<'a, T> Iterator for Iter<'a, T> {
+    type Item = (Seq, &'a T);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let entry = self.entries.next()?;
+        let seq = self.seq;
+        self.seq += 1;
+        Some((seq, entry))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.entries.size_hint()
+    }
+
+    #[inline]
+    fn fold<B, F: FnMut(B, Self::Item) -> B>(self, init: B, mut f: F) -> B {
+        let mut seq = self.seq;
+        self.entries.fold(init, |folded, entry| {
+            let item = (seq, entry);
+            seq += 1;
+            f(folded, item)
+        })
+    }
+}
+
+impl<T> ExactSizeIterator for Iter<'_, T> {}

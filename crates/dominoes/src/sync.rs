@@ -1,0 +1,75 @@
+//! The one place that atomics, cells, locks and threads come from.
+//!
+//! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the models in
+//! `tests/loom.rs` run the code as shipped, fences included. ThreadSanitizer does not know fences: under `cfg(tsan)` the
+//! two orderings below turn "release fence, relaxed stores" into release stores and "relaxed loads, acquire fence"
+//! into acquire loads.
+
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, fence},
+    },
+    thread,
+};
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, fence},
+    },
+    thread,
+};
+
+pub(crate) use std::sync::atomic::Ordering;
+
+/// Ordering of a store that stands behind a `fence(Release)`.
+pub(crate) const STORE_AFTER_FENCE: Ordering = if cfg!(tsan) { Ordering::Release } else { Ordering::Relaxed };
+
+/// Ordering of a load that stands before a `fence(Acquire)`.
+pub(crate) const LOAD_BEFORE_FENCE: Ordering = if cfg!(tsan) { Ordering::Acquire } else { Ordering::Relaxed };
+
+/// One turn of a loop that waits for another thread.
+#[inline]
+pub(crate) fn spin_loop() {
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+    #[cfg(loom)]
+    loom::hint::spin_loop();
+}
+
+/// Tells loom which slots are read and written. Nothing at all in a normal build.
+///
+/// The slots themselves are plain contiguous memory in every build, because subscribers are lent slices of it; loom
+/// watches this shadow instead.
+#[cfg(not(loom))]
+pub(crate) struct Shadow;
+
+#[cfg(not(loom))]
+impl Shadow {
+    pub(crate) fn new(_len: usize) -> Self {
+        Shadow
+    }
+    #[inline(always)]
+    pub(crate) fn read(&self, _index: usize) {}
+    #[inline(always)]
+    pub(crate) fn write(&self, _index: usize) {}
+}
+
+#[cfg(loom)]
+pub(crate) struct Shadow(Box<[loom::cell::UnsafeCell<()>]>);
+
+#[cfg(loom)]
+impl Shadow {
+    pub(crate) fn new(len: usize) -> Self {
+        Shadow((0..len).map(|_| loom::cell::UnsafeCell::new(())).collect())
+    }
+    pub(crate) fn read(&self, index: usize) {
+        self.0[index].with(|_| ());
+    }
+    pub(crate) fn write(&self, index: usize) {
+        self.0[index].with_mut(|_| ());
+    }
+}

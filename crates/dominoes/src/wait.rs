@@ -1,0 +1,303 @@
+//! How a thread waits: strategies for both sides of a channel, and the event count behind parking.
+
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, spin_loop, thread};
+use std::time::{Duration, Instant};
+
+/// Wait strategy of a channel, used by subscribers that wait for entries and by publishers that wait for room.
+///
+/// A channel owns two values of the type, one for each side.
+pub trait Wait: Default + Send + Sync + 'static {
+    /// Waits until `ready` returns true (then true) or `deadline` has passed (then false).
+    fn wait_until(&self, deadline: Option<Instant>, ready: impl FnMut() -> bool) -> bool;
+
+    /// Called after each change that could make somebody's `ready` true.
+    fn notify(&self);
+}
+
+/// Rounds of pausing before the first yield.
+const SPIN_ROUNDS: u32 = if cfg!(loom) { 0 } else { 64 };
+/// Pauses between two looks, so that the line is not torn from the thread that writes it.
+const PAUSES: u32 = if cfg!(loom) { 1 } else { 16 };
+/// Yields before the first park.
+const YIELD_ROUNDS: u32 = if cfg!(loom) { 0 } else { 16 };
+
+#[inline]
+fn pause() {
+    for _ in 0..PAUSES {
+        spin_loop();
+    }
+}
+
+#[inline]
+fn passed(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
+}
+
+/// Spins without ever giving up the core. Only for threads that have a core each.
+#[derive(Debug, Default)]
+pub struct Spin;
+
+impl Wait for Spin {
+    #[inline]
+    fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
+        loop {
+            if ready() {
+                return true;
+            }
+            if passed(deadline) {
+                return false;
+            }
+            pause();
+        }
+    }
+
+    #[inline(always)]
+    fn notify(&self) {}
+}
+
+/// Spins for a moment, then yields the core between looks.
+#[derive(Debug, Default)]
+pub struct SpinYield;
+
+impl Wait for SpinYield {
+    #[inline]
+    fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
+        let mut round = 0;
+        loop {
+            if ready() {
+                return true;
+            }
+            if passed(deadline) {
+                return false;
+            }
+            if round < SPIN_ROUNDS {
+                round += 1;
+                pause();
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn notify(&self) {}
+}
+
+/// Spins, yields, then sleeps until it is woken. Costs the other side one fence and one load per publish or release.
+#[derive(Debug, Default)]
+pub struct Park {
+    event: EventCount,
+}
+
+impl Wait for Park {
+    fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
+        for round in 0..SPIN_ROUNDS + YIELD_ROUNDS {
+            if ready() {
+                return true;
+            }
+            if passed(deadline) {
+                return false;
+            }
+            if round < SPIN_ROUNDS {
+                pause();
+            } else {
+                thread::yield_now();
+            }
+        }
+        loop {
+            let key = self.event.prepare();
+            if ready() {
+                return true;
+            }
+            let timeout = match deadline {
+                None => None,
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => return false,
+                },
+            };
+            self.event.wait(key, timeout);
+        }
+    }
+
+    #[inline]
+    fn notify(&self) {
+        self.event.notify_all();
+    }
+}
+
+/// Lets threads sleep until something changes that is not guarded by a lock, without losing a wake-up.
+///
+/// The waiter calls [`prepare`](Self::prepare), looks once more whether there is something to do, and then either
+/// [`cancel`](Self::cancel)s or [`wait`](Self::wait)s. The other side changes what the waiter looks at and calls
+/// [`notify_all`](Self::notify_all), which costs a fence and a load while nobody waits. Either the waiter's look sees
+/// the change or the notifier sees the waiter: between the two stands a sequentially consistent fence on both sides.
+#[derive(Debug, Default)]
+pub struct EventCount {
+    /// Threads between `prepare` and the end of `wait` or `cancel`.
+    waiters: AtomicUsize,
+    /// Counts notifications that found a waiter.
+    epoch: AtomicU64,
+    sleepers: Mutex<Vec<thread::Thread>>,
+}
+
+/// A registration with an [`EventCount`]. Dropping it is the same as [`EventCount::cancel`].
+#[derive(Debug)]
+#[must_use = "a key registers a waiter: wait with it, or cancel it"]
+pub struct Key<'a> {
+    event: &'a EventCount,
+    epoch: u64,
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        self.event.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl EventCount {
+    /// An event count nobody waits on.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers the calling thread as a waiter. Look at the condition after this and before [`wait`](Self::wait).
+    pub fn prepare(&self) -> Key<'_> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release increment in `notify_all`: whoever finds the new epoch here also
+        // finds what was changed before it.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look sees the change made
+        // before that fence, or the notifier's load of `waiters` sees this registration.
+        fence(Ordering::SeqCst);
+        Key { event: self, epoch }
+    }
+
+    /// Takes the registration back: there is something to do after all.
+    pub fn cancel(&self, key: Key<'_>) {
+        drop(key);
+    }
+
+    /// Sleeps until a notification that came after `key` was prepared, or `timeout`; false after the timeout.
+    ///
+    /// May also return true for no reason (after a stray [`unpark`](std::thread::Thread::unpark) of the thread), so look again.
+    pub fn wait(&self, key: Key<'_>, timeout: Option<Duration>) -> bool {
+        assert!(std::ptr::eq(self, key.event), "a key belongs to the event count that made it");
+        {
+            let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
+            // The epoch moves under this lock only, so a notification is either seen here or finds us in the list.
+            if self.epoch.load(Ordering::Relaxed) != key.epoch {
+                return true;
+            }
+            sleepers.push(thread::current());
+        }
+        let woken = match timeout {
+            None => {
+                thread::park();
+                true
+            }
+            Some(timeout) => park_timeout(timeout),
+        };
+        // ORDERING: Acquire, pairs with the Release increment in `notify_all`.
+        if self.epoch.load(Ordering::Acquire) != key.epoch {
+            return true;
+        }
+        // Not notified: nobody took us off the list.
+        let me = thread::current().id();
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(index) = sleepers.iter().position(|thread| thread.id() == me) {
+            sleepers.swap_remove(index);
+        }
+        woken || self.epoch.load(Ordering::Relaxed) != key.epoch
+    }
+
+    /// Wakes every thread that prepared before this call. Call it after changing what they look at.
+    #[inline]
+    pub fn notify_all(&self) {
+        // ORDERING: SeqCst fence, pairs with the one in `prepare`.
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        let woken = {
+            let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
+            // ORDERING: Release, pairs with the Acquire loads in `prepare` and `wait`.
+            self.epoch.fetch_add(1, Ordering::Release);
+            std::mem::take(&mut *sleepers)
+        };
+        for thread in woken {
+            thread.unpark();
+        }
+    }
+
+    /// How many threads wait or are about to.
+    pub fn waiters(&self) -> usize {
+        self.waiters.load(Ordering::Relaxed)
+    }
+}
+
+/// Parks; false when the time is up.
+#[cfg(not(loom))]
+fn park_timeout(timeout: Duration) -> bool {
+    let start = Instant::now();
+    thread::park_timeout(timeout);
+    start.elapsed() < timeout
+}
+
+/// loom knows no time.
+#[cfg(loom)]
+fn park_timeout(_timeout: Duration) -> bool {
+    thread::yield_now();
+    false
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    #[test]
+    fn a_notification_after_prepare_is_never_lost() {
+        let event = Arc::new(EventCount::new());
+        let flag = Arc::new(AtomicBool::new(false));
+        let waiter = {
+            let (event, flag) = (event.clone(), flag.clone());
+            std::thread::spawn(move || {
+                while !flag.load(Ordering::Acquire) {
+                    let key = event.prepare();
+                    if flag.load(Ordering::Acquire) {
+                        event.cancel(key);
+                        break;
+                    }
+                    event.wait(key, None);
+                }
+            })
+        };
+        std::thread::sleep(Duration::from_millis(5));
+        flag.store(true, Ordering::Release);
+        event.notify_all();
+        waiter.join().unwrap();
+        assert_eq!(event.waiters(), 0);
+    }
+
+    #[test]
+    fn waiting_with_a_timeout_ends_and_leaves_the_list() {
+        let event = EventCount::new();
+        let key = event.prepare();
+        assert!(!event.wait(key, Some(Duration::from_millis(2))));
+        assert_eq!(event.waiters(), 0);
+        assert!(event.sleepers.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_notification_between_prepare_and_wait_makes_wait_return_at_once() {
+        let event = EventCount::new();
+        let key = event.prepare();
+        event.notify_all();
+        assert!(event.wait(key, None));
+    }
+}

@@ -1,0 +1,504 @@
+//! Small models of the lock-free parts, under every interleaving and every outcome the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p dominoes --test loom --release`. The models run the code as shipped,
+//! fences included; loom is shown each slot access, so a slot that is written while somebody may read it fails a model
+//! even if the bytes come out right. Every model says what it would catch.
+#![cfg(loom)]
+
+use dominoes::{BatchError, EventCount, NoBatch, Park, Publisher, Role, Spin, Subscription, TryPublishError, Verdicts, Wait};
+use loom::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// Channels under loom, with payloads that have no destructor unless said otherwise.
+fn channel<T: Send + Sync>(capacity: usize) -> (Publisher<T, Spin>, dominoes::Log<T, Spin>) {
+    dominoes::channel(capacity)
+}
+
+/// All interleavings with at most `preemptions` involuntary switches: enough for each of the races named here, and finite.
+fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(f);
+}
+
+/// Reads to the end.
+fn drain<T: Clone + Send + Sync, W: Wait>(mut subscription: Subscription<T, W>) -> Vec<T> {
+    let mut seen = Vec::new();
+    let mut expected = subscription.position();
+    while let Some(batch) = subscription.next_batch() {
+        for (seq, entry) in &batch {
+            assert_eq!(seq, expected);
+            expected += 1;
+            seen.push(entry.clone());
+        }
+    }
+    seen
+}
+
+/// Catches: an entry read before it is published or after its slot is reused (a missing Release or Acquire on `published` or on the cursor);
+/// an end of channel seen before the last entry.
+#[test]
+fn one_publisher_one_subscriber_around_the_ring() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let subscription = log.subscribe().unwrap();
+        let reader = thread::spawn(move || drain(subscription));
+        for n in 0..3 {
+            publisher.publish(n).unwrap();
+        }
+        drop(publisher);
+        assert_eq!(reader.join().unwrap(), [0, 1, 2]);
+    });
+}
+
+/// Catches: two publishers in one slot; an entry shown before it is written; different orders in different subscribers.
+#[test]
+fn two_publishers_one_subscriber() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let mut second = publisher.clone();
+        let subscription = log.subscribe().unwrap();
+        let writer = thread::spawn(move || {
+            second.publish(10).unwrap();
+        });
+        let reader = thread::spawn(move || drain(subscription));
+        publisher.publish(20).unwrap();
+        publisher.publish(21).unwrap();
+        drop(publisher);
+        writer.join().unwrap();
+        let seen = reader.join().unwrap();
+        assert!([[10, 20, 21], [20, 10, 21], [20, 21, 10]].contains(&seen.try_into().unwrap()));
+    });
+}
+
+/// Catches: one subscriber's cursor freeing a slot that another still reads.
+#[test]
+fn one_publisher_two_subscribers() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let subscription = log.subscribe().unwrap();
+                thread::spawn(move || drain(subscription))
+            })
+            .collect();
+        publisher.publish(1).unwrap();
+        publisher.publish(2).unwrap();
+        drop(publisher);
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), [1, 2]);
+        }
+    });
+}
+
+/// Catches: an entry missed or read twice, or a stale lap byte believed, when one publisher becomes two and then one again.
+#[test]
+fn alone_then_shared_then_alone() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let subscription = log.subscribe().unwrap();
+        let reader = thread::spawn(move || drain(subscription));
+        publisher.publish(0).unwrap();
+        let mut second = publisher.clone();
+        let writer = thread::spawn(move || {
+            second.publish(10).unwrap();
+        });
+        publisher.publish(1).unwrap();
+        writer.join().unwrap();
+        publisher.publish(2).unwrap();
+        drop(publisher);
+        let seen = reader.join().unwrap();
+        assert!(seen == [0, 10, 1, 2] || seen == [0, 1, 10, 2], "{seen:?}");
+    });
+}
+
+/// Catches: a publisher that takes itself for alone while another's claim is not shown yet.
+#[test]
+fn the_survivor_takes_over_while_the_other_leaves() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let mut second = publisher.clone();
+        let subscription = log.subscribe().unwrap();
+        let writer = thread::spawn(move || {
+            second.publish(10).unwrap();
+            drop(second);
+        });
+        publisher.publish(1).unwrap();
+        let reader = thread::spawn(move || drain(subscription));
+        publisher.publish(2).unwrap();
+        drop(publisher);
+        writer.join().unwrap();
+        let mut seen = reader.join().unwrap();
+        seen.retain(|n| *n != 10);
+        assert_eq!(seen, [1, 2]);
+    });
+}
+
+/// Catches: a publisher whose limit was computed before the join overwriting what the new subscription is to read; a start in the past; a
+/// gap after the start.
+#[test]
+fn subscribing_against_a_publisher_that_is_alone() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let writer = thread::spawn(move || {
+            for n in 0..3 {
+                publisher.publish(n).unwrap();
+            }
+        });
+        let subscription = log.subscribe().unwrap();
+        let from = subscription.position() as u32;
+        let seen = drain(subscription);
+        assert_eq!(seen, (from..3).collect::<Vec<_>>());
+        writer.join().unwrap();
+    });
+}
+
+/// Catches: the same, and a gate that read a running subscriber's cursor after the new one joined behind it.
+#[test]
+fn subscribing_while_another_subscription_runs_ahead() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let first = log.subscribe().unwrap();
+        let reader = thread::spawn(move || drain(first));
+        let writer = thread::spawn(move || {
+            for n in 0..2 {
+                publisher.publish(n).unwrap();
+            }
+        });
+        let second = log.subscribe().unwrap();
+        let from = second.position() as u32;
+        assert_eq!(drain(second), (from..2).collect::<Vec<_>>());
+        writer.join().unwrap();
+        assert_eq!(reader.join().unwrap(), [0, 1]);
+    });
+}
+
+/// Catches: two publishers a lap apart in one slot when nobody subscribes (claims bounded by the tail instead of by what is published).
+#[test]
+fn two_publishers_and_nobody_reads() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let mut second = publisher.clone();
+        let writer = thread::spawn(move || {
+            second.publish(10).unwrap();
+            second.publish(11).unwrap();
+        });
+        publisher.publish(20).unwrap();
+        publisher.publish(21).unwrap();
+        writer.join().unwrap();
+        drop(publisher);
+        assert_eq!(log.len(), 0);
+    });
+}
+
+/// Catches: subscribing while two publishers run with nobody reading; a lap byte of two laps ago believed.
+#[test]
+fn subscribing_against_two_publishers() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let mut second = publisher.clone();
+        let writer = thread::spawn(move || {
+            second.publish(10).unwrap();
+        });
+        let other = thread::spawn(move || {
+            publisher.publish(20).unwrap();
+            publisher.publish(21).unwrap();
+        });
+        let subscription = log.subscribe().unwrap();
+        let from = subscription.position() as usize;
+        assert_eq!(drain(subscription).len(), 3 - from);
+        writer.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// Catches: a fork whose cursor is missed while its parent's new cursor is counted.
+#[test]
+fn forking_against_a_publisher() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let mut parent = log.subscribe().unwrap();
+        let writer = thread::spawn(move || {
+            for n in 0..3 {
+                publisher.publish(n).unwrap();
+            }
+        });
+        drop(parent.next_batch());
+        let child = parent.fork().unwrap();
+        let reader = thread::spawn(move || drain(child));
+        assert_eq!(drain(parent), [1, 2]);
+        assert_eq!(reader.join().unwrap(), [1, 2]);
+        writer.join().unwrap();
+    });
+}
+
+/// Catches: a place used again by a fork behind its last user, with the last user's cursor counted for it.
+#[test]
+fn a_place_is_used_again_by_a_fork_behind_it() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let parent = log.subscribe().unwrap();
+        let mut fast = log.subscribe().unwrap();
+        publisher.publish(0).unwrap();
+        let writer = thread::spawn(move || {
+            for n in 1..4 {
+                publisher.publish(n).unwrap();
+            }
+        });
+        drop(fast.next_batch());
+        drop(fast);
+        let child = parent.fork().unwrap();
+        let reader = thread::spawn(move || drain(parent));
+        assert_eq!(drain(child), [0, 1, 2, 3]);
+        assert_eq!(reader.join().unwrap(), [0, 1, 2, 3]);
+        writer.join().unwrap();
+    });
+}
+
+/// Catches: a publisher that waits for ever for a subscription that left, or that reuses a slot while the leaver still reads.
+#[test]
+fn leaving_frees_a_full_publisher() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(1);
+        let mut subscription = log.subscribe().unwrap();
+        publisher.publish(0).unwrap();
+        let leaver = thread::spawn(move || {
+            subscription.poll();
+            assert_eq!(subscription.get(0), Some(&0));
+        });
+        publisher.publish(1).unwrap();
+        publisher.publish(2).unwrap();
+        leaver.join().unwrap();
+    });
+}
+
+/// Catches: an accepted entry that is never read because closing overtook it; an entry accepted after closing.
+#[test]
+fn closing_against_the_last_publish() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let mut second = publisher.clone();
+        let subscription = log.subscribe().unwrap();
+        let writer = thread::spawn(move || second.publish(1).is_ok());
+        let closer = thread::spawn(move || {
+            publisher.close();
+            assert!(matches!(publisher.try_publish(9), Err(TryPublishError::Closed(9))));
+        });
+        let seen = drain(subscription);
+        closer.join().unwrap();
+        let accepted = writer.join().unwrap();
+        assert_eq!(seen.len(), usize::from(accepted));
+    });
+}
+
+/// Catches: a subscriber that sleeps through a publish (missing fence between store and look on either side). loom reports the deadlock.
+#[test]
+fn a_parked_subscriber_is_woken() {
+    model(3, || {
+        let (mut publisher, log) = dominoes::channel::<u32, Park>(1);
+        let subscription = log.subscribe().unwrap();
+        let reader = thread::spawn(move || drain(subscription));
+        publisher.publish(1).unwrap();
+        drop(publisher);
+        assert_eq!(reader.join().unwrap(), [1]);
+    });
+}
+
+/// Catches: a publisher that sleeps through a release.
+#[test]
+fn a_parked_publisher_is_woken() {
+    model(2, || {
+        let (mut publisher, log) = dominoes::channel::<u32, Park>(1);
+        let mut subscription = log.subscribe().unwrap();
+        publisher.publish(1).unwrap();
+        let writer = thread::spawn(move || {
+            publisher.publish(2).unwrap();
+        });
+        drop(subscription.next_batch());
+        writer.join().unwrap();
+    });
+}
+
+/// Catches: a wake-up lost between the waiter's look and its sleep.
+#[test]
+fn an_event_count_loses_no_wake_up() {
+    model(3, || {
+        let shared = Arc::new((EventCount::new(), AtomicBool::new(false)));
+        let waiter = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (event, flag) = &*shared;
+                loop {
+                    let key = event.prepare();
+                    if flag.load(Ordering::Relaxed) {
+                        event.cancel(key);
+                        break;
+                    }
+                    event.wait(key, None);
+                }
+            })
+        };
+        shared.1.store(true, Ordering::Relaxed);
+        shared.0.notify_all();
+        waiter.join().unwrap();
+    });
+}
+
+/// A value that counts its drops.
+#[derive(Clone)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Catches: a value dropped twice or never, or dropped while a subscriber reads it, when a publisher that looks for room and a
+/// subscriber that leaves both want to drop.
+#[test]
+fn every_value_is_dropped_once() {
+    model(2, || {
+        let drops = Arc::new(AtomicUsize::new(0));
+        {
+            let (mut publisher, log) = channel::<Counted>(1);
+            let mut subscription = log.subscribe().unwrap();
+            let reader = thread::spawn(move || drop(subscription.next_batch()));
+            publisher.publish(Counted(drops.clone())).ok().unwrap();
+            publisher.publish(Counted(drops.clone())).ok().unwrap();
+            drop(publisher);
+            reader.join().unwrap();
+            drop(log);
+        }
+        assert_eq!(drops.load(Ordering::Relaxed), 2);
+    });
+}
+
+/// Catches: a batch that is torn apart by another publisher, or claimed beyond the limit.
+#[test]
+fn a_batch_is_published_whole() {
+    model(2, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let mut second = publisher.clone();
+        let subscription = log.subscribe().unwrap();
+        let writer = thread::spawn(move || {
+            second.publish_all([1, 2]).unwrap();
+        });
+        let reader = thread::spawn(move || drain(subscription));
+        match publisher.try_publish_slice(&[3, 4]) {
+            Ok(_) | Err(BatchError::Full(_)) => {}
+            Err(_) => panic!("nobody closes"),
+        }
+        drop(publisher);
+        writer.join().unwrap();
+        let seen = reader.join().unwrap();
+        assert!(seen == [1, 2] || seen == [1, 2, 3, 4] || seen == [3, 4, 1, 2], "{seen:?}");
+    });
+}
+
+/// Catches: a verdict seen without what was written before it.
+#[test]
+fn a_verdict_carries_what_was_written_before_it() {
+    model(3, || {
+        let shared = Arc::new((Verdicts::new(2), AtomicUsize::new(0)));
+        let setter = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.1.store(7, Ordering::Relaxed);
+                shared.0.set(1, 5);
+            })
+        };
+        if let Some(bits) = shared.0.get(1) {
+            assert_eq!((bits, shared.1.load(Ordering::Relaxed)), (5, 7));
+        }
+        setter.join().unwrap();
+        assert_eq!(shared.0.get(1), Some(5));
+        assert_eq!(shared.0.get(3), None);
+    });
+}
+
+/// Catches: a value taken back (and written again for the next lap) while a pin lends it; a pin that succeeds after taking back began.
+#[test]
+fn a_pin_keeps_its_chunk_from_being_taken_back() {
+    model(3, || {
+        let (mut stocker, frames) = dominoes::attachments::<u32>(2, 2);
+        stocker.put(0, 10).unwrap();
+        stocker.put(1, 11).unwrap();
+        let reader = {
+            let frames = frames.clone();
+            thread::spawn(move || {
+                if let Some(pin) = frames.pin(1) {
+                    assert_eq!(pin.get(1), Some(&11));
+                    assert_eq!(pin.get(3), None);
+                }
+            })
+        };
+        let worker = thread::spawn(move || frames.done(0, 2));
+        let mut back = Vec::new();
+        while !stocker.reclaim(&mut |seq, value| back.push((seq, value))) {
+            thread::yield_now();
+        }
+        assert_eq!(back, [(0, 10), (1, 11)]);
+        stocker.put(2, 12).unwrap();
+        stocker.put(3, 13).unwrap();
+        reader.join().unwrap();
+        worker.join().unwrap();
+    });
+}
+
+/// Catches: a value read by the pin before it is stocked.
+#[test]
+fn a_pin_sees_a_value_once_it_is_stocked() {
+    model(3, || {
+        let (mut stocker, frames) = dominoes::attachments::<u32>(2, 2);
+        let reader = thread::spawn(move || {
+            let pin = frames.pin(0).unwrap();
+            assert!(matches!(pin.get(0), None | Some(10)));
+        });
+        stocker.put(0, 10).unwrap();
+        reader.join().unwrap();
+    });
+}
+
+/// Catches: two holders of a role at a time, or the second not seeing what the first wrote.
+#[test]
+fn a_role_has_one_holder() {
+    model(3, || {
+        let role = Arc::new(Role::new(0));
+        let taken = Arc::new(AtomicUsize::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (role, taken) = (role.clone(), taken.clone());
+                thread::spawn(move || {
+                    if let Some(mut mine) = role.try_take() {
+                        *mine += 1;
+                        taken.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*role.try_take().unwrap(), taken.load(Ordering::Relaxed));
+    });
+}
+
+/// Catches: `try_next_batch` on an empty, open channel saying anything but empty.
+#[test]
+fn an_empty_channel_is_empty_until_closed() {
+    model(3, || {
+        let (publisher, log) = channel::<u32>(1);
+        let mut subscription = log.subscribe().unwrap();
+        let closer = thread::spawn(move || drop(publisher));
+        assert!(matches!(subscription.try_next_batch().err().unwrap(), NoBatch::Empty | NoBatch::Closed));
+        closer.join().unwrap();
+        assert_eq!(subscription.try_next_batch().err().unwrap(), NoBatch::Closed);
+    });
+}

@@ -1,0 +1,137 @@
+//! Waiting on a file descriptor, with a waker beside it.
+
+use crate::{Waker, sys};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// One thread waits for a device's descriptor, others may wake it.
+#[derive(Debug)]
+pub(crate) struct FdEvent {
+    shared: Arc<Shared>,
+    wakes: u64,
+}
+
+/// A waker raises `woken` and then looks at `waiting`; the waiter raises `waiting` and then looks at `woken`. As all
+/// four are sequentially consistent, at least one sees the other: either the waiter does not sleep, or the waker writes
+/// to the descriptor that it sleeps on.
+#[derive(Debug)]
+struct Shared {
+    woken: AtomicBool,
+    waiting: AtomicBool,
+    event: OwnedFd,
+}
+
+impl FdEvent {
+    pub(crate) fn new() -> io::Result<Self> {
+        let event = sys::eventfd()?;
+        let shared = Shared {
+            woken: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            event,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            wakes: 0,
+        })
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        let shared = Arc::clone(&self.shared);
+        Waker::new(move || {
+            if !shared.woken.swap(true, SeqCst) && shared.waiting.load(SeqCst) {
+                sys::signal(shared.event.as_fd());
+            }
+        })
+    }
+
+    /// How many waits a wake has ended.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes
+    }
+
+    /// Waits until `device` has something to read or an error, a waker was used, or the time is over. Returns whether
+    /// the device reports an error.
+    pub(crate) fn wait(
+        &mut self,
+        device: BorrowedFd<'_>,
+        timeout: Option<Duration>,
+    ) -> io::Result<bool> {
+        let shared = &*self.shared;
+        shared.waiting.store(true, SeqCst);
+        let ready = if shared.woken.load(SeqCst) {
+            Ok(sys::Ready::default())
+        } else {
+            sys::wait_readable(device, shared.event.as_fd(), timeout)
+        };
+        shared.waiting.store(false, SeqCst);
+        // A waker that saw the flag in time may write later than this; the next wait then returns for no reason.
+        if shared.woken.swap(false, SeqCst) {
+            self.wakes += 1;
+        }
+        let ready = ready?;
+        if ready.event {
+            sys::clear(shared.event.as_fd());
+        }
+        Ok(ready.device_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_wake_before_the_wait_is_kept_and_used_once() {
+        let mut event = FdEvent::new().unwrap();
+        let silent = sys::eventfd().unwrap();
+        let waker = event.waker();
+        waker.wake();
+        waker.wake();
+        assert!(!event.wait(silent.as_fd(), None).unwrap());
+        assert_eq!(event.wakes(), 1);
+        event
+            .wait(silent.as_fd(), Some(Duration::from_millis(1)))
+            .unwrap();
+        assert_eq!(event.wakes(), 1);
+    }
+
+    #[test]
+    fn every_wake_reaches_a_waiter_that_sleeps() {
+        let silent = sys::eventfd().unwrap();
+        let [mut there, mut back] = [FdEvent::new().unwrap(), FdEvent::new().unwrap()];
+        let (wake_there, wake_back) = (there.waker(), back.waker());
+        let woken = |event: &mut FdEvent| {
+            let before = event.wakes();
+            while event.wakes() == before {
+                event.wait(silent.as_fd(), None).unwrap();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..1_000 {
+                    woken(&mut there);
+                    wake_back.wake();
+                }
+            });
+            for _ in 0..1_000 {
+                wake_there.wake();
+                woken(&mut back);
+            }
+        });
+        assert_eq!(back.wakes(), 1_000);
+    }
+
+    #[test]
+    fn a_readable_device_ends_the_wait() {
+        let mut event = FdEvent::new().unwrap();
+        let device = sys::eventfd().unwrap();
+        sys::signal(device.as_fd());
+        event.wait(device.as_fd(), None).unwrap();
+        assert_eq!(event.wakes(), 0);
+    }
+}

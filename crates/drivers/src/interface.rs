@@ -1,0 +1,76 @@
+//! Names and Ethernet addresses of interfaces.
+
+use crate::DeviceError;
+
+/// Longest name of an interface, in bytes.
+const MAX_NAME_LEN: usize = 15;
+
+/// Checks what the kernel would refuse with less to say, or understand otherwise than meant.
+pub(crate) fn check_name(name: &str) -> Result<(), DeviceError> {
+    let reason = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > MAX_NAME_LEN {
+        "it is longer than 15 bytes"
+    } else if name == "." || name == ".." {
+        "it is a directory"
+    } else if name.contains('%') {
+        "a percent sign stands for a number that the kernel chooses"
+    } else if name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+        "it has a slash, a colon or a blank in it"
+    } else {
+        return Ok(());
+    };
+    Err(DeviceError::BadName {
+        interface: name.to_owned(),
+        reason,
+    })
+}
+
+/// A locally administered unicast address that belongs to the name, the same each time.
+pub(crate) fn local_mac(name: &str) -> [u8; 6] {
+    // FNV-1a, 64 bits.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mut mac = [0; 6];
+    mac.copy_from_slice(&hash.to_be_bytes()[2..]);
+    mac[0] = (mac[0] & !0x01) | 0x02;
+    mac
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_before_the_kernel_sees_them() {
+        for good in ["eth0", "a", "veth-12345678-a", "ens3.100"] {
+            assert_eq!(check_name(good), Ok(()));
+        }
+        for bad in [
+            "",
+            "sixteen-bytes-xx",
+            "a/b",
+            "a b",
+            "a:1",
+            "tap%d",
+            ".",
+            "..",
+            "a\0",
+        ] {
+            assert!(
+                matches!(check_name(bad), Err(DeviceError::BadName { .. })),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_made_up_address_is_local_unicast_and_belongs_to_the_name() {
+        for name in ["tap0", "tap1", "veth0", ""] {
+            assert_eq!(local_mac(name)[0] & 0x03, 0x02);
+        }
+        assert_eq!(local_mac("tap0"), local_mac("tap0"));
+        assert_ne!(local_mac("tap0"), local_mac("tap1"));
+    }
+}

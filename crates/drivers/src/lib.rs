@@ -1,0 +1,328 @@
+//! Network devices that hand over frames: in memory, TAP, AF_PACKET.
+//!
+//! A [`Device`] splits into a half that receives and a half that sends, each for one thread at a time. Both work in
+//! batches, never block (but for [`DeviceRx::wait`]), and carry merged frames of up to 64 KB with their checksum and
+//! segmentation state, which is worth more than any other single thing a device can do.
+//!
+//! | device | what it is | needs |
+//! |---|---|---|
+//! | [`memory::pair`] | two devices joined in memory, with a seeded bad wire on request | nothing |
+//! | [`memory::scripted`] | a device whose far side is the test itself | nothing |
+//! | [`tap::Tap`] | the far end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
+//! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
+//!
+//! Devices know frames, not protocols. What is documented here holds for every device:
+//!
+//! - Frames arrive and leave with their Ethernet header and without frame check sequence.
+//! - [`DeviceRx::claim`] and [`DeviceTx::transmit`] keep the order of the medium.
+//! - A frame that can never be sent (too long, or asking for what [`Capabilities`] does not offer) is dropped and
+//!   counted, since offering it again could not help.
+//! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or [`TxStats`].
+//!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_drivers::{Device, TxFrame};
+//!
+//! let (left, right) = memory::pair(MemoryConfig::default());
+//! let (_, mut tx) = Box::new(left).split();
+//! let (mut rx, _) = Box::new(right).split();
+//!
+//! let ethernet = [0xff; 60];
+//! assert_eq!(tx.transmit(&[TxFrame::new(&ethernet)])?, 1);
+//!
+//! let mut frames = Vec::new();
+//! assert_eq!(rx.claim(32, &mut frames)?, 1);
+//! assert_eq!(frames[0].bytes(), ethernet);
+//! rx.release(&mut frames);
+//! # Ok::<(), dominoes_drivers::DeviceError>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+pub mod memory;
+
+#[cfg(target_os = "linux")]
+pub mod af_packet;
+#[cfg(target_os = "linux")]
+pub mod tap;
+
+mod error;
+#[cfg(target_os = "linux")]
+mod fd_event;
+mod frame;
+#[cfg(target_os = "linux")]
+mod interface;
+#[cfg(target_os = "linux")]
+mod pool;
+#[cfg(target_os = "linux")]
+mod sys;
+#[cfg(target_os = "linux")]
+mod vnet;
+mod waker;
+
+pub use error::DeviceError;
+pub use frame::{
+    ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
+    VLAN_TAG_LEN, complete_checksum,
+};
+pub use waker::Waker;
+
+use std::time::Duration;
+
+/// A network interface with one receive and one transmit side.
+pub trait Device: Send {
+    /// What the device can do. Fixed once it is open.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The Ethernet address that frames for us carry as destination.
+    fn mac(&self) -> [u8; 6];
+
+    /// Divides the device into its two halves, each for one thread at a time.
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
+}
+
+/// The half of a device that receives.
+pub trait DeviceRx: Send {
+    /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never blocks.
+    ///
+    /// Frames that the device cannot deliver whole are dropped and counted.
+    ///
+    /// # Errors
+    /// Only when the device is down or gone, and only when no frame was appended.
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError>;
+
+    /// Gives frames back for reuse, in the order they were claimed, and empties `frames`. Frames of another origin
+    /// are freed.
+    fn release(&mut self, frames: &mut Vec<Frame>);
+
+    /// Blocks until a frame may be there, the [`Waker`] was used, or `timeout` is over (`None`: never). It may
+    /// return for no reason at all.
+    ///
+    /// # Errors
+    /// When the device is down or gone. Each change is reported once, here or by [`claim`](Self::claim); a device
+    /// that is gone goes on reporting it.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
+
+    /// A handle that ends a [`wait`](Self::wait) from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Counts since the device was opened.
+    fn stats(&self) -> RxStats;
+}
+
+/// The half of a device that sends.
+pub trait DeviceTx: Send {
+    /// Sends frames in order. `Ok(n)`: the first `n` were taken; if that is fewer than offered, the device is busy
+    /// and the others are to be offered again later. Never blocks.
+    ///
+    /// A frame that can never be sent (see [`Capabilities::admits`]) is counted as dropped and counts as taken.
+    ///
+    /// # Errors
+    /// Only when the device is down or gone, and only when no frame was taken.
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError>;
+
+    /// Counts since the device was opened.
+    fn stats(&self) -> TxStats;
+}
+
+/// What a device can do, and how it is best used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The interface, for messages.
+    pub name: String,
+    /// Longest IP packet the link carries, in bytes; Ethernet header and VLAN tag come on top.
+    pub mtu: usize,
+    /// What received frames say about their transport checksum.
+    pub rx_checksum: RxChecksumSupport,
+    /// Whether the device finishes a [`TxChecksum::Partial`].
+    pub tx_checksum: bool,
+    /// Longest frame, headers included, that the device divides into TCP segments over IPv4; 0: none.
+    pub tso4_max_bytes: usize,
+    /// Longest frame, headers included, that the device divides into UDP datagrams; 0: none.
+    pub uso_max_bytes: usize,
+    /// Longest frame, headers included, that may be received; well above the MTU where the device merges.
+    pub rx_max_frame: usize,
+    /// The largest batch, in frames, that is worth claiming or transmitting at once.
+    pub max_batch: usize,
+    /// Delay that the device adds on purpose (timers, coalescing) before a frame can be claimed.
+    pub added_latency: Duration,
+}
+
+/// What received frames say about their transport checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RxChecksumSupport {
+    /// Nothing: every frame is [`RxChecksum::Verify`].
+    #[default]
+    None,
+    /// It differs from frame to frame.
+    PerFrame,
+    /// Every frame is vouched for.
+    Always,
+}
+
+impl Capabilities {
+    /// A plain Ethernet device called `name`: MTU 1500, no offloads, batches of 32.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            mtu: 1500,
+            rx_checksum: RxChecksumSupport::None,
+            tx_checksum: false,
+            tso4_max_bytes: 0,
+            uso_max_bytes: 0,
+            rx_max_frame: 1500 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN,
+            max_batch: 32,
+            added_latency: Duration::ZERO,
+        }
+    }
+
+    /// Whether the device can send this frame at all. It holds an Ethernet header; a plain frame is no longer than
+    /// the link carries; a partial checksum, and segmentation with it, are offered by the device and lie inside the
+    /// frame.
+    #[inline]
+    pub fn admits(&self, frame: &TxFrame<'_>) -> bool {
+        let len = frame.len();
+        let checksum_fits = match frame.meta.checksum {
+            TxChecksum::Done => frame.meta.gso.is_none(),
+            TxChecksum::Partial { start, offset } => {
+                self.tx_checksum && usize::from(start) + usize::from(offset) + 2 <= len
+            }
+        };
+        let longest = match frame.meta.gso {
+            None => {
+                let tagged = matches!(frame.head.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]));
+                self.mtu + ETHERNET_HEADER_LEN + if tagged { VLAN_TAG_LEN } else { 0 }
+            }
+            Some(Gso { size: 0, .. }) => 0,
+            Some(gso) if usize::from(gso.header_len) > len => 0,
+            Some(gso) => match gso.kind {
+                GsoKind::Tcp4 => self.tso4_max_bytes,
+                GsoKind::Tcp6 => 0,
+                GsoKind::Udp => self.uso_max_bytes,
+            },
+        };
+        checksum_fits && frame.head.len() >= ETHERNET_HEADER_LEN && len <= longest
+    }
+}
+
+/// Counts of a [`DeviceRx`] since the device was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RxStats {
+    /// Frames claimed. A merged frame counts once.
+    pub frames: u64,
+    /// Bytes of these frames, Ethernet headers included.
+    pub bytes: u64,
+    /// Frames that reached the interface but not us: no room in a queue, or an injected loss.
+    pub dropped: u64,
+    /// Frames dropped because they were longer than a buffer, or made no sense.
+    pub truncated: u64,
+    /// How often the pool had no buffer ready and made a new one.
+    pub pool_exhausted: u64,
+    /// How often `wait` was ended by a [`Waker`].
+    pub wakes: u64,
+}
+
+/// Counts of a [`DeviceTx`] since the device was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TxStats {
+    /// Frames handed to the medium. A frame to be divided counts once.
+    pub frames: u64,
+    /// Bytes of these frames, Ethernet headers included.
+    pub bytes: u64,
+    /// Frames that could never be sent, or had no receiver.
+    pub dropped: u64,
+    /// How often `transmit` took fewer frames than offered.
+    pub busy: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partial() -> TxMeta {
+        TxMeta {
+            checksum: TxChecksum::Partial {
+                start: 34,
+                offset: 16,
+            },
+            gso: None,
+        }
+    }
+
+    #[test]
+    fn a_plain_frame_may_be_as_long_as_the_link_allows() {
+        let caps = Capabilities::new("x");
+        let bytes = [0; 1600];
+        assert!(caps.admits(&TxFrame::new(&bytes[..1514])));
+        assert!(!caps.admits(&TxFrame::new(&bytes[..1515])));
+        assert!(
+            !caps.admits(&TxFrame::new(&bytes[..13])),
+            "shorter than an Ethernet header"
+        );
+        let mut tagged = bytes;
+        tagged[12] = 0x81;
+        assert!(caps.admits(&TxFrame::new(&tagged[..1518])));
+    }
+
+    #[test]
+    fn only_what_the_device_offers_is_admitted() {
+        let bytes = [0; 9000];
+        let mut caps = Capabilities::new("x");
+        let gso = |kind| {
+            Some(Gso {
+                kind,
+                size: 1448,
+                header_len: 54,
+            })
+        };
+        let short = TxFrame {
+            head: &bytes[..100],
+            payload: &[],
+            meta: partial(),
+        };
+        let long = TxFrame {
+            head: &bytes,
+            payload: &[],
+            meta: TxMeta {
+                gso: gso(GsoKind::Tcp4),
+                ..partial()
+            },
+        };
+        assert!(!caps.admits(&short) && !caps.admits(&long));
+        caps.tx_checksum = true;
+        assert!(caps.admits(&short) && !caps.admits(&long));
+        caps.tso4_max_bytes = 65_549;
+        assert!(caps.admits(&long));
+        let udp = TxFrame {
+            meta: TxMeta {
+                gso: gso(GsoKind::Udp),
+                ..partial()
+            },
+            ..long
+        };
+        assert!(!caps.admits(&udp));
+        let done = TxFrame {
+            meta: TxMeta {
+                gso: gso(GsoKind::Tcp4),
+                checksum: TxChecksum::Done,
+            },
+            ..long
+        };
+        assert!(!caps.admits(&done), "segments need checksums of their own");
+    }
+
+    #[test]
+    fn a_checksum_field_outside_the_frame_is_refused() {
+        let mut caps = Capabilities::new("x");
+        caps.tx_checksum = true;
+        let bytes = [0; 51];
+        assert!(!caps.admits(&TxFrame {
+            meta: partial(),
+            ..TxFrame::new(&bytes)
+        }));
+    }
+}

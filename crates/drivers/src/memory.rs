@@ -1,0 +1,526 @@
+//! Devices without hardware: two that are joined in memory, and one whose far side is a test.
+//!
+//! [`pair`] behaves as two network cards and a cable: each direction has a queue of limited depth, and a pool of
+//! receive buffers that are used in turn, so that a large pool passes through memory as a card's would. Sending
+//! copies the frame into a buffer of the receiver, as a card does by DMA; nothing is allocated and no system call is
+//! made unless somebody sleeps. [`Faults`] make the cable a bad one, the same way for the same seed.
+
+mod faults;
+mod manual;
+
+pub use faults::{FaultStats, Faults};
+pub use manual::{ManualDevice, Script, scripted, scripted_with};
+
+use crate::frame::zeroed;
+use crate::waker::Event;
+use crate::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
+    RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxStats, VLAN_TAG_LEN, Waker,
+};
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use faults::Wire;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+/// How a device in memory is built. Both devices of a pair are built alike.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MemoryConfig {
+    /// Longest IP packet, in bytes. Default 1500.
+    pub mtu: usize,
+    /// Frames that may be on their way in each direction; at least 1. Default 512.
+    pub queue_depth: usize,
+    /// Receive buffers of each device, in frames; at least 1. They are taken first in, first out, so a pool larger
+    /// than a cache really leaves it. Default 1024.
+    pub rx_pool: usize,
+    /// Whether the receiving device vouches for checksums, as a card with checksum offload does. Default: no.
+    pub rx_checksum_valid: bool,
+    /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`]. Default: no.
+    pub tx_checksum: bool,
+    /// Longest TCP frame to be divided, headers included; it arrives undivided. 0: none, the default; otherwise
+    /// implies `tx_checksum`. Receive buffers grow accordingly.
+    pub tso4_max_bytes: usize,
+    /// The same for UDP.
+    pub uso_max_bytes: usize,
+    /// Ethernet addresses of the two devices; by default locally administered ones that end in 1 and 2.
+    pub macs: [[u8; 6]; 2],
+    /// What goes wrong on the way to the first and to the second device. Default: nothing.
+    pub faults: [Faults; 2],
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            mtu: 1500,
+            queue_depth: 512,
+            rx_pool: 1024,
+            rx_checksum_valid: false,
+            tx_checksum: false,
+            tso4_max_bytes: 0,
+            uso_max_bytes: 0,
+            macs: [[0x02, 0, 0, 0, 0, 1], [0x02, 0, 0, 0, 0, 2]],
+            faults: [Faults::default(), Faults::default()],
+        }
+    }
+}
+
+impl MemoryConfig {
+    /// Sets [`mtu`](Self::mtu).
+    pub fn mtu(mut self, bytes: usize) -> Self {
+        self.mtu = bytes;
+        self
+    }
+
+    /// Sets [`queue_depth`](Self::queue_depth).
+    pub fn queue_depth(mut self, frames: usize) -> Self {
+        self.queue_depth = frames;
+        self
+    }
+
+    /// Sets [`rx_pool`](Self::rx_pool).
+    pub fn rx_pool(mut self, frames: usize) -> Self {
+        self.rx_pool = frames;
+        self
+    }
+
+    /// Sets [`rx_checksum_valid`](Self::rx_checksum_valid).
+    pub fn rx_checksum_valid(mut self, valid: bool) -> Self {
+        self.rx_checksum_valid = valid;
+        self
+    }
+
+    /// Sets [`tx_checksum`](Self::tx_checksum).
+    pub fn tx_checksum(mut self, offered: bool) -> Self {
+        self.tx_checksum = offered;
+        self
+    }
+
+    /// Sets [`tso4_max_bytes`](Self::tso4_max_bytes).
+    pub fn tso4_max_bytes(mut self, bytes: usize) -> Self {
+        self.tso4_max_bytes = bytes;
+        self
+    }
+
+    /// Sets [`uso_max_bytes`](Self::uso_max_bytes).
+    pub fn uso_max_bytes(mut self, bytes: usize) -> Self {
+        self.uso_max_bytes = bytes;
+        self
+    }
+
+    /// Sets [`macs`](Self::macs).
+    pub fn macs(mut self, first: [u8; 6], second: [u8; 6]) -> Self {
+        self.macs = [first, second];
+        self
+    }
+
+    /// The same [`faults`](Self::faults) in both directions, each with a seed of its own made from `faults.seed`.
+    pub fn faults(mut self, faults: Faults) -> Self {
+        self.faults = [
+            faults.clone(),
+            Faults {
+                seed: faults.seed ^ 0x5bf0_3635_dcd1_e6a3,
+                ..faults
+            },
+        ];
+        self
+    }
+
+    /// Sets what goes wrong on the way to the first device, and on the way to the second.
+    pub fn faults_each_way(mut self, to_first: Faults, to_second: Faults) -> Self {
+        self.faults = [to_first, to_second];
+        self
+    }
+
+    fn capabilities(&self, name: &str) -> Capabilities {
+        let mut caps = Capabilities::new(name);
+        caps.mtu = self.mtu;
+        caps.tx_checksum = self.tx_checksum || self.tso4_max_bytes > 0 || self.uso_max_bytes > 0;
+        caps.tso4_max_bytes = self.tso4_max_bytes;
+        caps.uso_max_bytes = self.uso_max_bytes;
+        caps.rx_max_frame = (self.mtu + ETHERNET_HEADER_LEN + VLAN_TAG_LEN)
+            .max(self.tso4_max_bytes)
+            .max(self.uso_max_bytes);
+        caps.rx_checksum = match (self.rx_checksum_valid, caps.tx_checksum) {
+            (true, _) => RxChecksumSupport::Always,
+            (false, true) => RxChecksumSupport::PerFrame,
+            (false, false) => RxChecksumSupport::None,
+        };
+        caps
+    }
+}
+
+/// Two devices joined in memory: what one transmits, the other claims.
+pub fn pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
+    let [first, second] = [
+        config.capabilities("memory0"),
+        config.capabilities("memory1"),
+    ];
+    let [to_first, to_second] = [0, 1].map(|_| Arc::new(Lane::new(&config, first.rx_max_frame)));
+    let device = |index: usize, caps: Capabilities, inbound: &Arc<Lane>, outbound: &Arc<Lane>| {
+        MemoryDevice {
+            mac: config.macs[index],
+            tx: MemoryTx {
+                caps: caps.clone(),
+                lane: Arc::clone(outbound),
+                rx_checksum: if config.rx_checksum_valid {
+                    RxChecksum::Valid
+                } else {
+                    RxChecksum::Verify
+                },
+                stats: TxStats::default(),
+            },
+            rx: MemoryRx::new(Arc::clone(inbound), config.faults[index].clone()),
+            caps,
+        }
+    };
+    (
+        device(0, first, &to_first, &to_second),
+        device(1, second, &to_second, &to_first),
+    )
+}
+
+/// One of two devices that are joined in memory; made by [`pair`].
+#[derive(Debug)]
+pub struct MemoryDevice {
+    caps: Capabilities,
+    mac: [u8; 6],
+    rx: MemoryRx,
+    tx: MemoryTx,
+}
+
+impl MemoryDevice {
+    /// [`Device::split`] with the halves' own types, for callers that want no virtual calls.
+    pub fn into_halves(self) -> (MemoryRx, MemoryTx) {
+        (self.rx, self.tx)
+    }
+}
+
+impl Device for MemoryDevice {
+    fn capabilities(&self) -> Capabilities {
+        self.caps.clone()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = self.into_halves();
+        (Box::new(rx), Box::new(tx))
+    }
+}
+
+/// One direction: frames that wait for the receiver, and buffers that wait for frames.
+#[derive(Debug)]
+struct Lane {
+    ready: ArrayQueue<Frame>,
+    free: ArrayQueue<Box<[u8]>>,
+    buffer_len: usize,
+    event: CachePadded<Event>,
+    pool_exhausted: AtomicU64,
+    receiver_gone: AtomicBool,
+}
+
+impl Lane {
+    fn new(config: &MemoryConfig, buffer_len: usize) -> Self {
+        let free = ArrayQueue::new(config.rx_pool.max(1));
+        while free.push(zeroed(buffer_len)).is_ok() {}
+        Self {
+            ready: ArrayQueue::new(config.queue_depth.max(1)),
+            free,
+            buffer_len,
+            event: CachePadded::default(),
+            pool_exhausted: AtomicU64::new(0),
+            receiver_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// The buffer that has been unused for longest.
+    #[inline]
+    fn buffer(&self) -> Box<[u8]> {
+        self.free.pop().unwrap_or_else(|| {
+            // ORDERING: Relaxed, a count that orders nothing.
+            self.pool_exhausted.fetch_add(1, Relaxed);
+            zeroed(self.buffer_len)
+        })
+    }
+
+    /// Takes a frame's buffer back, if it is one of ours and the pool has room.
+    #[inline]
+    fn recycle(&self, frame: Frame) {
+        let buffer = frame.into_buffer();
+        if buffer.len() == self.buffer_len {
+            let _ = self.free.push(buffer);
+        }
+    }
+}
+
+/// The receiving half of a [`MemoryDevice`].
+#[derive(Debug)]
+pub struct MemoryRx {
+    lane: Arc<Lane>,
+    wire: Option<Box<Wire>>,
+    stats: RxStats,
+}
+
+impl MemoryRx {
+    fn new(lane: Arc<Lane>, faults: Faults) -> Self {
+        let wire = (!faults.is_none()).then(|| Box::new(Wire::new(faults)));
+        Self {
+            lane,
+            wire,
+            stats: RxStats::default(),
+        }
+    }
+
+    /// What the wire has done so far to frames on their way here.
+    pub fn fault_stats(&self) -> FaultStats {
+        self.wire
+            .as_ref()
+            .map(|wire| wire.stats())
+            .unwrap_or_default()
+    }
+}
+
+impl DeviceRx for MemoryRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let before = out.len();
+        let lane = &*self.lane;
+        match &mut self.wire {
+            None => {
+                for _ in 0..max {
+                    let Some(frame) = lane.ready.pop() else { break };
+                    self.stats.bytes += frame.len() as u64;
+                    out.push(frame);
+                }
+            }
+            Some(wire) => {
+                for _ in 0..max {
+                    let next = wire.next(
+                        || lane.ready.pop(),
+                        || lane.buffer(),
+                        |lost| lane.recycle(lost),
+                    );
+                    let Some(frame) = next else { break };
+                    self.stats.bytes += frame.len() as u64;
+                    out.push(frame);
+                }
+            }
+        }
+        let claimed = out.len() - before;
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        for frame in frames.drain(..) {
+            self.lane.recycle(frame);
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let held_back = self.wire.as_ref().is_some_and(|wire| wire.holds_frames());
+        self.lane
+            .event
+            .wait(timeout, || held_back || !self.lane.ready.is_empty());
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        let lane = Arc::clone(&self.lane);
+        Waker::new(move || lane.event.wake())
+    }
+
+    fn stats(&self) -> RxStats {
+        RxStats {
+            dropped: self.fault_stats().lost,
+            pool_exhausted: self.lane.pool_exhausted.load(Relaxed),
+            wakes: self.lane.event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+impl Drop for MemoryRx {
+    fn drop(&mut self) {
+        self.lane.receiver_gone.store(true, Relaxed);
+    }
+}
+
+/// The sending half of a [`MemoryDevice`].
+#[derive(Debug)]
+pub struct MemoryTx {
+    caps: Capabilities,
+    lane: Arc<Lane>,
+    /// What the other end says about a complete checksum.
+    rx_checksum: RxChecksum,
+    stats: TxStats,
+}
+
+impl DeviceTx for MemoryTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let lane = &*self.lane;
+        if lane.receiver_gone.load(Relaxed) {
+            self.stats.dropped += frames.len() as u64;
+            return Ok(frames.len());
+        }
+        let mut taken = 0;
+        let mut sent = 0;
+        for frame in frames {
+            if !self.caps.admits(frame) {
+                self.stats.dropped += 1;
+                taken += 1;
+                continue;
+            }
+            // Nobody else pushes, so a queue with room keeps it.
+            if lane.ready.is_full() {
+                self.stats.busy += 1;
+                break;
+            }
+            let mut buffer = lane.buffer();
+            frame.copy_to(&mut buffer);
+            let checksum = match frame.meta.checksum {
+                TxChecksum::Done => self.rx_checksum,
+                TxChecksum::Partial { start, offset } => RxChecksum::Partial { start, offset },
+            };
+            let meta = RxMeta {
+                checksum,
+                gso: frame.meta.gso,
+            };
+            let pushed = lane
+                .ready
+                .push(Frame::from_buffer(buffer, 0, frame.len(), meta));
+            debug_assert!(
+                pushed.is_ok(),
+                "a queue with one sender filled up by itself"
+            );
+            self.stats.bytes += frame.len() as u64;
+            sent += 1;
+            taken += 1;
+        }
+        self.stats.frames += sent;
+        if sent > 0 {
+            lane.event.notify();
+        }
+        Ok(taken)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gso, GsoKind, TxMeta};
+
+    fn frame(number: u8) -> [u8; 60] {
+        [number; 60]
+    }
+
+    fn halves(config: MemoryConfig) -> (MemoryTx, MemoryRx) {
+        let (first, second) = pair(config);
+        (first.into_halves().1, second.into_halves().0)
+    }
+
+    #[test]
+    fn a_full_queue_takes_fewer_and_the_rest_later() {
+        let (mut tx, mut rx) = halves(MemoryConfig::default().queue_depth(2));
+        let bytes = [frame(1), frame(2), frame(3)];
+        let frames = bytes.each_ref().map(|bytes| TxFrame::new(bytes));
+        assert_eq!(tx.transmit(&frames), Ok(2));
+        assert_eq!(tx.stats().busy, 1);
+        let mut got = Vec::new();
+        assert_eq!(rx.claim(10, &mut got), Ok(2));
+        assert_eq!(tx.transmit(&frames[2..]), Ok(1));
+        assert_eq!(rx.claim(10, &mut got), Ok(1));
+        assert_eq!(
+            got.iter().map(|frame| frame[0]).collect::<Vec<_>>(),
+            [1, 2, 3]
+        );
+    }
+
+    #[test]
+    fn buffers_come_back_in_turn_and_dropped_ones_are_replaced() {
+        let (mut tx, mut rx) = halves(MemoryConfig::default().rx_pool(2));
+        let bytes = frame(7);
+        let mut got = Vec::new();
+        let mut addresses = Vec::new();
+        for _ in 0..6 {
+            tx.transmit(&[TxFrame::new(&bytes)]).unwrap();
+            rx.claim(1, &mut got).unwrap();
+            addresses.push(got[0].bytes().as_ptr() as usize);
+            rx.release(&mut got);
+        }
+        assert_ne!(addresses[0], addresses[1]);
+        assert_eq!(addresses[..2], addresses[2..4]);
+        assert_eq!(addresses[..2], addresses[4..]);
+        assert_eq!(rx.stats().pool_exhausted, 0);
+        for _ in 0..3 {
+            tx.transmit(&[TxFrame::new(&bytes)]).unwrap();
+            rx.claim(1, &mut got).unwrap();
+            got.clear();
+        }
+        assert_eq!(rx.stats().pool_exhausted, 1);
+        assert_eq!(rx.stats().frames, 9);
+    }
+
+    #[test]
+    fn merged_frames_pass_with_their_metadata() {
+        let (mut tx, mut rx) = halves(MemoryConfig::default().tso4_max_bytes(65_549));
+        let meta = TxMeta {
+            checksum: TxChecksum::Partial {
+                start: 34,
+                offset: 16,
+            },
+            gso: Some(Gso {
+                kind: GsoKind::Tcp4,
+                size: 1448,
+                header_len: 66,
+            }),
+        };
+        let payload = vec![5; 65_000];
+        assert_eq!(
+            tx.transmit(&[TxFrame {
+                head: &[1; 66],
+                payload: &payload,
+                meta
+            }]),
+            Ok(1)
+        );
+        let mut got = Vec::new();
+        rx.claim(1, &mut got).unwrap();
+        assert_eq!(got[0].len(), 65_066);
+        assert_eq!((got[0][65], got[0][66]), (1, 5));
+        assert_eq!(got[0].meta.gso, meta.gso);
+        assert_eq!(
+            got[0].meta.checksum,
+            RxChecksum::Partial {
+                start: 34,
+                offset: 16
+            }
+        );
+    }
+
+    #[test]
+    fn a_receiver_that_vouches_says_so() {
+        let (mut tx, mut rx) = halves(MemoryConfig::default().rx_checksum_valid(true));
+        tx.transmit(&[TxFrame::new(&frame(1))]).unwrap();
+        let mut got = Vec::new();
+        rx.claim(1, &mut got).unwrap();
+        assert_eq!(got[0].meta.checksum, RxChecksum::Valid);
+    }
+
+    #[test]
+    fn frames_to_a_receiver_that_is_gone_are_dropped() {
+        let (mut tx, rx) = halves(MemoryConfig::default().queue_depth(1));
+        drop(rx);
+        let bytes = frame(1);
+        assert_eq!(tx.transmit(&[TxFrame::new(&bytes); 5]), Ok(5));
+        assert_eq!(tx.stats().dropped, 5);
+    }
+}

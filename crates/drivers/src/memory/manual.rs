@@ -1,0 +1,253 @@
+//! A device whose far side is the test itself.
+
+use super::MemoryConfig;
+use crate::waker::Event;
+use crate::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxMeta,
+    TxStats, Waker,
+};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A device with default settings, and the script that plays its far side.
+///
+/// ```
+/// use dominoes_drivers::{Device, TxFrame, memory};
+///
+/// let (device, script) = memory::scripted();
+/// let (mut rx, mut tx) = Box::new(device).split();
+/// script.push(vec![1; 60]);
+/// let mut frames = Vec::new();
+/// assert_eq!(rx.claim(8, &mut frames)?, 1);
+///
+/// script.accept_at_most(Some(1));
+/// let bytes = [2; 60];
+/// assert_eq!(tx.transmit(&[TxFrame::new(&bytes), TxFrame::new(&bytes)])?, 1);
+/// assert_eq!(script.take_sent().len(), 1);
+/// # Ok::<(), dominoes_drivers::DeviceError>(())
+/// ```
+pub fn scripted() -> (ManualDevice, Script) {
+    scripted_with(MemoryConfig::default())
+}
+
+/// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are unlimited and nothing is
+/// pooled.
+pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
+    let shared = Arc::new(Shared::default());
+    let device = ManualDevice {
+        caps: config.capabilities("manual0"),
+        mac: config.macs[0],
+        shared: Arc::clone(&shared),
+    };
+    (device, Script { shared })
+}
+
+/// A device that receives what its [`Script`] pushes and keeps what it sends for the script to take.
+#[derive(Debug)]
+pub struct ManualDevice {
+    caps: Capabilities,
+    mac: [u8; 6],
+    shared: Arc<Shared>,
+}
+
+/// The far side of a [`ManualDevice`]. Clones play the same device.
+#[derive(Clone, Debug)]
+pub struct Script {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    event: Event,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    arriving: VecDeque<Frame>,
+    sent: Vec<(Vec<u8>, TxMeta)>,
+    credit: Option<usize>,
+    failure: Option<DeviceError>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Script {
+    /// Lets a frame arrive whose checksum is to be verified.
+    pub fn push(&self, bytes: Vec<u8>) {
+        self.push_frame(Frame::from_bytes(&bytes));
+    }
+
+    /// Lets a frame arrive with metadata of its own.
+    pub fn push_frame(&self, frame: Frame) {
+        self.shared.state().arriving.push_back(frame);
+        self.shared.event.notify();
+    }
+
+    /// Takes everything sent since the last call, in order.
+    pub fn take_sent(&self) -> Vec<(Vec<u8>, TxMeta)> {
+        std::mem::take(&mut self.shared.state().sent)
+    }
+
+    /// Lets the device take `frames` more frames and then be busy until it is set anew. `None`, as at the start:
+    /// there is no limit.
+    pub fn accept_at_most(&self, frames: Option<usize>) {
+        self.shared.state().credit = frames;
+    }
+
+    /// Makes every call on the device fail with `error`, until `None` is given. Frames wait meanwhile.
+    pub fn fail_with(&self, error: Option<DeviceError>) {
+        self.shared.state().failure = error;
+        self.shared.event.notify();
+    }
+
+    /// Frames pushed and not yet claimed.
+    pub fn unclaimed(&self) -> usize {
+        self.shared.state().arriving.len()
+    }
+}
+
+impl Device for ManualDevice {
+    fn capabilities(&self) -> Capabilities {
+        self.caps.clone()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let rx = ManualRx {
+            shared: Arc::clone(&self.shared),
+            stats: RxStats::default(),
+        };
+        let tx = ManualTx {
+            caps: self.caps,
+            shared: self.shared,
+            stats: TxStats::default(),
+        };
+        (Box::new(rx), Box::new(tx))
+    }
+}
+
+struct ManualRx {
+    shared: Arc<Shared>,
+    stats: RxStats,
+}
+
+impl DeviceRx for ManualRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let mut state = self.shared.state();
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
+        let claimed = max.min(state.arriving.len());
+        for frame in state.arriving.drain(..claimed) {
+            self.stats.bytes += frame.len() as u64;
+            out.push(frame);
+        }
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        frames.clear();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        self.shared.event.wait(timeout, || {
+            let state = self.shared.state();
+            state.failure.is_some() || !state.arriving.is_empty()
+        });
+        self.shared.state().failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn waker(&self) -> Waker {
+        let shared = Arc::clone(&self.shared);
+        Waker::new(move || shared.event.wake())
+    }
+
+    fn stats(&self) -> RxStats {
+        RxStats {
+            wakes: self.shared.event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+struct ManualTx {
+    caps: Capabilities,
+    shared: Arc<Shared>,
+    stats: TxStats,
+}
+
+impl DeviceTx for ManualTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let mut state = self.shared.state();
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
+        for (taken, frame) in frames.iter().enumerate() {
+            if !self.caps.admits(frame) {
+                self.stats.dropped += 1;
+                continue;
+            }
+            if state.credit == Some(0) {
+                self.stats.busy += 1;
+                return Ok(taken);
+            }
+            state.credit = state.credit.map(|credit| credit - 1);
+            state
+                .sent
+                .push(([frame.head, frame.payload].concat(), frame.meta));
+            self.stats.frames += 1;
+            self.stats.bytes += frame.len() as u64;
+        }
+        Ok(frames.len())
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credit_is_used_up_and_then_the_device_is_busy() {
+        let (device, script) = scripted();
+        let (_, mut tx) = Box::new(device).split();
+        let bytes = [0; 60];
+        script.accept_at_most(Some(3));
+        assert_eq!(tx.transmit(&[TxFrame::new(&bytes); 2]), Ok(2));
+        assert_eq!(tx.transmit(&[TxFrame::new(&bytes); 2]), Ok(1));
+        assert_eq!(tx.transmit(&[TxFrame::new(&bytes); 2]), Ok(0));
+        script.accept_at_most(None);
+        assert_eq!(tx.transmit(&[TxFrame::new(&bytes); 2]), Ok(2));
+        assert_eq!(script.take_sent().len(), 5);
+        assert_eq!(tx.stats().busy, 2);
+    }
+
+    #[test]
+    fn a_failure_ends_a_wait_and_frames_survive_it() {
+        let (device, script) = scripted();
+        let (mut rx, mut tx) = Box::new(device).split();
+        let down = DeviceError::Down {
+            interface: "manual0".to_owned(),
+        };
+        script.push(vec![1; 60]);
+        script.fail_with(Some(down.clone()));
+        assert_eq!(rx.wait(None), Err(down.clone()));
+        assert_eq!(tx.transmit(&[]), Err(down));
+        script.fail_with(None);
+        assert_eq!(rx.claim(1, &mut Vec::new()), Ok(1));
+        assert_eq!(script.unclaimed(), 0);
+    }
+}

@@ -1,0 +1,98 @@
+//! Receive buffers of devices that the kernel copies into.
+
+use crate::frame::zeroed;
+use crate::{ETHERNET_HEADER_LEN, Frame, VLAN_TAG_LEN};
+
+/// Longest frame that these devices deliver: an IP packet of 65,535 bytes behind a tagged Ethernet header.
+pub(crate) const MAX_FRAME_LEN: usize = 65_535 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
+
+/// Length of a buffer. Above `MAX_FRAME_LEN`, so that a frame that fills it must have been cut; and no multiple of the
+/// page size, so that the headers of successive frames do not compete for the same cache sets.
+const BUFFER_LEN: usize = 65_536 + 17 * 64;
+
+/// Buffers of one receiving half, handed out last in, first out: the kernel writes into them through the cache, so the
+/// warmest is the best.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    free: Vec<Box<[u8]>>,
+    /// Buffers made so far, up to `limit`.
+    made: usize,
+    limit: usize,
+    /// Buffers made beyond `limit`.
+    exhausted: u64,
+}
+
+impl Pool {
+    /// A pool that makes buffers as it needs them and keeps at most `limit`.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            free: Vec::with_capacity(limit),
+            made: 0,
+            limit,
+            exhausted: 0,
+        }
+    }
+
+    /// A buffer with old contents.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Box<[u8]> {
+        self.free.pop().unwrap_or_else(|| {
+            if self.made < self.limit {
+                self.made += 1;
+            } else {
+                self.exhausted += 1;
+            }
+            zeroed(BUFFER_LEN)
+        })
+    }
+
+    /// Takes a buffer back.
+    #[inline]
+    pub(crate) fn put(&mut self, buffer: Box<[u8]>) {
+        if buffer.len() == BUFFER_LEN && self.free.len() < self.limit {
+            self.free.push(buffer);
+        }
+    }
+
+    /// Takes the buffers of all frames back.
+    pub(crate) fn release(&mut self, frames: &mut Vec<Frame>) {
+        for frame in frames.drain(..) {
+            self.put(frame.into_buffer());
+        }
+    }
+
+    /// How often more buffers were out than the pool keeps.
+    pub(crate) fn exhausted(&self) -> u64 {
+        self.exhausted
+    }
+}
+
+const _: () = assert!(BUFFER_LEN > MAX_FRAME_LEN && !BUFFER_LEN.is_multiple_of(4096));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RxMeta;
+
+    #[test]
+    fn released_buffers_are_used_again() {
+        let mut pool = Pool::new(2);
+        let buffers = [pool.take(), pool.take()];
+        let addresses = buffers.each_ref().map(|buffer| buffer.as_ptr());
+        let mut frames: Vec<_> = buffers
+            .into_iter()
+            .map(|buffer| Frame::from_buffer(buffer, 0, 60, RxMeta::default()))
+            .collect();
+        frames.push(Frame::from_bytes(&[0; 60]));
+        pool.release(&mut frames);
+        assert!(frames.is_empty());
+        let again = [pool.take(), pool.take()];
+        assert_eq!(
+            again.each_ref().map(|buffer| buffer.as_ptr()),
+            [addresses[1], addresses[0]]
+        );
+        assert_eq!(pool.exhausted(), 0);
+        let _third = pool.take();
+        assert_eq!(pool.exhausted(), 1);
+    }
+}

@@ -1,0 +1,548 @@
+//! Every system call of this crate, one safe function each. The only file with `unsafe` in it.
+//!
+//! Descriptors are std's owned and borrowed ones, errors are `io::Error` with the kernel's number. What the kernel
+//! fills in is read back only as plain integers and byte arrays, for which every bit pattern is a value.
+
+#![allow(unsafe_code)]
+
+use libc::{c_int, c_void};
+use std::io;
+use std::mem;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn check_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Takes ownership of a descriptor that a system call has just returned.
+fn own(result: c_int) -> io::Result<OwnedFd> {
+    let fd = check(result)?;
+    // SAFETY: the caller passes what the kernel returned for a call that makes a new descriptor; it is not negative,
+    // so it is open, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+// Interfaces ---------------------------------------------------------------------------------------------------------
+
+/// A request about the interface `name`, with everything else zero.
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a value of each.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    // The last byte stays zero: names are checked to be shorter, longer ones are cut.
+    let room = request.ifr_name.len() - 1;
+    for (place, byte) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    request
+}
+
+/// Asks about an interface, by a request that the kernel answers in place.
+fn ask(fd: BorrowedFd<'_>, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: all callers pass a SIOCGIF* number or TUNSETIFF, for which the kernel reads and writes one `ifreq`; the
+    // reference makes it valid for both.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            number as libc::Ioctl,
+            ptr::from_mut(request),
+        )
+    })
+    .map(drop)
+}
+
+/// A socket to ask about interfaces with.
+pub(crate) fn control_socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// The index of an interface.
+pub(crate) fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFINDEX as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    Ok(unsafe { request.ifr_ifru.ifru_ifindex })
+}
+
+/// The present name of the interface with this index; ENODEV if there is none.
+pub(crate) fn interface_name(fd: BorrowedFd<'_>, index: i32) -> io::Result<String> {
+    let mut request = request("");
+    request.ifr_ifru.ifru_ifindex = index;
+    ask(fd, libc::SIOCGIFNAME as _, &mut request)?;
+    let bytes = request
+        .ifr_name
+        .iter()
+        .map(|&byte| byte as u8)
+        .take_while(|&byte| byte != 0)
+        .collect::<Vec<_>>();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Longest IP packet of an interface, in bytes.
+pub(crate) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFMTU as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
+}
+
+/// Whether an interface is administratively up.
+pub(crate) fn interface_is_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFFLAGS as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(c_int::from(flags) & libc::IFF_UP != 0)
+}
+
+/// The Ethernet address of an interface; `None` if it is not an Ethernet.
+pub(crate) fn interface_mac(fd: BorrowedFd<'_>, name: &str) -> io::Result<Option<[u8; 6]>> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFHWADDR as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; integers at any rate.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    let mut mac = [0; 6];
+    for (place, &byte) in mac.iter_mut().zip(&address.sa_data) {
+        *place = byte as u8;
+    }
+    Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
+}
+
+/// An IPv4 address that the kernel owns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedAddress {
+    pub(crate) interface: String,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix_len: u8,
+}
+
+/// All IPv4 addresses that the kernel owns in this network namespace.
+pub(crate) fn ipv4_addresses() -> io::Result<Vec<OwnedAddress>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the kernel's answer is stored through a valid pointer.
+    check(unsafe { libc::getifaddrs(&mut list) })?;
+    let mut found = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: not null, so an entry of the list that getifaddrs made; it is freed only below.
+        let entry = unsafe { &*next };
+        // SAFETY: both are null or point to an address that lives as long as the list.
+        let (address, mask) = unsafe { (ipv4(entry.ifa_addr), ipv4(entry.ifa_netmask)) };
+        if let Some(address) = address {
+            // SAFETY: every entry has a name that ends in zero and lives as long as the list.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            found.push(OwnedAddress {
+                interface: name.to_string_lossy().into_owned(),
+                address,
+                prefix_len: mask.map_or(32, |mask| mask.to_bits().count_ones() as u8),
+            });
+        }
+        next = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs, and no reference into it is left.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// The IPv4 address in a socket address of any family.
+///
+/// # Safety
+/// `address` is null, or points to a socket address as long as its family says.
+unsafe fn ipv4(address: *const libc::sockaddr) -> Option<Ipv4Addr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null; every socket address begins with its family.
+    if c_int::from(unsafe { (*address).sa_family }) != libc::AF_INET {
+        return None;
+    }
+    // SAFETY: the family says that this is a `sockaddr_in`; read without assuming its alignment.
+    let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+    Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)))
+}
+
+// TAP ----------------------------------------------------------------------------------------------------------------
+
+/// Opens `/dev/net/tun`, without blocking.
+pub(crate) fn open_tun() -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    // SAFETY: the path ends in zero and lives for ever.
+    own(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })
+}
+
+/// Makes `fd` the far end of the interface `name`, which is made if need be.
+pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<()> {
+    let mut request = request(name);
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ask(fd, libc::TUNSETIFF as _, &mut request)
+}
+
+/// Says what the kernel may leave undone in frames that it gives us: `TUN_F_*`.
+pub(crate) fn tun_set_offloads(fd: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+    // SAFETY: this request takes an integer by value.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offloads),
+        )
+    })
+    .map(drop)
+}
+
+/// Sets the length of the virtio header before each frame, in bytes.
+pub(crate) fn tun_set_header_len(fd: BorrowedFd<'_>, len: c_int) -> io::Result<()> {
+    // SAFETY: this request reads one integer through a valid pointer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, ptr::from_ref(&len)) })
+        .map(drop)
+}
+
+/// Reads one frame with its header. Returns the bytes of both.
+pub(crate) fn read_frame(
+    fd: BorrowedFd<'_>,
+    header: &mut [u8],
+    frame: &mut [u8],
+) -> io::Result<usize> {
+    let parts = [part_mut(header), part_mut(frame)];
+    // SAFETY: two valid parts; the kernel writes no more than their lengths, into memory borrowed mutably.
+    check_len(unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) })
+}
+
+/// Writes one frame with its header. Returns the bytes of both.
+pub(crate) fn write_frame(
+    fd: BorrowedFd<'_>,
+    header: &[u8],
+    head: &[u8],
+    payload: &[u8],
+) -> io::Result<usize> {
+    let parts = [part(header), part(head), part(payload)];
+    // SAFETY: three valid parts, only read from.
+    check_len(unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) })
+}
+
+fn part(bytes: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+fn part_mut(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+// AF_PACKET ----------------------------------------------------------------------------------------------------------
+
+/// A packet socket that receives nothing until it is bound.
+pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes integers only.
+    own(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+}
+
+/// Sets an option of any plain type.
+fn set_option<T: Copy>(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    option: c_int,
+    value: &T,
+) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes through a pointer to a value of that size.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            ptr::from_ref(value).cast(),
+            len,
+        )
+    })
+    .map(drop)
+}
+
+/// Reads an option. Callers choose types of plain integers.
+fn option<T: Copy + Default>(fd: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let place: *mut c_void = ptr::from_mut(&mut value).cast();
+    // SAFETY: the kernel writes at most `len` bytes into a value of that size, made of plain integers.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, place, &mut len) })?;
+    Ok(value)
+}
+
+/// Sets an integer option of a packet socket: `PACKET_*`.
+pub(crate) fn set_packet_option(fd: BorrowedFd<'_>, option: c_int, value: c_int) -> io::Result<()> {
+    set_option(fd, libc::SOL_PACKET, option, &value)
+}
+
+/// Makes room for `bytes` of waiting frames, beyond the system's limit if we may. Returns the room as the kernel counts
+/// it, which is twice what was asked for at best.
+pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX / 2);
+    set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+        .or_else(|_| set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))?;
+    let room: c_int = option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+    Ok(usize::try_from(room).unwrap_or(0))
+}
+
+/// Fetches and clears the error that waits on a socket; 0 if there is none.
+pub(crate) fn socket_error(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    option(fd, libc::SOL_SOCKET, libc::SO_ERROR)
+}
+
+/// Frames that found no room in the receive buffer, since the last call.
+pub(crate) fn packet_drops(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    // struct tpacket_stats: tp_packets, tp_drops.
+    let [_, drops]: [u32; 2] = option(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
+    Ok(drops.into())
+}
+
+/// Begins to receive all protocols of one interface.
+pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32) -> io::Result<()> {
+    // SAFETY: integers and an array of them; all zero is a value.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index;
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of an address of that size.
+    check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) }).map(drop)
+}
+
+/// Receives frames to any Ethernet address, for as long as the socket is open.
+pub(crate) fn packet_promiscuous(fd: BorrowedFd<'_>, index: i32) -> io::Result<()> {
+    let request = libc::packet_mreq {
+        mr_ifindex: index,
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// A frame as the kernel gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    /// Bytes of the frame; more than the buffer holds if it was cut.
+    pub(crate) len: usize,
+    /// The VLAN tag that the kernel has taken out: protocol and control information.
+    pub(crate) vlan: Option<(u16, u16)>,
+}
+
+/// Receives one frame with its header.
+pub(crate) fn receive_frame(
+    fd: BorrowedFd<'_>,
+    header: &mut [u8],
+    frame: &mut [u8],
+) -> io::Result<Received> {
+    let header_len = header.len();
+    let mut parts = [part_mut(header), part_mut(frame)];
+    let mut control = [0u64; 8];
+    // SAFETY: integers and pointers; all zero is a value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    // SAFETY: the message names two valid parts, borrowed mutably, and a control buffer of the length it says.
+    let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, flags) })?;
+    // SAFETY: the kernel has filled in `message`, and its control buffer is still there.
+    let vlan = unsafe { vlan_tag(&message) };
+    Ok(Received {
+        len: len.saturating_sub(header_len),
+        vlan,
+    })
+}
+
+/// The VLAN tag in the control data of a received packet.
+///
+/// # Safety
+/// `message` is as `recvmsg` left it, with its control buffer alive and aligned as a `cmsghdr`.
+unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
+    // SAFETY: the caller's promise.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !next.is_null() {
+        // SAFETY: not null, so a header inside the control buffer, aligned as its start is.
+        let entry = unsafe { &*next };
+        // SAFETY: no memory is looked at.
+        let enough = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) };
+        if entry.cmsg_level == libc::SOL_PACKET
+            && entry.cmsg_type == libc::PACKET_AUXDATA
+            && entry.cmsg_len as usize >= enough as usize
+        {
+            // SAFETY: the entry is long enough for this type of integers; read without assuming its alignment.
+            let data = unsafe {
+                libc::CMSG_DATA(next)
+                    .cast::<libc::tpacket_auxdata>()
+                    .read_unaligned()
+            };
+            if data.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
+                return None;
+            }
+            let protocol = if data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
+                data.tp_vlan_tpid
+            } else {
+                libc::ETH_P_8021Q as u16
+            };
+            return Some((protocol, data.tp_vlan_tci));
+        }
+        // SAFETY: `next` is an entry of this message.
+        next = unsafe { libc::CMSG_NXTHDR(message, next) };
+    }
+    None
+}
+
+/// Sends one frame with its header.
+pub(crate) fn send_frame(
+    fd: BorrowedFd<'_>,
+    header: &[u8],
+    head: &[u8],
+    payload: &[u8],
+) -> io::Result<usize> {
+    let mut parts = [part(header), part(head), part(payload)];
+    // SAFETY: integers and pointers; all zero is a value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: the message names three valid parts, only read from, and nothing else.
+    check_len(unsafe {
+        libc::sendmsg(
+            fd.as_raw_fd(),
+            &message,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    })
+}
+
+// Waiting ------------------------------------------------------------------------------------------------------------
+
+/// A counter that can be waited for.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes an event readable. Cannot fail in a way that matters: a counter that is full is readable.
+pub(crate) fn signal(event: BorrowedFd<'_>) {
+    let one = 1u64;
+    // SAFETY: eight bytes are read from a value of eight.
+    let _ = unsafe {
+        libc::write(
+            event.as_raw_fd(),
+            ptr::from_ref(&one).cast(),
+            size_of_val(&one),
+        )
+    };
+}
+
+/// Makes an event unreadable.
+pub(crate) fn clear(event: BorrowedFd<'_>) {
+    let mut count = 0u64;
+    // SAFETY: eight bytes are written into a value of eight.
+    let _ = unsafe {
+        libc::read(
+            event.as_raw_fd(),
+            ptr::from_mut(&mut count).cast(),
+            size_of_val(&count),
+        )
+    };
+}
+
+/// What ended a wait; nothing set: the time was over, or a signal came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// The device has an error to fetch, or is gone.
+    pub(crate) device_error: bool,
+    /// The event is readable.
+    pub(crate) event: bool,
+}
+
+/// Waits until one of the two is readable or the time is over.
+pub(crate) fn wait_readable(
+    device: BorrowedFd<'_>,
+    event: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> io::Result<Ready> {
+    let mut fds = [device, event].map(|fd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let timeout = timeout.map(|timeout| {
+        // SAFETY: integers; all zero is a value. (Not written as a literal, since some platforms pad it.)
+        let mut time: libc::timespec = unsafe { mem::zeroed() };
+        time.tv_sec = timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX);
+        time.tv_nsec = timeout.subsec_nanos() as _;
+        time
+    });
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: two valid entries, a time that is null or valid, and no signal mask.
+    let result = unsafe {
+        libc::ppoll(
+            fds.as_mut_ptr(),
+            fds.len() as libc::nfds_t,
+            timeout,
+            ptr::null(),
+        )
+    };
+    match check(result) {
+        Ok(_) => Ok(Ready {
+            device_error: fds[0].revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0,
+            event: fds[1].revents & libc::POLLIN != 0,
+        }),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_loopback_interface_is_described() {
+        let socket = control_socket().unwrap();
+        let index = interface_index(socket.as_fd(), "lo").unwrap();
+        assert_eq!(interface_name(socket.as_fd(), index).unwrap(), "lo");
+        assert!(interface_mtu(socket.as_fd(), "lo").unwrap() >= 1500);
+        assert_eq!(
+            interface_mac(socket.as_fd(), "lo").unwrap(),
+            None,
+            "not an Ethernet"
+        );
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_no_device() {
+        let socket = control_socket().unwrap();
+        let error = interface_index(socket.as_fd(), "no-such-iface").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+
+    #[test]
+    fn the_list_of_addresses_can_be_walked_and_freed() {
+        for owned in ipv4_addresses().unwrap() {
+            assert!(
+                !owned.interface.is_empty() && owned.prefix_len <= 32,
+                "{owned:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The far end of a virtual Ethernet interface of this kernel.
+//!
+//! The kernel's own stack is the peer: what it sends on the interface arrives here, what is sent here the kernel
+//! receives. Frames carry a virtio header, so both sides hand over TCP data in pieces of up to 64 KB and never compute
+//! a checksum.
+//!
+//! ```console
+//! $ sudo ip tuntap add dev tap0 mode tap user $USER
+//! $ sudo ip addr add 10.0.0.1/24 dev tap0
+//! $ sudo ip link set tap0 up
+//! ```
+
+use crate::fd_event::FdEvent;
+use crate::interface::{check_name, local_mac};
+use crate::pool::{MAX_FRAME_LEN, Pool};
+use crate::vnet::{HEADER_LEN, HEADER_LEN_WITH_COUNT, VnetHeader};
+use crate::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame,
+    RxChecksumSupport, RxStats, TxFrame, TxStats, Waker, sys,
+};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a [`Tap`] is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TapOptions {
+    /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
+    pub offloads: bool,
+    /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's name. It is not the
+    /// interface's, which is the kernel's.
+    pub mac: Option<[u8; 6]>,
+    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256.
+    pub rx_pool: usize,
+}
+
+impl Default for TapOptions {
+    fn default() -> Self {
+        Self {
+            offloads: true,
+            mac: None,
+            rx_pool: 256,
+        }
+    }
+}
+
+impl TapOptions {
+    /// Sets [`offloads`](Self::offloads).
+    pub fn offloads(mut self, offloads: bool) -> Self {
+        self.offloads = offloads;
+        self
+    }
+
+    /// Sets [`mac`](Self::mac).
+    pub fn mac(mut self, mac: [u8; 6]) -> Self {
+        self.mac = Some(mac);
+        self
+    }
+
+    /// Sets [`rx_pool`](Self::rx_pool).
+    pub fn rx_pool(mut self, frames: usize) -> Self {
+        self.rx_pool = frames;
+        self
+    }
+
+    /// Opens the interface `name` with these options; see [`Tap::open`].
+    ///
+    /// # Errors
+    /// As [`Tap::open`].
+    pub fn open(self, name: &str) -> Result<Tap, DeviceError> {
+        Tap::with_options(name, self)
+    }
+}
+
+/// The far end of a TAP interface.
+///
+/// The interface's MTU is read once, when it is opened.
+#[derive(Debug)]
+pub struct Tap {
+    caps: Capabilities,
+    mac: [u8; 6],
+    fd: Arc<OwnedFd>,
+    event: FdEvent,
+    pool: Pool,
+}
+
+impl Tap {
+    /// Opens the interface `name`, with all offloads that the kernel has. An interface that is not there is made, and
+    /// lives as long as the device; it has no address and is down until somebody changes that.
+    ///
+    /// # Errors
+    /// The name cannot be one; making an interface needs `CAP_NET_ADMIN`, opening one needs to be its user; another
+    /// process has it open; the kernel has no TAP.
+    pub fn open(name: &str) -> Result<Self, DeviceError> {
+        Self::with_options(name, TapOptions::default())
+    }
+
+    /// The options to open an interface with, at their defaults: `Tap::options().offloads(false).open("tap0")`.
+    pub fn options() -> TapOptions {
+        TapOptions::default()
+    }
+
+    fn with_options(name: &str, options: TapOptions) -> Result<Self, DeviceError> {
+        check_name(name)?;
+        let fd = sys::open_tun().map_err(|error| open_error(&error))?;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        sys::tun_attach(fd.as_fd(), name, flags).map_err(|error| attach_error(name, &error))?;
+        let system = |what| move |error: io::Error| DeviceError::system(what, name, &error);
+        sys::tun_set_header_len(fd.as_fd(), HEADER_LEN_WITH_COUNT as i32)
+            .map_err(system("set the virtio header's length"))?;
+        let wanted = if options.offloads {
+            libc::TUN_F_CSUM | libc::TUN_F_TSO4
+        } else {
+            0
+        };
+        let accepted = [wanted, libc::TUN_F_CSUM, 0]
+            .into_iter()
+            .find(|&offloads| {
+                offloads & !wanted == 0 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
+            })
+            .unwrap_or(0);
+
+        let socket = sys::control_socket().map_err(system("open a socket"))?;
+        let mut caps = Capabilities::new(name);
+        caps.mtu = sys::interface_mtu(socket.as_fd(), name).map_err(system("read the MTU"))?;
+        caps.rx_max_frame = MAX_FRAME_LEN;
+        if accepted & libc::TUN_F_CSUM != 0 {
+            caps.rx_checksum = RxChecksumSupport::PerFrame;
+            caps.tx_checksum = true;
+        }
+        if accepted & libc::TUN_F_TSO4 != 0 {
+            caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
+        }
+        // Kernels that know the UDP offloads also take such frames; they need not be switched on for that.
+        if caps.tx_checksum
+            && sys::tun_set_offloads(fd.as_fd(), accepted | libc::TUN_F_USO4 | libc::TUN_F_USO6)
+                .is_ok()
+        {
+            caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
+            sys::tun_set_offloads(fd.as_fd(), accepted).map_err(system("set offloads"))?;
+        }
+        let event = FdEvent::new().map_err(system("make an event"))?;
+        let mac = options.mac.unwrap_or_else(|| local_mac(name));
+        Ok(Self {
+            caps,
+            mac,
+            fd: Arc::new(fd),
+            event,
+            pool: Pool::new(options.rx_pool),
+        })
+    }
+}
+
+impl Device for Tap {
+    fn capabilities(&self) -> Capabilities {
+        self.caps.clone()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let Self {
+            caps,
+            fd,
+            event,
+            pool,
+            ..
+        } = *self;
+        let rx = TapRx {
+            name: caps.name.clone(),
+            fd: Arc::clone(&fd),
+            event,
+            pool,
+            stats: RxStats::default(),
+        };
+        let tx = TapTx {
+            caps,
+            fd,
+            stats: TxStats::default(),
+        };
+        (Box::new(rx), Box::new(tx))
+    }
+}
+
+fn open_error(error: &io::Error) -> DeviceError {
+    let errno = error.raw_os_error().unwrap_or(0);
+    match errno {
+        libc::EACCES | libc::EPERM => DeviceError::Privilege {
+            what: "open /dev/net/tun",
+            capability: "read and write access to it",
+            command: "sudo chmod a+rw /dev/net/tun".to_owned(),
+            errno,
+        },
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => DeviceError::Unsupported {
+            what: "open /dev/net/tun",
+            hint: "try: sudo modprobe tun",
+            errno,
+        },
+        _ => DeviceError::System {
+            what: "open",
+            interface: "/dev/net/tun".to_owned(),
+            errno,
+        },
+    }
+}
+
+fn attach_error(name: &str, error: &io::Error) -> DeviceError {
+    let errno = error.raw_os_error().unwrap_or(0);
+    let interface = name.to_owned();
+    match errno {
+        libc::EPERM | libc::EACCES => DeviceError::Privilege {
+            what: "attach to a TAP interface",
+            capability: "CAP_NET_ADMIN, or an interface made for this user",
+            command: format!("sudo ip tuntap add dev {name} mode tap user $USER"),
+            errno,
+        },
+        libc::EBUSY => DeviceError::Busy { interface },
+        libc::EINVAL => DeviceError::Unsuitable {
+            interface,
+            reason: "it exists and is no TAP with a single queue",
+        },
+        _ => DeviceError::System {
+            what: "attach to a TAP interface",
+            interface,
+            errno,
+        },
+    }
+}
+
+/// The receiving half of a [`Tap`].
+#[derive(Debug)]
+struct TapRx {
+    name: String,
+    fd: Arc<OwnedFd>,
+    event: FdEvent,
+    pool: Pool,
+    stats: RxStats,
+}
+
+impl TapRx {
+    fn gone(&self) -> DeviceError {
+        DeviceError::Gone {
+            interface: self.name.clone(),
+        }
+    }
+}
+
+impl DeviceRx for TapRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let mut claimed = 0;
+        while claimed < max {
+            let mut header = [0; HEADER_LEN_WITH_COUNT];
+            let mut buffer = self.pool.take();
+            let len = match sys::read_frame(self.fd.as_fd(), &mut header, &mut buffer) {
+                Ok(len) => len.saturating_sub(header.len()),
+                Err(error) => {
+                    self.pool.put(buffer);
+                    match error.raw_os_error() {
+                        Some(libc::EINTR) => continue,
+                        Some(libc::EBADFD) if claimed == 0 => return Err(self.gone()),
+                        // Nothing there, or no memory for it in the kernel just now.
+                        _ => break,
+                    }
+                }
+            };
+            let [header @ .., _, _] = header;
+            let meta = VnetHeader::from_bytes(&header).rx_meta();
+            match meta {
+                Ok(meta) if (ETHERNET_HEADER_LEN..buffer.len()).contains(&len) => {
+                    out.push(Frame::from_buffer(buffer, 0, len, meta));
+                    self.stats.bytes += len as u64;
+                    claimed += 1;
+                }
+                _ => {
+                    self.pool.put(buffer);
+                    self.stats.truncated += 1;
+                }
+            }
+        }
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.pool.release(frames);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        match self.event.wait(self.fd.as_fd(), timeout) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(self.gone()),
+            Err(error) => Err(DeviceError::system("wait", &self.name, &error)),
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.event.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        RxStats {
+            pool_exhausted: self.pool.exhausted(),
+            wakes: self.event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+/// The sending half of a [`Tap`].
+#[derive(Debug)]
+struct TapTx {
+    caps: Capabilities,
+    fd: Arc<OwnedFd>,
+    stats: TxStats,
+}
+
+impl DeviceTx for TapTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let mut taken = 0;
+        while let Some(frame) = frames.get(taken) {
+            if !self.caps.admits(frame) {
+                self.stats.dropped += 1;
+                taken += 1;
+                continue;
+            }
+            let mut header = [0; HEADER_LEN_WITH_COUNT];
+            header[..HEADER_LEN].copy_from_slice(&VnetHeader::for_transmit(&frame.meta).to_bytes());
+            let Err(error) = sys::write_frame(self.fd.as_fd(), &header, frame.head, frame.payload)
+            else {
+                self.stats.frames += 1;
+                self.stats.bytes += frame.len() as u64;
+                taken += 1;
+                continue;
+            };
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS) => {
+                    self.stats.busy += 1;
+                    break;
+                }
+                Some(libc::EIO | libc::EBADFD) if taken > 0 => break,
+                Some(libc::EIO) => {
+                    return Err(DeviceError::Down {
+                        interface: self.caps.name.clone(),
+                    });
+                }
+                Some(libc::EBADFD) => {
+                    return Err(DeviceError::Gone {
+                        interface: self.caps.name.clone(),
+                    });
+                }
+                // The kernel found it malformed.
+                _ => {
+                    self.stats.dropped += 1;
+                    taken += 1;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_name_is_refused_before_anything_is_opened() {
+        assert!(matches!(
+            Tap::open("not a name"),
+            Err(DeviceError::BadName { .. })
+        ));
+    }
+
+    #[test]
+    fn a_missing_privilege_names_the_command_that_helps() {
+        let error = attach_error("tap7", &io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        assert!(
+            error.contains("CAP_NET_ADMIN") && error.contains("ip tuntap add dev tap7"),
+            "{error}"
+        );
+        let error = open_error(&io::Error::from_raw_os_error(libc::ENOENT)).to_string();
+        assert!(error.contains("modprobe tun"), "{error}");
+    }
+}

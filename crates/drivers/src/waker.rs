@@ -1,0 +1,153 @@
+//! Waiting without a missed wake-up.
+
+use std::fmt;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Ends a [`DeviceRx::wait`](crate::DeviceRx::wait), from any thread.
+///
+/// Wakes are sticky: one that comes before the call makes the call return at once. Several before one call count as
+/// one. Waking is cheap while nobody waits: no system call.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    /// A waker that calls `wake`; for devices outside this crate.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wake))
+    }
+
+    /// Ends the wait that goes on, or else the next one.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").finish_non_exhaustive()
+    }
+}
+
+/// One thread waits, others notify; for devices in memory.
+///
+/// The waiter raises `waiting` and then looks whether there is something; a notifier makes something and then looks at
+/// `waiting`. The fences between these two steps on both sides make at least one of them see the other. A notifier that
+/// sees the flag takes the lock, and the waiter looks again under the lock before it sleeps, so the notification
+/// cannot fall between the look and the sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    waiting: AtomicBool,
+    woken: AtomicBool,
+    wakes: AtomicU64,
+    lock: Mutex<()>,
+    signal: Condvar,
+}
+
+impl Event {
+    /// Tells the waiter, if there is one, that the condition it waits for may hold now.
+    #[inline]
+    pub(crate) fn notify(&self) {
+        fence(SeqCst);
+        if self.waiting.load(SeqCst) {
+            self.signal_waiter();
+        }
+    }
+
+    /// Ends this wait or the next.
+    pub(crate) fn wake(&self) {
+        self.woken.store(true, SeqCst);
+        self.notify();
+    }
+
+    /// How many waits a wake has ended.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.load(SeqCst)
+    }
+
+    /// Waits until `ready` holds, `wake` was called, or the time is over.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
+        if self.done(&ready) {
+            return;
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.store(true, SeqCst);
+        fence(SeqCst);
+        while !self.done(&ready) {
+            guard = match deadline {
+                None => self
+                    .signal
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break;
+                    }
+                    self.signal
+                        .wait_timeout(guard, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+        self.waiting.store(false, SeqCst);
+    }
+
+    fn done(&self, ready: &impl Fn() -> bool) -> bool {
+        if self.woken.load(SeqCst) && self.woken.swap(false, SeqCst) {
+            self.wakes.fetch_add(1, SeqCst);
+            return true;
+        }
+        ready()
+    }
+
+    #[cold]
+    fn signal_waiter(&self) {
+        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.signal.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    #[test]
+    fn a_wake_before_the_wait_is_kept_and_used_once() {
+        let event = Event::default();
+        event.wake();
+        event.wake();
+        event.wait(None, || false);
+        assert_eq!(event.wakes(), 1);
+        event.wait(Some(Duration::from_millis(1)), || false);
+        assert_eq!(event.wakes(), 1);
+    }
+
+    #[test]
+    fn every_notification_reaches_a_waiter_that_sleeps() {
+        const ROUNDS: u32 = 2_000;
+        let (there, back) = (Event::default(), Event::default());
+        let (sent, echoed) = (AtomicU32::new(0), AtomicU32::new(0));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    there.wait(None, || sent.load(SeqCst) == round);
+                    echoed.store(round, SeqCst);
+                    back.notify();
+                }
+            });
+            for round in 1..=ROUNDS {
+                sent.store(round, SeqCst);
+                there.notify();
+                back.wait(None, || echoed.load(SeqCst) == round);
+            }
+        });
+        assert_eq!(echoed.load(SeqCst), ROUNDS);
+    }
+}

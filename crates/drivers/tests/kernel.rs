@@ -1,0 +1,938 @@
+//! TAP and AF_PACKET against the kernel's own stack.
+//!
+//! The tests run in a network namespace of their own, which this program enters by starting itself again under
+//! `unshare`, so nothing on the machine is touched and everything made here goes when it ends. What cannot run is
+//! shown as ignored, with the reason; `REQUIRE=packet,tap,tools` makes that a failure.
+
+mod support;
+
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice};
+use dominoes_drivers::tap::Tap;
+use dominoes_drivers::{Device, DeviceError, GsoKind, RxChecksum, TxChecksum, TxFrame};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::env;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
+use std::process::{Command, ExitCode};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+use support::packet::{self, ACK, Path, RST, SYN, Tcp, experiment, is_experiment};
+use support::{PATIENCE, Port, behaviour};
+
+/// Set in the copy of this program that runs inside the namespace.
+const INSIDE: &str = "DOMINOES_TEST_INSIDE";
+
+/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE` or `tap:INTERFACE`.
+const OPEN: &str = "DOMINOES_TEST_OPEN";
+
+fn main() -> ExitCode {
+    if let Ok(what) = env::var(OPEN) {
+        return open_and_tell(&what);
+    }
+    let trapped = if env::var_os(INSIDE).is_some() {
+        // Interfaces of the kind used here may reorder what different cores send, so all stays on one.
+        if let Some(core) = core_affinity::get_core_ids().and_then(|cores| cores.last().copied()) {
+            core_affinity::set_for_current(core);
+        }
+        // Neighbour discovery of the kernel would mix with the tests' own frames.
+        let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+        None
+    } else {
+        match enter_namespace() {
+            Ok(code) => return code,
+            Err(reason) => Some(reason),
+        }
+    };
+    let arguments = Arguments::from_args();
+    let missing = Missing {
+        packet: trapped.clone().or_else(packet_missing),
+        tap: trapped.or_else(tap_missing),
+        required: env::var("REQUIRE").unwrap_or_default(),
+    };
+    libtest_mimic::run(&arguments, trials(&missing)).exit_code()
+}
+
+/// A test of a device whose other end is the kernel.
+type PeerTest = fn(Port, Peer);
+
+fn trials(missing: &Missing) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for &(name, test) in behaviour::ALL {
+        trials.push(missing.packet(&format!("packet_pair::{name}"), move || {
+            let veth = Veth::new();
+            test(
+                veth.open_left(),
+                Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap()),
+            );
+        }));
+        trials.push(missing.tap(&format!("tap_and_packet::{name}"), move || {
+            let (tap, interface) = TapInterface::new(Tap::options());
+            test(
+                tap,
+                Port::new(AfPacket::open(&interface.name, AfPacketOptions::default()).unwrap()),
+            );
+        }));
+        trials.push(missing.tap(&format!("packet_and_tap::{name}"), move || {
+            let (tap, interface) = TapInterface::new(Tap::options());
+            test(
+                Port::new(AfPacket::open(&interface.name, AfPacketOptions::default()).unwrap()),
+                tap,
+            );
+        }));
+    }
+    let with_peer: &[(&str, PeerTest)] = &[
+        (
+            "the_kernel_asks_for_our_address",
+            the_kernel_asks_for_our_address,
+        ),
+        (
+            "a_datagram_reaches_the_kernel",
+            a_datagram_reaches_the_kernel,
+        ),
+        (
+            "one_frame_becomes_fifty_datagrams",
+            one_frame_becomes_fifty_datagrams,
+        ),
+        (
+            "tcp_moves_in_large_frames_both_ways",
+            tcp_moves_in_large_frames_both_ways,
+        ),
+        (
+            "a_link_that_goes_down_says_so_and_comes_back",
+            a_link_that_goes_down_says_so_and_comes_back,
+        ),
+        ("a_deleted_interface_is_gone", a_deleted_interface_is_gone),
+    ];
+    for &(name, test) in with_peer {
+        trials.push(missing.packet(&format!("packet::{name}"), move || {
+            let veth = Veth::new();
+            let port = veth.open_left();
+            test(port, veth.peer());
+        }));
+        trials.push(missing.tap(&format!("tap::{name}"), move || {
+            let (tap, interface) = TapInterface::new(Tap::options());
+            test(tap, interface.peer());
+        }));
+    }
+    trials.extend([
+        missing.packet(
+            "packet::an_address_of_the_kernel_is_refused",
+            an_address_of_the_kernel_is_refused,
+        ),
+        missing.packet(
+            "packet::an_interface_that_is_not_there_is_named",
+            an_interface_that_is_not_there_is_named,
+        ),
+        missing.packet(
+            "packet::a_frame_beyond_a_shrunken_mtu_is_dropped",
+            a_frame_beyond_a_shrunken_mtu_is_dropped,
+        ),
+        missing.packet(
+            "packet::our_own_frames_do_not_come_back",
+            our_own_frames_do_not_come_back,
+        ),
+        missing.packet(
+            "packet::frames_to_an_address_of_ours_arrive",
+            frames_to_an_address_of_ours_arrive,
+        ),
+        missing.packet(
+            "packet::a_full_receive_buffer_counts_what_it_drops",
+            a_full_receive_buffer_counts_what_it_drops,
+        ),
+        missing.packet("packet::a_vlan_tag_is_kept", a_vlan_tag_is_kept),
+        missing.trial(
+            "packet::a_missing_privilege_is_named",
+            "tools",
+            missing.packet.clone(),
+            || privilege("packet", "net_raw"),
+        ),
+        missing.tap(
+            "tap::a_second_opening_finds_it_busy",
+            a_second_opening_finds_it_busy,
+        ),
+        missing.tap(
+            "tap::without_offloads_frames_stay_short",
+            without_offloads_frames_stay_short,
+        ),
+        missing.tap(
+            "tap::addresses_on_both_sides_differ",
+            addresses_on_both_sides_differ,
+        ),
+        missing.trial(
+            "tap::a_missing_privilege_is_named",
+            "tools",
+            missing.tap.clone(),
+            || privilege("tap", "net_admin"),
+        ),
+    ]);
+    trials
+}
+
+// What can run -------------------------------------------------------------------------------------------------------
+
+/// Why tests cannot run here, if so.
+struct Missing {
+    packet: Option<String>,
+    tap: Option<String>,
+    required: String,
+}
+
+impl Missing {
+    fn packet(&self, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+        self.trial(name, "packet", self.packet.clone(), || {
+            test();
+            Ok(())
+        })
+    }
+
+    fn tap(&self, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+        // The other end of some is a packet socket.
+        self.trial(
+            name,
+            "tap",
+            self.tap.clone().or_else(|| self.packet.clone()),
+            || {
+                test();
+                Ok(())
+            },
+        )
+    }
+
+    /// A test that is ignored for the reason that is known beforehand, or for the one it returns.
+    fn trial(
+        &self,
+        name: &str,
+        needs: &str,
+        reason: Option<String>,
+        test: impl FnOnce() -> Result<(), String> + Send + 'static,
+    ) -> Trial {
+        let required = self
+            .required
+            .split(',')
+            .any(|required| required.trim() == needs);
+        Trial::ignorable_test(name, move || match reason.map_or_else(test, Err) {
+            Ok(()) => Ok(Completion::Completed),
+            Err(reason) if required => Err(Failed::from(format!("required, but {reason}"))),
+            Err(reason) => Ok(Completion::ignored_with(reason)),
+        })
+    }
+}
+
+fn packet_missing() -> Option<String> {
+    if Command::new("ip").arg("-V").output().is_err() {
+        return Some("needs the command ip (iproute2)".to_owned());
+    }
+    // The loopback interface is no Ethernet; finding that out takes a packet socket.
+    match AfPacket::open("lo", AfPacketOptions::default()) {
+        Err(DeviceError::Unsuitable { .. }) => {}
+        Err(error) => return Some(error.to_string()),
+        Ok(_) => return Some("the loopback interface is an Ethernet".to_owned()),
+    }
+    try_ip("link add probe0 type veth peer name probe1")
+        .and_then(|()| try_ip("link del probe0"))
+        .err()
+}
+
+fn tap_missing() -> Option<String> {
+    Tap::open("probe2").err().map(|error| error.to_string())
+}
+
+/// Runs this program again in a network namespace of its own.
+fn enter_namespace() -> Result<ExitCode, String> {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    // As root a network namespace is enough; others become root of a user namespace first.
+    let flags = ["-n", "-Urn"].into_iter().find(|flags| {
+        Command::new("unshare")
+            .args([flags, "true"])
+            .output()
+            .is_ok_and(|output| output.status.success())
+    });
+    let flags = flags.ok_or("needs CAP_SYS_ADMIN, or user namespaces: unshare -Urn fails")?;
+    let status = Command::new("unshare")
+        .arg(flags)
+        .arg(program)
+        .args(env::args_os().skip(1))
+        .env(INSIDE, "1")
+        .status();
+    let status = status.map_err(|error| error.to_string())?;
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn try_ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip")
+        .args(arguments.split(' '))
+        .output()
+        .map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "ip {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
+}
+
+fn ip(arguments: &str) {
+    try_ip(arguments).unwrap();
+}
+
+/// Sets an interface up and waits until it carries frames.
+fn bring_up(interface: &str) {
+    ip(&format!("link set {interface} up"));
+    wait_until_running(interface);
+}
+
+/// An interface that was just set up still drops what is sent for a moment, without a word.
+fn wait_until_running(interface: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = Command::new("ip")
+            .args(["-o", "link", "show", "dev", interface])
+            .output()
+            .unwrap();
+        let line = String::from_utf8(output.stdout).unwrap();
+        if line.contains(" state UP ") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "it does not come up: {line}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+// Interfaces ---------------------------------------------------------------------------------------------------------
+
+/// The kernel at the other end.
+struct Peer {
+    /// The interface on our side, to be set down or deleted.
+    ours: String,
+    /// The interface that has the kernel's address.
+    kernels: String,
+    subnet: u8,
+}
+
+impl Peer {
+    fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 78, self.subnet, 2)
+    }
+
+    /// The address that the tests use as ours. No interface has it.
+    fn our_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 78, self.subnet, 1)
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{}/address", self.kernels));
+        // The file system still shows the namespace that it was mounted in, so ask otherwise if need be.
+        let text = text.unwrap_or_else(|_| {
+            let output = Command::new("ip")
+                .args(["-o", "link", "show", "dev", &self.kernels])
+                .output()
+                .unwrap();
+            let line = String::from_utf8(output.stdout).unwrap();
+            line.split("link/ether ")
+                .nth(1)
+                .unwrap()
+                .split(' ')
+                .next()
+                .unwrap()
+                .to_owned()
+        });
+        let mut mac = [0; 6];
+        for (place, byte) in mac.iter_mut().zip(text.trim().split(':')) {
+            *place = u8::from_str_radix(byte, 16).unwrap();
+        }
+        mac
+    }
+
+    /// Tells the kernel our Ethernet address, so that it need not ask.
+    fn introduce(&self, mac: [u8; 6]) {
+        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        ip(&format!(
+            "neigh replace {} lladdr {mac} dev {}",
+            self.our_address(),
+            self.kernels
+        ));
+    }
+
+    fn path(&self, port: &Port, from: u16, to: u16) -> Path {
+        Path {
+            from_mac: port.mac,
+            to_mac: self.mac(),
+            from: (self.our_address(), from),
+            to: (self.address(), to),
+        }
+    }
+
+    fn socket(&self) -> UdpSocket {
+        let socket = UdpSocket::bind((self.address(), 0)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+}
+
+static NEXT_SUBNET: AtomicU8 = AtomicU8::new(1);
+
+/// Two joined interfaces: the left is ours, the right has the kernel's address. Deleted in the end.
+struct Veth {
+    left: String,
+    right: String,
+    subnet: u8,
+}
+
+impl Veth {
+    fn new() -> Self {
+        let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
+        let (left, right) = (format!("left{subnet}"), format!("right{subnet}"));
+        ip(&format!("link add {left} type veth peer name {right}"));
+        let veth = Self {
+            left,
+            right,
+            subnet,
+        };
+        ip(&format!("addr add 10.78.{subnet}.2/24 dev {}", veth.right));
+        ip(&format!("link set {} up", veth.right));
+        bring_up(&veth.left);
+        wait_until_running(&veth.right);
+        veth
+    }
+
+    fn open_left(&self) -> Port {
+        let options = AfPacketOptions::default().address(self.peer().our_address());
+        Port::new(AfPacket::open(&self.left, options).unwrap())
+    }
+
+    fn peer(&self) -> Peer {
+        Peer {
+            ours: self.left.clone(),
+            kernels: self.right.clone(),
+            subnet: self.subnet,
+        }
+    }
+}
+
+impl Drop for Veth {
+    fn drop(&mut self) {
+        let _ = try_ip(&format!("link del {}", self.left));
+    }
+}
+
+/// A TAP interface that has the kernel's address; goes with its device.
+struct TapInterface {
+    name: String,
+    subnet: u8,
+}
+
+impl TapInterface {
+    fn new(options: dominoes_drivers::tap::TapOptions) -> (Port, Self) {
+        let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
+        let name = format!("tap{subnet}");
+        let port = Port::new(options.open(&name).unwrap());
+        ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
+        bring_up(&name);
+        (port, Self { name, subnet })
+    }
+
+    fn peer(&self) -> Peer {
+        Peer {
+            ours: self.name.clone(),
+            kernels: self.name.clone(),
+            subnet: self.subnet,
+        }
+    }
+}
+
+// Against the kernel's stack -----------------------------------------------------------------------------------------
+
+fn the_kernel_asks_for_our_address(mut port: Port, peer: Peer) {
+    let ours = peer.our_address();
+    peer.socket().send_to(b"hello", (ours, 9)).unwrap();
+    let request = port
+        .claim_exactly(1, |frame| packet::is_arp_request(frame, ours))
+        .remove(0);
+    assert_eq!(request[..6], [0xff; 6]);
+    assert_eq!(request[6..12], peer.mac());
+}
+
+fn a_datagram_reaches_the_kernel(mut port: Port, peer: Peer) {
+    peer.introduce(port.mac);
+    let socket = peer.socket();
+    let path = peer.path(&port, 7, socket.local_addr().unwrap().port());
+    let mut buffer = [0; 2000];
+
+    // The device does the checksum, then we do.
+    let packet = packet::udp(path, b"left to the device", None);
+    assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+    let (len, from) = socket.recv_from(&mut buffer).unwrap();
+    assert_eq!(
+        (&buffer[..len], from.port()),
+        (&b"left to the device"[..], 7)
+    );
+    let bytes = packet::udp(path, b"done by us", None).completed();
+    assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Ok(1));
+    assert_eq!(socket.recv(&mut buffer).unwrap(), 10);
+
+    // And back: the kernel leaves the checksum to us, and says so.
+    socket.send_to(b"answer", from).unwrap();
+    let answer = port
+        .claim_exactly(1, |frame| packet::parse_udp(frame) == Some(b"answer"))
+        .remove(0);
+    assert_eq!(
+        answer.meta.checksum,
+        RxChecksum::Partial {
+            start: 34,
+            offset: 6
+        }
+    );
+    assert_eq!(answer.meta.gso, None);
+}
+
+fn one_frame_becomes_fifty_datagrams(mut port: Port, peer: Peer) {
+    if port.caps.uso_max_bytes == 0 {
+        return;
+    }
+    let socket = peer.socket();
+    let path = peer.path(&port, 7, socket.local_addr().unwrap().port());
+    let payload: Vec<u8> = (0..50_000u32).map(|at| (at / 1000) as u8).collect();
+    let packet = packet::udp(path, &payload, Some(1000));
+    assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+    let mut buffer = [0; 2000];
+    for number in 0..50 {
+        let len = socket.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..len], [number; 1000]);
+    }
+}
+
+/// A TCP connection from the kernel to us: it sends a megabyte, we acknowledge and send one large frame back.
+fn tcp_moves_in_large_frames_both_ways(mut port: Port, peer: Peer) {
+    const BYTES: usize = 1 << 20;
+    const ANSWER: usize = 40 * 1460;
+    let byte_at = |at: usize| (at / 7) as u8;
+    peer.introduce(port.mac);
+    let ours = (peer.our_address(), 9000);
+    let kernel = thread::spawn(move || {
+        let mut stream = TcpStream::connect(ours).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+            .write_all(&(0..BYTES).map(byte_at).collect::<Vec<_>>())
+            .unwrap();
+        let mut answer = vec![0; ANSWER];
+        stream.read_exact(&mut answer).unwrap();
+        answer
+    });
+
+    let Port { rx, tx, caps, mac } = port;
+    let mut path = Path {
+        from_mac: mac,
+        to_mac: peer.mac(),
+        from: ours,
+        to: (peer.address(), 0),
+    };
+    let mut tx = tx;
+    let mut send = |path, fields, payload: &[u8], size| {
+        let packet = packet::tcp(path, fields, payload, size);
+        assert_eq!(tx.transmit(&[packet.frame()]), Ok(1));
+        assert_eq!(tx.stats().dropped, 0);
+    };
+    port = Port {
+        rx,
+        tx: Box::new(Mute),
+        caps,
+        mac,
+    };
+    let mut next = 0; // what we expect of the kernel's sequence space
+    let mut received = 0;
+    let mut longest = 0;
+    let mut large = 0;
+    port.claim_while(|frame| {
+        let Some((from, fields, payload)) = packet::parse_tcp(&frame) else {
+            return true;
+        };
+        assert_ne!(
+            frame.meta.checksum,
+            RxChecksum::Verify,
+            "the kernel leaves checksums to us"
+        );
+        if fields.flags & SYN != 0 {
+            path.to.1 = from;
+            next = fields.seq.wrapping_add(1);
+            send(
+                path,
+                Tcp {
+                    seq: 1000,
+                    ack: next,
+                    flags: SYN | ACK,
+                },
+                &[],
+                None,
+            );
+        } else if fields.seq == next && !payload.is_empty() {
+            assert!(
+                payload
+                    .iter()
+                    .enumerate()
+                    .all(|(at, &byte)| byte == byte_at(received + at))
+            );
+            received += payload.len();
+            next = next.wrapping_add(payload.len() as u32);
+            longest = longest.max(frame.len());
+            if let Some(gso) = frame.meta.gso {
+                assert_eq!((gso.kind, gso.size), (GsoKind::Tcp4, 1460));
+                assert!(frame.len() > 1514);
+                large += 1;
+            }
+            send(
+                path,
+                Tcp {
+                    seq: 1001,
+                    ack: next,
+                    flags: ACK,
+                },
+                &[],
+                None,
+            );
+        } else if !payload.is_empty() {
+            // Lost or out of order: ask for what is missing.
+            send(
+                path,
+                Tcp {
+                    seq: 1001,
+                    ack: next,
+                    flags: ACK,
+                },
+                &[],
+                None,
+            );
+        }
+        received < BYTES
+    });
+    assert!(
+        large > 0 && longest > 20_000,
+        "{large} merged frames, the longest {longest} bytes"
+    );
+
+    let answer: Vec<u8> = (0..ANSWER).map(byte_at).collect();
+    send(
+        path,
+        Tcp {
+            seq: 1001,
+            ack: next,
+            flags: ACK,
+        },
+        &answer,
+        Some(1460),
+    );
+    assert!(kernel.join().unwrap() == answer);
+    send(
+        path,
+        Tcp {
+            seq: 1001 + ANSWER as u32,
+            ack: next,
+            flags: RST | ACK,
+        },
+        &[],
+        None,
+    );
+}
+
+/// Stands in for a sending half that is used elsewhere.
+struct Mute;
+
+impl dominoes_drivers::DeviceTx for Mute {
+    fn transmit(&mut self, _: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        unreachable!("the sending half is elsewhere")
+    }
+
+    fn stats(&self) -> dominoes_drivers::TxStats {
+        dominoes_drivers::TxStats::default()
+    }
+}
+
+/// Waits until the device reports an error.
+fn error_of(port: &mut Port) -> DeviceError {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let result = port.rx.wait(Some(Duration::from_millis(200)));
+        match result.and_then(|()| port.rx.claim(32, &mut Vec::new()).map(drop)) {
+            Err(error) => return error,
+            Ok(()) => assert!(Instant::now() < deadline, "no error was reported"),
+        }
+    }
+}
+
+fn a_link_that_goes_down_says_so_and_comes_back(mut port: Port, peer: Peer) {
+    let is_tap = peer.ours == peer.kernels;
+    let mac = peer.mac();
+    let bytes = experiment(mac, port.mac, 1, 60);
+    ip(&format!("link set {} down", peer.ours));
+    let down = DeviceError::Down {
+        interface: peer.ours.clone(),
+    };
+    if !is_tap {
+        assert_eq!(error_of(&mut port), down);
+    }
+    assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Err(down.clone()));
+    assert!(down.is_temporary());
+
+    // Said once; then waiting waits.
+    let begin = Instant::now();
+    for _ in 0..3 {
+        port.rx.wait(Some(Duration::from_millis(50))).unwrap();
+        assert_eq!(port.rx.claim(32, &mut Vec::new()), Ok(0));
+    }
+    assert!(
+        begin.elapsed() > Duration::from_millis(140),
+        "a wait on a link that is down returned too soon"
+    );
+
+    bring_up(&peer.ours);
+    wait_until_running(&peer.kernels);
+    a_datagram_reaches_the_kernel(port, peer);
+}
+
+fn a_deleted_interface_is_gone(mut port: Port, peer: Peer) {
+    let bytes = experiment(peer.mac(), port.mac, 1, 60);
+    let gone = DeviceError::Gone {
+        interface: peer.ours.clone(),
+    };
+    let ours = peer.ours.clone();
+    let deleter = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        ip(&format!("link del {ours}"));
+    });
+    // It goes down first, which may be seen.
+    let mut error = error_of(&mut port);
+    if error.is_temporary() {
+        error = error_of(&mut port);
+    }
+    deleter.join().unwrap();
+    assert_eq!(error, gone);
+    assert_eq!(error_of(&mut port), gone, "and stays so");
+    assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Err(gone));
+}
+
+// AF_PACKET ----------------------------------------------------------------------------------------------------------
+
+fn an_address_of_the_kernel_is_refused() {
+    let veth = Veth::new();
+    let address = veth.peer().address();
+    let error =
+        AfPacket::open(&veth.left, AfPacketOptions::default().address(address)).unwrap_err();
+    let expected = DeviceError::AddressInUse {
+        address,
+        interface: veth.right.clone(),
+        prefix_len: 24,
+    };
+    assert_eq!(error, expected);
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("ip addr del {address}/24 dev {}", veth.right)),
+        "{error}"
+    );
+}
+
+fn an_interface_that_is_not_there_is_named() {
+    let error = AfPacket::open("not-there", AfPacketOptions::default()).unwrap_err();
+    assert_eq!(
+        error,
+        DeviceError::NoSuchInterface {
+            interface: "not-there".to_owned()
+        }
+    );
+}
+
+fn a_frame_beyond_a_shrunken_mtu_is_dropped() {
+    let veth = Veth::new();
+    let mut port = veth.open_left();
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    ip(&format!("link set {} mtu 1000", veth.left));
+    let long = experiment(other.mac, port.mac, 1, 1514);
+    let short = experiment(other.mac, port.mac, 2, 1014);
+    assert_eq!(
+        port.tx
+            .transmit(&[TxFrame::new(&long), TxFrame::new(&short)]),
+        Ok(2)
+    );
+    assert_eq!((port.tx.stats().frames, port.tx.stats().dropped), (1, 1));
+    assert_eq!(
+        other.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        short
+    );
+}
+
+fn our_own_frames_do_not_come_back() {
+    let veth = Veth::new();
+    let mut port = veth.open_left();
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let ours = experiment(other.mac, port.mac, 1, 60);
+    let theirs = experiment(port.mac, other.mac, 2, 60);
+    assert_eq!(port.tx.transmit(&[TxFrame::new(&ours)]), Ok(1));
+    assert_eq!(other.tx.transmit(&[TxFrame::new(&theirs)]), Ok(1));
+    assert_eq!(
+        port.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        theirs
+    );
+    assert_eq!(
+        other.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        ours
+    );
+}
+
+fn frames_to_an_address_of_ours_arrive() {
+    let veth = Veth::new();
+    let options = || AfPacketOptions::default().qdisc_bypass(true);
+    let local = AfPacket::open(&veth.left, options().mac(MacChoice::Local)).unwrap();
+    let plain = AfPacket::open(&veth.left, options()).unwrap();
+    assert_ne!(local.mac(), plain.mac());
+    assert!(local.receive_buffer() > 0);
+    let mut port = Port::new(local);
+    let peer = veth.peer();
+    peer.introduce(port.mac);
+    peer.socket()
+        .send_to(b"to the local address", (peer.our_address(), 9))
+        .unwrap();
+    let got = port
+        .claim_exactly(1, |frame| packet::parse_udp(frame).is_some())
+        .remove(0);
+    assert_eq!(got[..6], port.mac);
+}
+
+fn a_full_receive_buffer_counts_what_it_drops() {
+    let veth = Veth::new();
+    let options = AfPacketOptions::default().receive_buffer(4096);
+    let mut small = Port::new(AfPacket::open(&veth.left, options).unwrap());
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let bytes = experiment(small.mac, other.mac, 1, 1000);
+    let mut sent = 0;
+    while sent < 500 {
+        sent += other.tx.transmit(&[TxFrame::new(&bytes); 10]).unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let mut frames = Vec::new();
+    while frames.len() as u64 + small.rx.stats().dropped < 500 {
+        small.rx.claim(32, &mut frames).unwrap();
+        assert!(
+            Instant::now() < deadline,
+            "{} frames, {:?}",
+            frames.len(),
+            small.rx.stats()
+        );
+    }
+    assert!(small.rx.stats().dropped > 100, "{:?}", small.rx.stats());
+}
+
+fn a_vlan_tag_is_kept() {
+    let veth = Veth::new();
+    let mut port = veth.open_left();
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let path = Path {
+        to_mac: port.mac,
+        from_mac: other.mac,
+        ..veth.peer().path(&port, 7, 8)
+    };
+    let mut packet = packet::udp(path, b"tagged", None);
+    packet.head.splice(12..12, [0x81, 0, 0, 7]);
+    packet.meta.checksum = TxChecksum::Partial {
+        start: 38,
+        offset: 6,
+    };
+    assert_eq!(other.tx.transmit(&[packet.frame()]), Ok(1));
+    let got = port
+        .claim_exactly(1, |frame| frame.ends_with(b"tagged"))
+        .remove(0);
+    assert_eq!(got.bytes(), [&packet.head[..], &packet.payload].concat());
+    assert_eq!(
+        got.meta.checksum,
+        RxChecksum::Partial {
+            start: 38,
+            offset: 6
+        }
+    );
+}
+
+// TAP ----------------------------------------------------------------------------------------------------------------
+
+fn a_second_opening_finds_it_busy() {
+    let (_tap, interface) = TapInterface::new(Tap::options());
+    let error = Tap::open(&interface.name).unwrap_err();
+    assert_eq!(
+        error,
+        DeviceError::Busy {
+            interface: interface.name.clone()
+        }
+    );
+}
+
+fn without_offloads_frames_stay_short() {
+    let (mut tap, interface) = TapInterface::new(Tap::options().offloads(false));
+    assert!(!tap.caps.tx_checksum && tap.caps.tso4_max_bytes == 0 && tap.caps.uso_max_bytes == 0);
+    let peer = interface.peer();
+    peer.introduce(tap.mac);
+    peer.socket()
+        .send_to(&[7; 1000], (peer.our_address(), 9))
+        .unwrap();
+    let mut got = tap
+        .claim_exactly(1, |frame| packet::parse_udp(frame).is_some())
+        .remove(0);
+    assert_eq!(
+        (got.meta.checksum, got.meta.gso),
+        (RxChecksum::Verify, None)
+    );
+    // The kernel has done the checksum: doing it again over the pseudo-header's sum gives the same.
+    let path = Path {
+        from_mac: peer.mac(),
+        to_mac: tap.mac,
+        from: (peer.address(), u16::from_be_bytes([got[34], got[35]])),
+        to: (peer.our_address(), 9),
+    };
+    let expected = packet::udp(path, &[7; 1000], None).completed();
+    assert_eq!(got.bytes_mut()[34..], expected[34..]);
+}
+
+fn addresses_on_both_sides_differ() {
+    let (tap, interface) = TapInterface::new(Tap::options());
+    assert_ne!(tap.mac, interface.peer().mac());
+    assert_eq!(tap.mac[0] & 3, 2, "local, and of one station");
+    assert_eq!(tap.caps.mtu, 1500);
+}
+
+// Privileges ---------------------------------------------------------------------------------------------------------
+
+fn open_and_tell(what: &str) -> ExitCode {
+    let error = match what.split_once(':') {
+        Some(("packet", interface)) => AfPacket::open(interface, AfPacketOptions::default()).err(),
+        Some(("tap", interface)) => Tap::open(interface).err(),
+        _ => None,
+    };
+    println!(
+        "{}",
+        error.map_or("opened".to_owned(), |error| error.to_string())
+    );
+    ExitCode::SUCCESS
+}
+
+/// Opens a device in a process that lacks one capability.
+fn privilege(device: &str, capability: &str) -> Result<(), String> {
+    let without = format!("-{capability}");
+    let output = Command::new("setpriv")
+        .args(["--bounding-set", &without, "--inh-caps", &without, "--"])
+        .arg(env::current_exe().map_err(|error| error.to_string())?)
+        .env(OPEN, format!("{device}:lacking0"))
+        .output()
+        .map_err(|error| format!("needs the command setpriv (util-linux): {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "setpriv: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
+    }
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let name = format!("CAP_{}", capability.to_uppercase());
+    assert!(told.contains(&name) && told.contains("try: sudo"), "{told}");
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! What the tests of devices share: frames to send, and the behaviours that every device must have.
+
+// Two test programs share these modules, and each uses a part of them.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod behaviour;
+pub mod packet;
+
+use dominoes_drivers::{Capabilities, Device, DeviceRx, DeviceTx, Frame};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A device in its parts.
+pub struct Port {
+    pub rx: Box<dyn DeviceRx>,
+    pub tx: Box<dyn DeviceTx>,
+    pub caps: Capabilities,
+    pub mac: [u8; 6],
+}
+
+impl Port {
+    pub fn new(device: impl Device + 'static) -> Self {
+        let (caps, mac) = (device.capabilities(), device.mac());
+        let (rx, tx) = Box::new(device).split();
+        Self { rx, tx, caps, mac }
+    }
+
+    /// Claims frames for as long as `wanted` asks for more. Panics when that takes too long.
+    pub fn claim_while(&mut self, mut wanted: impl FnMut(Frame) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut frames = Vec::new();
+        loop {
+            // One by one, so that none is claimed beyond the last one wanted.
+            while self.rx.claim(1, &mut frames).expect("the device is up") > 0 {
+                if !frames.drain(..).all(&mut wanted) {
+                    return;
+                }
+            }
+            assert!(
+                Instant::now() < deadline,
+                "no such frame came; {:?}",
+                self.rx.stats()
+            );
+            self.rx
+                .wait(Some(Duration::from_millis(100)))
+                .expect("the device is up");
+        }
+    }
+
+    /// Claims `count` frames for which `wanted` holds and leaves out the others.
+    pub fn claim_exactly(&mut self, count: usize, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        let mut found = Vec::new();
+        if count > 0 {
+            self.claim_while(|frame| {
+                if wanted(&frame) {
+                    found.push(frame);
+                }
+                found.len() < count
+            });
+        }
+        found
+    }
+}

@@ -1,0 +1,105 @@
+//! What can be set, with its defaults and why they are so.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Connections at a time, TIME-WAIT and closing ones included. Default 256.
+    pub connections: u32,
+    /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
+    pub receive_buffer: u32,
+    /// Send ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
+    pub send_buffer: u32,
+    /// Numbered frames between two that the device took, a power of two. Default 512.
+    pub tx_slots: u32,
+    /// Largest IP packet in octets, 68 to 65,535 (RFC 791). Default 1500.
+    pub mtu: u16,
+    /// Largest TCP payload of one outgoing frame in octets; above the MSS only where the device cuts
+    /// frames into segments. Default: none, that is one segment a frame.
+    pub frame_payload: u32,
+    /// Frames that one connection may number before the next one in turn. Default 64.
+    pub quantum: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 256,
+            receive_buffer: 1 << 20,
+            send_buffer: 1 << 20,
+            tx_slots: 512,
+            mtu: 1500,
+            frame_payload: 0,
+            quantum: 64,
+        }
+    }
+}
+
+impl Limits {
+    /// Octets of IPv4 and TCP headers without options.
+    pub const HEADERS: u16 = 40;
+
+    /// The MSS that we announce: what fits the MTU (RFC 9293 section 3.7.1).
+    pub const fn mss(&self) -> u16 {
+        self.mtu - Self::HEADERS
+    }
+
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// Says which field is out of its range, and the range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let ring = |field, value: u32| {
+            if value.is_power_of_two() && (1 << 10..=1 << 30).contains(&value) {
+                Ok(())
+            } else {
+                Err(ConfigError::OutOfRange {
+                    field,
+                    value: u64::from(value),
+                    allowed: "a power of two from 1024 to 2^30",
+                })
+            }
+        };
+        ring("receive_buffer", self.receive_buffer)?;
+        ring("send_buffer", self.send_buffer)?;
+        let within = |field, value: u64, low: u64, high: u64, allowed| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(ConfigError::OutOfRange {
+                    field,
+                    value,
+                    allowed,
+                })
+            }
+        };
+        within("mtu", u64::from(self.mtu), 68, 65_535, "68 to 65535")?;
+        within(
+            "connections",
+            u64::from(self.connections),
+            1,
+            1 << 20,
+            "1 to 2^20",
+        )?;
+        within("quantum", u64::from(self.quantum), 1, 1 << 20, "1 to 2^20")?;
+        within(
+            "frame_payload",
+            u64::from(self.frame_payload),
+            0,
+            65_535 - 60,
+            "0 to 65475",
+        )?;
+        if !self.tx_slots.is_power_of_two() || !(4..=1 << 20).contains(&self.tx_slots) {
+            return Err(ConfigError::OutOfRange {
+                field: "tx_slots",
+                value: u64::from(self.tx_slots),
+                allowed: "a power of two from 4 to 2^20",
+            });
+        }
+        Ok(())
+    }
+}

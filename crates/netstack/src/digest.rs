@@ -1,0 +1,484 @@
+//! What the receive pump learned of a request, and all that `apply` may know of it.
+//!
+//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], is everything that an
+//! in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are plain
+//! values: no pointer, no payload byte, nothing that could differ between two replicas.
+
+use core::net::SocketAddrV4;
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// At most this many segments share one request; one verdict bit belongs to each.
+pub const MAX_RUN: usize = 8;
+
+/// One life of one connection: a place in the connection table, and which of its tenants is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ConnId {
+    /// Place in the connection table.
+    pub index: u32,
+    /// Counts the connections that have lived at this place.
+    pub generation: u32,
+}
+
+impl ConnId {
+    /// Names no connection.
+    pub const NONE: ConnId = ConnId {
+        index: u32::MAX,
+        generation: u32::MAX,
+    };
+}
+
+/// The two ends of a connection, ours first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Flow {
+    /// Our address and port.
+    pub local: SocketAddrV4,
+    /// The peer's address and port.
+    pub remote: SocketAddrV4,
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Mac(pub [u8; 6]);
+
+/// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th octet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// No more data from the sender.
+    pub const FIN: Flags = Flags(0x01);
+    /// Synchronize sequence numbers.
+    pub const SYN: Flags = Flags(0x02);
+    /// Reset the connection.
+    pub const RST: Flags = Flags(0x04);
+    /// Push.
+    pub const PSH: Flags = Flags(0x08);
+    /// The acknowledgment field is significant.
+    pub const ACK: Flags = Flags(0x10);
+    /// The urgent pointer field is significant.
+    pub const URG: Flags = Flags(0x20);
+    /// Congestion experienced, echoed (RFC 3168).
+    pub const ECE: Flags = Flags(0x40);
+    /// Congestion window reduced (RFC 3168).
+    pub const CWR: Flags = Flags(0x80);
+
+    /// Whether every bit of `other` is set.
+    #[inline]
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether any bit of `other` is set.
+    #[inline]
+    pub const fn any(self, other: Flags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Both sets of bits.
+    #[inline]
+    #[must_use]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// Without the bits of `other`.
+    #[inline]
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Kind {
+    /// A run of TCP segments of one flow; [`Body::Segment`].
+    Segments,
+    /// Nothing but time (a deadline is due) or transmit credit; [`Body::None`].
+    Tick,
+    /// Anything an application or the operator asked for: the [`Body`] says what.
+    Command,
+}
+
+/// All that the pump learned of a run, in one cache line.
+///
+/// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or one
+/// frame that the device had merged already. All segments but the last carry `seg_len` octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(C, align(64))]
+pub struct Digest {
+    /// When the pump published this request. `apply` takes the maximum of this and what it knew.
+    pub now: Instant,
+    /// Frames 0..`sent` have been taken by the device (transmit credit).
+    pub sent: u64,
+    /// The pump's guess of the connection, or [`ConnId::NONE`]. Never wrong, sometimes missing.
+    pub hint: ConnId,
+    /// Sequence number of the first octet.
+    pub seg_seq: SeqNum,
+    /// Acknowledgment number, when `flags` has ACK.
+    pub seg_ack: SeqNum,
+    /// Payload octets of the whole run.
+    pub len: u32,
+    /// TSval, the same in all segments of the run (RFC 7323), when [`Digest::TIMESTAMPS`] is set.
+    pub ts_val: u32,
+    /// TSecr, when [`Digest::TIMESTAMPS`] is set.
+    pub ts_ecr: u32,
+    /// Low half of the application's read cursor, when [`Digest::PROGRESS`] is set.
+    pub app_read: u32,
+    /// Low half of the application's write cursor, when [`Digest::PROGRESS`] is set.
+    pub app_written: u32,
+    /// Payload octets of every segment but the last (of the only one, if there is one).
+    pub seg_len: u16,
+    /// Window field as received, not scaled.
+    pub seg_wnd: u16,
+    /// Control bits; PSH and FIN belong to the last segment.
+    pub flags: Flags,
+    /// Number of segments in the run, 1 to [`MAX_RUN`] (0 for requests that are no segments).
+    pub count: u8,
+    /// What the request is about.
+    pub kind: Kind,
+    /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
+    pub bits: u8,
+}
+
+const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 128);
+
+impl Digest {
+    /// `ts_val` and `ts_ecr` are there.
+    pub const TIMESTAMPS: u8 = 1;
+    /// `app_read` and `app_written` are there.
+    pub const PROGRESS: u8 = 2;
+    /// The body carries options besides timestamps (SYN options or SACK blocks).
+    pub const OPTIONS: u8 = 4;
+    /// The network marked congestion on a segment of the run (RFC 3168).
+    pub const CE: u8 = 8;
+
+    /// A digest that carries nothing but time and credit.
+    pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
+        Digest {
+            now,
+            sent,
+            hint: ConnId::NONE,
+            seg_seq: SeqNum(0),
+            seg_ack: SeqNum(0),
+            len: 0,
+            ts_val: 0,
+            ts_ecr: 0,
+            app_read: 0,
+            app_written: 0,
+            seg_len: 0,
+            seg_wnd: 0,
+            flags: Flags(0),
+            count: 0,
+            kind,
+            bits: 0,
+        }
+    }
+
+    /// The verdict that says every segment of the run is good.
+    #[inline]
+    pub const fn all_good(&self) -> u16 {
+        ((1u32 << self.count) - 1) as u16
+    }
+}
+
+/// TCP options other than timestamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Options {
+    /// None of them.
+    #[default]
+    None,
+    /// Options of a segment with SYN.
+    Syn(SynOptions),
+    /// Selective acknowledgments (RFC 2018), `blocks[..count]`.
+    Sack {
+        /// How many blocks there are, 1 to 4.
+        count: u8,
+        /// Left and right edges.
+        blocks: [(SeqNum, SeqNum); 4],
+    },
+}
+
+/// Options of a SYN or SYN-ACK.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SynOptions {
+    /// Maximum segment size in octets (RFC 9293 section 3.7.1).
+    pub mss: Option<u16>,
+    /// Window scale shift (RFC 7323 section 2).
+    pub window_scale: Option<u8>,
+    /// SACK permitted (RFC 2018).
+    pub sack_permitted: bool,
+}
+
+/// The rest of a request, behind the digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Body {
+    /// Nothing more.
+    None,
+    /// A run of segments.
+    Segment {
+        /// Whose segments they are.
+        flow: Flow,
+        /// Link-layer address that an answer goes to.
+        mac: Mac,
+        /// Octets of each frame before its payload; the same in every frame of a run.
+        payload_offset: u16,
+        /// Options besides timestamps.
+        options: Options,
+    },
+    /// Address and secret of the stack; the first request of every log.
+    Configure {
+        /// Our address.
+        address: Ipv4Addr,
+        /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
+        secret: [u64; 2],
+    },
+    /// Active OPEN (RFC 9293 section 3.10.1).
+    Open {
+        /// Whom to tell.
+        ticket: u64,
+        /// The peer.
+        remote: SocketAddrV4,
+        /// Link-layer address of the next hop.
+        mac: Mac,
+        /// Our port; 0 lets the stack choose one.
+        port: u16,
+    },
+    /// Passive OPEN.
+    Listen {
+        /// The port.
+        port: u16,
+        /// Connections that may wait to be accepted.
+        backlog: u16,
+    },
+    /// The application took `accepted` connections from the port's queue so far.
+    Accepted {
+        /// The listening port.
+        port: u16,
+        /// How many since it listens.
+        accepted: u64,
+    },
+    /// The listening socket went away.
+    Unlisten {
+        /// The port.
+        port: u16,
+    },
+    /// An application's cursors moved, or it closed.
+    Progress {
+        /// The connection.
+        conn: ConnId,
+        /// Octets that it has read.
+        app_read: u64,
+        /// Octets that it has written.
+        app_written: u64,
+        /// No more will be written (SHUT_WR; RFC 9293 section 3.10.4).
+        shutdown: bool,
+        /// Nobody holds the socket any more: what arrives has no reader.
+        orphan: bool,
+    },
+    /// ABORT (RFC 9293 section 3.10.5).
+    Abort {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// All work of a closed connection is done and its socket gone: its place is free again.
+    Free {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// A neighbour's link-layer address is (now) this.
+    Neighbor {
+        /// Its address.
+        address: Ipv4Addr,
+        /// Where frames for it go.
+        mac: Mac,
+    },
+}
+
+/// One entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(C)]
+pub struct Request {
+    /// What `apply` reads of a run, and time and credit of every request.
+    pub digest: Digest,
+    /// The rest.
+    pub body: Body,
+}
+
+impl Request {
+    /// A command, that is a request that carries no segment.
+    pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
+        Request {
+            digest: Digest::bare(Kind::Command, now, sent),
+            body,
+        }
+    }
+
+    /// Where the payload of a run lies: octets in every segment but the last, and octets of each frame
+    /// before its payload.
+    #[inline]
+    pub const fn layout(&self) -> (u32, usize) {
+        match self.body {
+            Body::Segment { payload_offset, .. } => {
+                (self.digest.seg_len as u32, payload_offset as usize)
+            }
+            _ => (0, 0),
+        }
+    }
+
+    /// Time and credit, nothing else.
+    pub const fn tick(now: Instant, sent: u64) -> Self {
+        Request {
+            digest: Digest::bare(Kind::Tick, now, sent),
+            body: Body::None,
+        }
+    }
+}
+
+/// A contiguous piece of a run whose checksums are good, as SEGMENT ARRIVES sees it.
+///
+/// A whole run is one piece; a run with a bad segment falls apart around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// Sequence number of the first octet.
+    pub seq: SeqNum,
+    /// Acknowledgment number, meaningful with ACK.
+    pub ack: SeqNum,
+    /// Payload octets.
+    pub len: u32,
+    /// Where the payload begins within the run's payloads put end to end.
+    pub run_offset: u32,
+    /// How many segments of the wire this piece stands for.
+    pub count: u8,
+    /// Window field, not scaled.
+    pub wnd: u16,
+    /// Control bits.
+    pub flags: Flags,
+    /// TSval and TSecr, if the option was there.
+    pub timestamps: Option<(u32, u32)>,
+    /// Whether congestion was marked.
+    pub ce: bool,
+    /// Other options.
+    pub options: &'a Options,
+}
+
+impl Segment<'_> {
+    /// SEG.LEN: payload plus one for SYN and one for FIN (RFC 9293 section 3.4).
+    #[inline]
+    pub const fn seg_len(&self) -> u32 {
+        self.len + (self.flags.0 & 1) as u32 + ((self.flags.0 >> 1) & 1) as u32
+    }
+}
+
+impl Request {
+    /// Splits a run into its contiguous good pieces, in order. `verdict` has one bit per segment.
+    #[inline]
+    pub fn pieces(&self, verdict: u16, mut each: impl FnMut(&Segment<'_>)) {
+        let d = &self.digest;
+        let Body::Segment { options, .. } = &self.body else {
+            return;
+        };
+        let timestamps = (d.bits & Digest::TIMESTAMPS != 0).then_some((d.ts_val, d.ts_ecr));
+        let mut piece = |first: u32, end: u32| {
+            let offset = first * u32::from(d.seg_len);
+            let last = end == u32::from(d.count);
+            let len = if last {
+                d.len - offset
+            } else {
+                (end - first) * u32::from(d.seg_len)
+            };
+            each(&Segment {
+                seq: d.seg_seq + offset,
+                ack: d.seg_ack,
+                len,
+                run_offset: offset,
+                count: (end - first) as u8,
+                wnd: d.seg_wnd,
+                flags: if last {
+                    d.flags
+                } else {
+                    d.flags.without(Flags::PSH.with(Flags::FIN))
+                },
+                timestamps,
+                ce: d.bits & Digest::CE != 0,
+                options,
+            });
+        };
+        if verdict == d.all_good() {
+            piece(0, u32::from(d.count));
+            return;
+        }
+        let mut first = 0;
+        while first < u32::from(d.count) {
+            let run = (verdict >> first).trailing_ones().min(u32::from(d.count) - first);
+            if run > 0 {
+                piece(first, first + run);
+            }
+            first += run + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(count: u8, seg_len: u16, len: u32, flags: Flags) -> Request {
+        let mut digest = Digest::bare(Kind::Segments, Instant::ZERO, 0);
+        digest.count = count;
+        digest.seg_len = seg_len;
+        digest.len = len;
+        digest.flags = flags;
+        digest.seg_seq = SeqNum(1000);
+        let end = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
+        Request {
+            digest,
+            body: Body::Segment {
+                flow: Flow {
+                    local: end,
+                    remote: end,
+                },
+                mac: Mac::default(),
+                payload_offset: 54,
+                options: Options::None,
+            },
+        }
+    }
+
+    fn pieces(request: &Request, verdict: u16) -> Vec<(u32, u32, u8, Flags)> {
+        let mut seen = Vec::new();
+        request.pieces(verdict, |s| seen.push((s.seq.0, s.len, s.count, s.flags)));
+        seen
+    }
+
+    #[test]
+    fn a_good_run_is_one_piece() {
+        let flags = Flags::ACK.with(Flags::FIN);
+        let request = run(4, 100, 350, flags);
+        assert_eq!(pieces(&request, 0b1111), [(1000, 350, 4, flags)]);
+    }
+
+    #[test]
+    fn a_bad_segment_splits_its_run_and_keeps_fin_with_the_last() {
+        let flags = Flags::ACK.with(Flags::FIN);
+        let request = run(4, 100, 350, flags);
+        assert_eq!(
+            pieces(&request, 0b1101),
+            [(1000, 100, 1, Flags::ACK), (1200, 150, 2, flags)]
+        );
+        assert_eq!(pieces(&request, 0b0111), [(1000, 300, 3, Flags::ACK)]);
+        assert_eq!(pieces(&request, 0), []);
+    }
+
+    #[test]
+    fn a_pure_ack_is_one_empty_piece() {
+        let request = run(1, 0, 0, Flags::ACK);
+        assert_eq!(pieces(&request, 1), [(1000, 0, 1, Flags::ACK)]);
+    }
+}

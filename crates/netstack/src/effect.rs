@@ -1,0 +1,187 @@
+//! All that `apply` can ask for.
+//!
+//! An effect carries what it needs as values, so it means the same whenever and by whomever it is
+//! performed, and performing it tells nothing back: state cannot depend on it.
+
+use core::net::SocketAddrV4;
+
+use crate::digest::{ConnId, Flags, Flow, Mac, SynOptions};
+use crate::seqnum::SeqNum;
+
+/// Takes what `apply` asks for. Write-only: nothing comes back, so skipping it cannot change state.
+pub trait EffectSink {
+    /// Adds `effect` behind those that are there.
+    fn push(&mut self, effect: Effect);
+}
+
+impl EffectSink for Vec<Effect> {
+    fn push(&mut self, effect: Effect) {
+        Vec::push(self, effect);
+    }
+}
+
+/// Something to be done outside the protocol state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Copy received octets into the stream. Every octet of a stream is named by exactly one of these.
+    Deliver(Deliver),
+    /// Build and send numbered frames.
+    Transmit(Transmit),
+    /// The first `upto` octets that the application wrote will never be read again.
+    Release {
+        /// The connection.
+        conn: ConnId,
+        /// Stream offset.
+        upto: u64,
+    },
+    /// The connection's life moved on, as its socket sees it.
+    Event {
+        /// The connection.
+        conn: ConnId,
+        /// How.
+        event: Event,
+    },
+    /// An active open got its place; or, with [`ConnId::NONE`], failed for want of room or ports.
+    Opened {
+        /// Who asked.
+        ticket: u64,
+        /// The connection.
+        conn: ConnId,
+        /// Its ends.
+        flow: Flow,
+    },
+    /// A connection to a listening port is established and waits to be accepted.
+    Accept {
+        /// The listening port.
+        port: u16,
+        /// The connection.
+        conn: ConnId,
+        /// The peer.
+        remote: SocketAddrV4,
+    },
+    /// Segments of `flow` belong to `conn` from now on (`open`), or no longer: a hint for the pump.
+    Hint {
+        /// The connection.
+        conn: ConnId,
+        /// Its ends.
+        flow: Flow,
+        /// Whether it begins or ends.
+        open: bool,
+    },
+    /// The connection is over. Its place becomes free when all earlier work is done and its socket gone.
+    Retire {
+        /// The connection.
+        conn: ConnId,
+    },
+}
+
+/// A copy from the run's payloads into the receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deliver {
+    /// The connection.
+    pub conn: ConnId,
+    /// Where the octets begin within the run's payloads put end to end.
+    pub run_offset: u32,
+    /// How many octets.
+    pub len: u32,
+    /// Where they go: offset from the start of the receive stream (the octet after the SYN is 0).
+    pub stream_offset: u64,
+    /// Number of this delivery within its connection, 0 on. All pieces of one request share it.
+    pub delivery: u64,
+    /// How far the stream reaches without a gap after this request.
+    pub end: u64,
+    /// Whether this is the request's last piece for the connection: now the delivery is complete.
+    pub last: bool,
+}
+
+/// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and length.
+///
+/// Frame i carries the octets from `payload_offset + i * frame_len` on, `frame_len` of them but for the
+/// last. A frame longer than `mss` is for the device to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Number of the first frame.
+    pub first_frame: u64,
+    /// How many frames, at least 1.
+    pub count: u32,
+    /// Payload octets of all of them.
+    pub payload_len: u32,
+    /// Where the payload begins in the send stream (the octet after our SYN is 0).
+    pub payload_offset: u64,
+    /// The connection whose send stream is meant; [`ConnId::NONE`] for frames without a connection.
+    pub conn: ConnId,
+    /// Payload octets of every frame but the last.
+    pub frame_len: u32,
+    /// Sequence number of the first frame.
+    pub seq: SeqNum,
+    /// Acknowledgment number; 0 without ACK.
+    pub ack: SeqNum,
+    /// Payload octets of a segment, at most.
+    pub mss: u16,
+    /// Window field, scaled already.
+    pub wnd: u16,
+    /// Control bits; PSH and FIN go to the last frame only.
+    pub flags: Flags,
+    /// Link-layer destination.
+    pub mac: Mac,
+    /// Both ends.
+    pub flow: Flow,
+    /// TSval and TSecr, if timestamps are in use (RFC 7323).
+    pub timestamps: Option<(u32, u32)>,
+    /// Options of a SYN.
+    pub syn: Option<SynOptions>,
+}
+
+impl Transmit {
+    /// Payload of frame `i`: offset in the send stream and number of octets.
+    #[inline]
+    pub fn payload_of(&self, i: u32) -> (u64, u32) {
+        let before = i * self.frame_len;
+        (
+            self.payload_offset + u64::from(before),
+            (self.payload_len - before).min(self.frame_len),
+        )
+    }
+}
+
+/// What a socket learns of its connection. Each can be told once, in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The handshake is complete.
+    Established,
+    /// The peer will send nothing after stream offset `end`.
+    PeerFinished {
+        /// Where the receive stream ends.
+        end: u64,
+    },
+    /// Everything written, and our FIN, has been acknowledged.
+    AllAcknowledged,
+    /// The peer reset an established connection.
+    Reset,
+    /// The peer refused to open it.
+    Refused,
+    /// The peer did not answer for too long.
+    TimedOut,
+    /// We aborted it.
+    Aborted,
+}
+
+/// Numbers outgoing frames, within the room that the transmit ring is known to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameNumbers {
+    /// Number of the next frame.
+    pub next: u64,
+    /// No frame is numbered at or past this: what the device took, plus the ring's length.
+    pub limit: u64,
+    /// Frames 0..`sent` have been taken by the device.
+    pub sent: u64,
+}
+
+impl FrameNumbers {
+    /// How many frames may be numbered now.
+    #[inline]
+    pub const fn room(&self) -> u64 {
+        self.limit - self.next
+    }
+}

@@ -1,0 +1,64 @@
+//! From a segment's addresses and ports to its connection.
+
+use core::hash::{BuildHasher, Hasher};
+use std::collections::HashMap;
+
+use siphasher::sip::SipHasher13;
+
+use crate::digest::{ConnId, Flow};
+
+/// Keyed, so that nobody outside can aim at one bucket; the same in all replicas, so it may decide.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Keyed {
+    pub(crate) key: [u64; 2],
+}
+
+impl Keyed {
+    /// A keyed hash of `words`, with `purpose` telling uses apart.
+    pub(crate) fn hash(&self, purpose: u64, flow: &Flow) -> u64 {
+        let mut hasher = self.build_hasher();
+        hasher.write_u64(purpose);
+        write_flow(&mut hasher, flow);
+        hasher.finish()
+    }
+}
+
+fn write_flow(hasher: &mut impl Hasher, flow: &Flow) {
+    hasher.write_u32(flow.remote.ip().to_bits());
+    hasher.write_u32(flow.local.ip().to_bits());
+    hasher.write_u32(u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port()));
+}
+
+impl BuildHasher for Keyed {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.key[0], self.key[1])
+    }
+}
+
+/// The table of connections by flow. It is only ever asked, never walked: its order means nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Demux {
+    table: HashMap<Flow, ConnId, Keyed>,
+}
+
+impl Demux {
+    pub(crate) fn new(keyed: Keyed) -> Self {
+        Demux {
+            table: HashMap::with_hasher(keyed),
+        }
+    }
+
+    pub(crate) fn find(&self, flow: &Flow) -> Option<ConnId> {
+        self.table.get(flow).copied()
+    }
+
+    pub(crate) fn insert(&mut self, flow: Flow, conn: ConnId) {
+        self.table.insert(flow, conn);
+    }
+
+    pub(crate) fn remove(&mut self, flow: &Flow) {
+        self.table.remove(flow);
+    }
+}

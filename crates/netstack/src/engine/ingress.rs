@@ -1,0 +1,258 @@
+//! From frames to runs.
+//!
+//! Segments are merged only where no protocol step could tell: one flow, consecutive sequence numbers, and the
+//! same acknowledgment, window, timestamps, flags and congestion mark; all but the last of equal length, PSH
+//! or FIN only on the last. Segments without payload, and with options besides timestamps, stay alone.
+//! Where a run ends is part of the request, so it is the same in every replica.
+
+use core::net::SocketAddrV4;
+
+use dominoes_drivers::Frame;
+
+use crate::digest::{
+    Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, Mac, Options, Request, SynOptions,
+};
+use crate::engine::Run;
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+use crate::wire;
+
+/// The flow of a received segment, as we see it.
+pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
+    Flow {
+        local: SocketAddrV4::new(tcp.dst, tcp.dst_port),
+        remote: SocketAddrV4::new(tcp.src, tcp.src_port),
+    }
+}
+
+/// A run that may still grow.
+#[derive(Debug, Default)]
+pub(crate) struct OpenRun {
+    head: Option<Head>,
+    run: Run,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    first: wire::Tcp,
+    flow: Flow,
+    mac: Mac,
+    /// Flags of the last segment.
+    flags: u8,
+    len: u32,
+    /// Whether the last segment may be followed by another.
+    open: bool,
+}
+
+/// PSH and FIN: what only the last segment of a run may have.
+const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
+
+impl OpenRun {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.is_none()
+    }
+
+    /// The flow of the segments that are gathered.
+    pub(crate) fn flow(&self) -> Option<Flow> {
+        self.head.map(|head| head.flow)
+    }
+
+    /// Adds a segment if it may stand in the same run; else hands its frame back.
+    pub(crate) fn push(
+        &mut self,
+        tcp: &wire::Tcp,
+        mac: [u8; 6],
+        frame: Frame,
+        merge: bool,
+    ) -> Result<(), Frame> {
+        let Some(head) = &mut self.head else {
+            self.head = Some(Head {
+                first: *tcp,
+                flow: flow_of(tcp),
+                mac: Mac(mac),
+                flags: tcp.flags,
+                len: tcp.payload_len,
+                open: merge && may_begin(tcp, &frame),
+            });
+            self.run.frames.push(frame);
+            return Ok(());
+        };
+        let first = &head.first;
+        let fits = head.open
+            && self.run.frames.len() < MAX_RUN
+            && may_continue(tcp)
+            && tcp.payload_len <= first.payload_len
+            && tcp.seq == first.seq.wrapping_add(head.len)
+            && tcp.ack == first.ack
+            && tcp.wnd == first.wnd
+            && tcp.timestamps == first.timestamps
+            && tcp.ce == first.ce
+            && tcp.payload_offset == first.payload_offset
+            && (tcp.flags ^ first.flags) & !LAST_ONLY == 0
+            && tcp.src_port == first.src_port
+            && tcp.dst_port == first.dst_port
+            && tcp.src == first.src
+            && tcp.dst == first.dst
+            && frame.meta.gso.is_none();
+        if !fits {
+            return Err(frame);
+        }
+        head.len += tcp.payload_len;
+        head.flags = tcp.flags;
+        head.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == first.payload_len;
+        self.run.frames.push(frame);
+        Ok(())
+    }
+
+    /// Ends the run: its request, stamped, and its frames. `None` if there is none.
+    pub(crate) fn take(
+        &mut self,
+        now: Instant,
+        sent: u64,
+        hint: ConnId,
+        cursors: Option<(u64, u64)>,
+    ) -> Option<(Request, Run)> {
+        let head = self.head.take()?;
+        let run = core::mem::take(&mut self.run);
+        let tcp = &head.first;
+        let mut digest = Digest::bare(Kind::Segments, now, sent);
+        digest.hint = hint;
+        digest.seg_seq = SeqNum(tcp.seq);
+        digest.seg_ack = SeqNum(tcp.ack);
+        digest.len = head.len;
+        digest.seg_len = tcp.payload_len as u16;
+        digest.seg_wnd = tcp.wnd;
+        digest.flags = Flags(head.flags);
+        digest.count = run.frames.len() as u8;
+        if let Some((val, ecr)) = tcp.timestamps {
+            digest.ts_val = val;
+            digest.ts_ecr = ecr;
+            digest.bits |= Digest::TIMESTAMPS;
+        }
+        if let Some((read, written)) = cursors {
+            digest.app_read = read as u32;
+            digest.app_written = written as u32;
+            digest.bits |= Digest::PROGRESS;
+        }
+        let options = options_of(tcp);
+        if options != Options::None {
+            digest.bits |= Digest::OPTIONS;
+        }
+        if tcp.ce {
+            digest.bits |= Digest::CE;
+        }
+        let body = Body::Segment {
+            flow: head.flow,
+            mac: head.mac,
+            payload_offset: tcp.payload_offset,
+            options,
+        };
+        Some((Request { digest, body }, run))
+    }
+}
+
+fn may_begin(tcp: &wire::Tcp, frame: &Frame) -> bool {
+    may_continue(tcp) && tcp.flags & LAST_ONLY == 0 && frame.meta.gso.is_none()
+}
+
+fn may_continue(tcp: &wire::Tcp) -> bool {
+    tcp.payload_len > 0 && tcp.flags & !LAST_ONLY == Flags::ACK.0 && !tcp.options.any
+}
+
+fn options_of(tcp: &wire::Tcp) -> Options {
+    let o = &tcp.options;
+    if !o.any {
+        return Options::None;
+    }
+    if tcp.flags & Flags::SYN.0 != 0 {
+        return Options::Syn(SynOptions {
+            mss: o.mss,
+            window_scale: o.window_scale,
+            sack_permitted: o.sack_permitted,
+        });
+    }
+    let mut blocks = [(SeqNum(0), SeqNum(0)); 4];
+    let mut count = 0;
+    for (left, right) in o.sack.iter().flatten() {
+        blocks[usize::from(count)] = (SeqNum(*left), SeqNum(*right));
+        count += 1;
+    }
+    if count == 0 {
+        Options::None
+    } else {
+        Options::Sack { count, blocks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Packet, TcpHeaders};
+    use std::net::Ipv4Addr;
+
+    fn frame(seq: u32, flags: Flags, payload: &[u8]) -> (wire::Tcp, Frame) {
+        let headers = TcpHeaders {
+            src_mac: [2; 6],
+            dst_mac: [4; 6],
+            src: Ipv4Addr::new(10, 0, 0, 2),
+            dst: Ipv4Addr::new(10, 0, 0, 1),
+            src_port: 4000,
+            dst_port: 80,
+            seq,
+            ack: 9,
+            wnd: 100,
+            flags: flags.0,
+            timestamps: None,
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            payload_len: payload.len(),
+        };
+        let mut bytes = vec![0; 200];
+        let head = wire::emit_tcp(&mut bytes, &headers);
+        bytes.truncate(head);
+        bytes.extend(payload);
+        let Ok(Packet::Tcp(tcp)) = wire::parse(&bytes) else {
+            panic!("not TCP")
+        };
+        (tcp, Frame::from_bytes(&bytes))
+    }
+
+    fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
+        let (tcp, frame) = frame(seq, flags, payload);
+        run.push(&tcp, [2; 6], frame, true).is_ok()
+    }
+
+    #[test]
+    fn consecutive_segments_make_one_run_until_a_shorter_or_pushed_one_ends_it() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
+        assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
+        assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
+        let (request, frames) = run.take(Instant::ZERO, 3, ConnId::NONE, None).unwrap();
+        assert_eq!(request.digest.count, 3);
+        assert_eq!(request.digest.len, 30);
+        assert_eq!(request.digest.seg_len, 10);
+        assert_eq!(request.digest.sent, 3);
+        assert!(request.digest.flags.has(Flags::PSH));
+        assert_eq!(frames.frames.len(), 3);
+        assert!(run.is_empty());
+
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));
+        assert!(!push(&mut run, 114, Flags::ACK, &[2; 4]));
+    }
+
+    #[test]
+    fn a_gap_a_pure_ack_and_a_longer_segment_begin_runs_of_their_own() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
+        assert!(!push(&mut run, 110, Flags::ACK, &[]));
+        assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
+        run.take(Instant::ZERO, 0, ConnId::NONE, None);
+        assert!(push(&mut run, 100, Flags::ACK, &[]));
+        assert!(!push(&mut run, 100, Flags::ACK, &[]));
+    }
+}

@@ -1,0 +1,34 @@
+//! How a request travels.
+//!
+//! ```text
+//! device -> pump: parse, merge, publish -> prepare -> apply -> perform -> TX slots, streams -> device, application
+//! ```
+//!
+//! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
+//! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
+//! that primaries share with applications and devices. Which thread calls what, and whether there is a log in
+//! between, is the business of [`crate::variants`].
+
+pub(crate) mod checksum;
+pub(crate) mod demux;
+pub(crate) mod ingress;
+pub(crate) mod neighbor;
+pub(crate) mod perform;
+pub(crate) mod prepare;
+pub(crate) mod pump;
+pub(crate) mod record;
+pub(crate) mod replica;
+pub(crate) mod stream;
+pub(crate) mod tx;
+pub(crate) mod world;
+
+use arrayvec::ArrayVec;
+use dominoes_drivers::Frame;
+
+use crate::digest::MAX_RUN;
+
+/// The frames behind a request: those of a run, in order; none for other requests.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) frames: ArrayVec<Frame, MAX_RUN>,
+}

@@ -1,0 +1,178 @@
+//! Who has which link-layer address (RFC 826), and who waits to know.
+//!
+//! Not replicated: the pump keeps it, answers requests, and writes what connections need into the log.
+
+use core::net::SocketAddrV4;
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+
+use crate::digest::Mac;
+use crate::time::{Duration, Instant};
+
+/// Neighbours that are remembered; above this, new ones are not (a flood cannot grow the table).
+const MAX_NEIGHBORS: usize = 1024;
+/// Opens that may wait for an answer.
+const MAX_WAITING: usize = 256;
+/// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
+const RETRY: Duration = Duration::from_secs(1);
+/// Requests that go unanswered before a neighbour counts as unreachable.
+const TRIES: u32 = 3;
+
+/// An active open that waits for its next hop's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingOpen {
+    pub(crate) ticket: u64,
+    pub(crate) remote: SocketAddrV4,
+}
+
+#[derive(Debug)]
+struct Asking {
+    next_hop: Ipv4Addr,
+    tries: u32,
+    again_at: Instant,
+    opens: Vec<WaitingOpen>,
+}
+
+/// The table, and the questions that are open.
+#[derive(Debug, Default)]
+pub(crate) struct Neighbors {
+    table: HashMap<Ipv4Addr, Mac>,
+    asking: Vec<Asking>,
+}
+
+/// What is to be done when time has passed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Overdue {
+    /// Ask again for these.
+    pub(crate) ask: Vec<Ipv4Addr>,
+    /// Nobody answered for these.
+    pub(crate) failed: Vec<WaitingOpen>,
+}
+
+impl Neighbors {
+    pub(crate) fn lookup(&self, address: Ipv4Addr) -> Option<Mac> {
+        self.table.get(&address).copied()
+    }
+
+    /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping. Returns the
+    /// opens that waited for it, and whether an address that was known has moved.
+    pub(crate) fn learn(
+        &mut self,
+        address: Ipv4Addr,
+        mac: Mac,
+        wanted: bool,
+    ) -> (Vec<WaitingOpen>, bool) {
+        let known = self.table.len();
+        let moved = match self.table.get_mut(&address) {
+            Some(old) => core::mem::replace(old, mac) != mac,
+            None => {
+                if wanted && known < MAX_NEIGHBORS {
+                    self.table.insert(address, mac);
+                }
+                false
+            }
+        };
+        let mut opens = Vec::new();
+        self.asking.retain_mut(|asking| {
+            let answered = asking.next_hop == address;
+            if answered {
+                opens.append(&mut asking.opens);
+            }
+            !answered
+        });
+        (opens, moved)
+    }
+
+    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error hands the
+    /// open back if too many wait.
+    pub(crate) fn wait_for(
+        &mut self,
+        next_hop: Ipv4Addr,
+        open: WaitingOpen,
+        now: Instant,
+    ) -> Result<bool, WaitingOpen> {
+        if self.asking.iter().map(|a| a.opens.len()).sum::<usize>() >= MAX_WAITING {
+            return Err(open);
+        }
+        if let Some(asking) = self.asking.iter_mut().find(|a| a.next_hop == next_hop) {
+            asking.opens.push(open);
+            return Ok(false);
+        }
+        self.asking.push(Asking {
+            next_hop,
+            tries: 1,
+            again_at: now + RETRY,
+            opens: vec![open],
+        });
+        Ok(true)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let next = self.asking.iter().map(|asking| asking.again_at).min();
+        next.unwrap_or(Instant::NEVER)
+    }
+
+    pub(crate) fn on_time(&mut self, now: Instant) -> Overdue {
+        let mut overdue = Overdue::default();
+        self.asking.retain_mut(|asking| {
+            if asking.again_at > now {
+                return true;
+            }
+            if asking.tries == TRIES {
+                overdue.failed.append(&mut asking.opens);
+                return false;
+            }
+            asking.tries += 1;
+            asking.again_at = now + RETRY;
+            overdue.ask.push(asking.next_hop);
+            true
+        });
+        overdue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const MAC: Mac = Mac([1; 6]);
+
+    fn open(ticket: u64) -> WaitingOpen {
+        WaitingOpen {
+            ticket,
+            remote: SocketAddrV4::new(PEER, 80),
+        }
+    }
+
+    #[test]
+    fn opens_wait_for_the_answer_and_are_asked_for_once() {
+        let mut n = Neighbors::default();
+        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
+        assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
+        let (ready, moved) = n.learn(PEER, MAC, true);
+        assert_eq!((ready, moved), (vec![open(1), open(2)], false));
+        assert_eq!(n.lookup(PEER), Some(MAC));
+        assert_eq!(n.next_deadline(), Instant::NEVER);
+    }
+
+    #[test]
+    fn silence_is_asked_three_times_and_then_fails() {
+        let mut n = Neighbors::default();
+        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
+        for _ in 0..2 {
+            let overdue = n.on_time(n.next_deadline());
+            assert_eq!(overdue.ask, [PEER]);
+        }
+        assert_eq!(n.on_time(n.next_deadline()).failed, [open(1)]);
+    }
+
+    #[test]
+    fn strangers_that_did_not_speak_to_us_are_not_kept_but_moves_are_noticed() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, false);
+        assert_eq!(n.lookup(PEER), None);
+        n.learn(PEER, MAC, true);
+        assert_eq!(n.learn(PEER, Mac([2; 6]), false), (vec![], true));
+    }
+}

@@ -1,0 +1,187 @@
+//! The other costly step: what `apply` asked for becomes copies, frames and news.
+//!
+//! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and nothing
+//! tells anything back to `apply`.
+
+use core::net::SocketAddrV4;
+
+use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
+
+use crate::digest::{ConnId, Flags};
+use crate::effect::{Deliver, Effect, Transmit};
+use crate::engine::Run;
+use crate::engine::checksum::Sum;
+use crate::engine::world::{Answer, HintNews, World};
+use crate::stats::EffectStats;
+use crate::wire::{self, ETHERNET_HEADER, TcpHeaders};
+
+const TCP: u8 = 6;
+/// Where the checksum field stands within a TCP header.
+const CHECKSUM_AT: u16 = 16;
+
+/// Copies what `deliver` names out of the run's frames.
+pub(crate) fn deliver(
+    world: &World,
+    deliver: &Deliver,
+    seg_len: u32,
+    payload_offset: usize,
+    run: &Run,
+    stats: &mut EffectStats,
+) {
+    let Some(stream) = world.streams.get(deliver.conn) else {
+        stats.diverged += 1;
+        return;
+    };
+    let seg_len = seg_len.max(1);
+    let mut done = 0;
+    while done < deliver.len {
+        let at = deliver.run_offset + done;
+        // The last segment may be the longest only when it is the only one, so the index is always right.
+        let index = ((at / seg_len) as usize).min(run.frames.len().saturating_sub(1));
+        let within = (at - index as u32 * seg_len) as usize;
+        let Some(payload) = run
+            .frames
+            .get(index)
+            .and_then(|frame| frame.bytes().get(payload_offset + within..))
+        else {
+            stats.diverged += 1;
+            return;
+        };
+        // Behind the payload a short frame may carry padding: a run's segments but the last are `seg_len`.
+        let left = (deliver.len - done) as usize;
+        let here = if index + 1 < run.frames.len() {
+            left.min(seg_len as usize - within)
+        } else {
+            left
+        };
+        let Some(bytes) = payload.get(..here) else {
+            stats.diverged += 1;
+            return;
+        };
+        stream.store(deliver, done, bytes);
+        done += here as u32;
+    }
+    stats.delivered_bytes += u64::from(deliver.len);
+    if deliver.last {
+        stats.deliveries += 1;
+        stream.stamp(deliver);
+    }
+}
+
+/// Builds frame `i` of a transmit effect in its slot.
+pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats) {
+    let (offset, len) = t.payload_of(i);
+    let Ok(mut claim) = world.tx.claim(t.first_frame + u64::from(i)) else {
+        stats.diverged += 1;
+        return;
+    };
+    let last = i + 1 == t.count;
+    let flags = if last {
+        t.flags
+    } else {
+        t.flags.without(Flags::PSH.with(Flags::FIN))
+    };
+    let syn = t.syn.unwrap_or_default();
+    let headers = TcpHeaders {
+        src_mac: world.mac,
+        dst_mac: t.mac.0,
+        src: *t.flow.local.ip(),
+        dst: *t.flow.remote.ip(),
+        src_port: t.flow.local.port(),
+        dst_port: t.flow.remote.port(),
+        seq: (t.seq + i * t.frame_len).0,
+        ack: t.ack.0,
+        wnd: t.wnd,
+        flags: flags.0,
+        timestamps: t.timestamps,
+        mss: syn.mss,
+        window_scale: syn.window_scale,
+        sack_permitted: syn.sack_permitted,
+        payload_len: len as usize,
+    };
+    let buffer = claim.buffer();
+    let head = wire::emit_tcp(buffer, &headers);
+    let total = head + len as usize;
+    let tcp_len = total - ETHERNET_HEADER - 20;
+    let pseudo = Sum::default().pseudo_header(
+        headers.src.octets(),
+        headers.dst.octets(),
+        TCP,
+        tcp_len,
+    );
+    let stream = (len > 0).then(|| world.streams.get(t.conn)).flatten();
+    let (a, b) = match &stream {
+        Some(stream) => stream.sending(offset, len as usize),
+        None if len > 0 => {
+            stats.diverged += 1;
+            return;
+        }
+        None => (&[][..], &[][..]),
+    };
+    let (front, back) = buffer[head..total].split_at_mut(a.len());
+    front.copy_from_slice(a);
+    back.copy_from_slice(b);
+    let meta = if world.tx_checksum {
+        wire::set_tcp_checksum(buffer, pseudo.folded());
+        TxMeta {
+            checksum: TxChecksum::Partial {
+                start: (ETHERNET_HEADER + 20) as u16,
+                offset: CHECKSUM_AT,
+            },
+            gso: (len > u32::from(t.mss)).then_some(Gso {
+                kind: GsoKind::Tcp4,
+                size: t.mss,
+                header_len: head as u16,
+            }),
+        }
+    } else {
+        let sum = pseudo.add(&buffer[ETHERNET_HEADER + 20..total]);
+        wire::set_tcp_checksum(buffer, sum.finish());
+        TxMeta::default()
+    };
+    claim.publish(head, total, meta);
+    stats.frames += 1;
+    stats.sent_bytes += u64::from(len);
+}
+
+/// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
+pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
+    match *effect {
+        Effect::Deliver(_) | Effect::Transmit(_) => {}
+        Effect::Release { conn, upto } => match world.streams.get(conn) {
+            Some(stream) => stream.release(upto),
+            None => stats.diverged += 1,
+        },
+        Effect::Event { conn, event } => match world.streams.get(conn) {
+            Some(stream) => stream.event(event),
+            None => stats.diverged += 1,
+        },
+        Effect::Opened { ticket, conn, flow } => {
+            let answer = if conn == ConnId::NONE {
+                Answer::NoRoom
+            } else {
+                Answer::Opened { conn, flow }
+            };
+            world.answer(ticket, answer);
+        }
+        Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
+        Effect::Hint { conn, flow, open } => world.hints.push(HintNews { conn, flow, open }),
+        Effect::Retire { conn } => {
+            if let Some(stream) = world.streams.get(conn) {
+                stream.retired();
+            }
+            world.retired.push(conn);
+            world.ring();
+        }
+    }
+}
+
+/// Queues an established connection for the port's listener; without one, nobody will ever read it.
+fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
+    if let Some(queue) = world.desk().listeners.get_mut(&port) {
+        queue.ready.push_back((conn, remote));
+        world.desk_bell.notify_all();
+    } else {
+        world.abandon(conn);
+    }
+}

@@ -1,0 +1,673 @@
+//! The two pumps: roles that any thread may take for a moment, no threads of their own.
+//!
+//! The receive pump is the only publisher of a group's log. It samples everything that `apply` must know and
+//! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
+//! transmit pump hands frames to the device in the order of their numbers.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use dominoes_drivers::{DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
+
+use crate::digest::{Body, ConnId, Digest, Flow, Mac, Request};
+use crate::engine::Run;
+use crate::engine::ingress::OpenRun;
+use crate::engine::neighbor::{Neighbors, WaitingOpen};
+use crate::engine::prepare::vouched_for;
+use crate::engine::record::{Entry, Recorder, Written};
+use crate::engine::tx::Transmitter;
+use crate::engine::world::{Answer, Command, World};
+use crate::stats::PumpStats;
+use crate::time::Instant;
+use crate::wire::{self, Malformed, Packet};
+
+/// Frames that a holder of a pump takes before it lets go.
+pub(crate) const BATCH: usize = 32;
+/// Places of the log that frames leave free, for time, credit and applications.
+pub(crate) const RESERVED: usize = 4;
+
+/// Where requests go: into a log, or straight to the state.
+pub(crate) trait Log {
+    /// How many requests may be published now.
+    fn room(&mut self) -> usize;
+    /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
+    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run);
+    /// Moves frames that nobody needs any more to `back`.
+    fn reclaim(&mut self, back: &mut Vec<Frame>);
+    /// How many requests have been published.
+    fn published(&self) -> u64;
+    /// All effects of requests below this position have been performed.
+    fn performed(&self) -> u64;
+}
+
+/// Where we are in the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix: u8,
+    pub(crate) gateway: Option<Ipv4Addr>,
+}
+
+impl Site {
+    /// Who gets frames for `remote`, if anybody does.
+    fn next_hop(&self, remote: Ipv4Addr) -> Option<Ipv4Addr> {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
+        let same = (remote.to_bits() ^ self.address.to_bits()) & mask == 0;
+        if same { Some(remote) } else { self.gateway }
+    }
+}
+
+/// The receive pump.
+pub(crate) struct RxPump {
+    world: Arc<World>,
+    rx: Box<dyn DeviceRx>,
+    site: Site,
+    secret: [u64; 2],
+    configured: bool,
+    /// Whether segments may be merged into runs.
+    pub(crate) merge: bool,
+    /// Claimed and not published yet, oldest first.
+    claimed: VecDeque<Frame>,
+    batch: Vec<Frame>,
+    back: Vec<Frame>,
+    open: OpenRun,
+    hints: HashMap<Flow, ConnId>,
+    last_hint: Option<(Flow, ConnId)>,
+    /// Connections whose end was told before their beginning.
+    over: HashSet<ConnId>,
+    neighbors: Neighbors,
+    /// Opens whose next hop is known and that wait for room in the log.
+    opens: VecDeque<(WaitingOpen, Mac)>,
+    /// Retired connections, with how much must have been performed before their place is free.
+    closing: VecDeque<(u64, ConnId)>,
+    /// Retired connections whose socket is still there.
+    lingering: HashSet<ConnId>,
+    /// Credit as last published.
+    sent: u64,
+    /// How much each place's application had written when last published, for the recorder.
+    recorded: HashMap<ConnId, u64>,
+    recorder: Option<Recorder>,
+    error: Option<DeviceError>,
+    pub(crate) stats: PumpStats,
+}
+
+impl RxPump {
+    pub(crate) fn new(
+        world: Arc<World>,
+        rx: Box<dyn DeviceRx>,
+        site: Site,
+        secret: [u64; 2],
+        recorder: Option<Recorder>,
+    ) -> Self {
+        RxPump {
+            world,
+            rx,
+            site,
+            secret,
+            configured: false,
+            merge: true,
+            claimed: VecDeque::with_capacity(BATCH),
+            batch: Vec::with_capacity(BATCH),
+            back: Vec::new(),
+            open: OpenRun::default(),
+            hints: HashMap::new(),
+            last_hint: None,
+            over: HashSet::new(),
+            neighbors: Neighbors::default(),
+            opens: VecDeque::new(),
+            closing: VecDeque::new(),
+            lingering: HashSet::new(),
+            sent: 0,
+            recorded: HashMap::new(),
+            recorder,
+            error: None,
+            stats: PumpStats::default(),
+        }
+    }
+
+    /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
+    /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
+    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        log.reclaim(&mut self.back);
+        if !self.back.is_empty() {
+            self.rx.release(&mut self.back);
+        }
+        if !self.configured {
+            if log.room() == 0 {
+                return 0;
+            }
+            let body = Body::Configure {
+                address: self.site.address,
+                secret: self.secret,
+            };
+            self.publish_command(now, body, log);
+            self.configured = true;
+        }
+        self.take_hints();
+        let mut done = self.news(now, log);
+        let (frames, device_empty) = self.frames(now, log);
+        done += frames;
+        if device_empty && done == 0 {
+            done += self.tick(now, deadline, log);
+        }
+        done
+    }
+
+    /// Publishes time if it is due, or credit if it grew, when there was nothing else to carry them.
+    fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let sent = self.world.tx.sent();
+        if (deadline <= now || sent > self.sent) && log.room() > 0 {
+            self.sent = sent;
+            self.publish(Request::tick(now, sent), None, Run::default(), log);
+            return 1;
+        }
+        0
+    }
+
+    fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
+        let sent = self.sample_sent();
+        self.publish(Request::command(now, sent, body), None, Run::default(), log);
+    }
+
+    fn sample_sent(&mut self) -> u64 {
+        self.sent = self.world.tx.sent();
+        self.sent
+    }
+
+    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
+        self.stats.requests += 1;
+        if self.recorder.is_some() {
+            self.record(&request, verdict, &run);
+        }
+        log.publish(request, verdict, run);
+    }
+
+    fn record(&mut self, request: &Request, verdict: Option<u16>, run: &Run) {
+        let written = match request.body {
+            Body::Progress {
+                conn, app_written, ..
+            } => Some((conn, app_written)),
+            Body::Segment { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
+                let conn = request.digest.hint;
+                let known = self.recorded.get(&conn).copied().unwrap_or(0);
+                let grown = request.digest.app_written.wrapping_sub(known as u32);
+                Some((conn, known + u64::from(grown)))
+            }
+            _ => None,
+        };
+        let written = written.and_then(|(conn, to)| {
+            let known = self.recorded.entry(conn).or_insert(0);
+            let stream = self.world.streams.get(conn)?;
+            if to <= *known {
+                return None;
+            }
+            let (a, b) = stream.recorded(*known, to);
+            let written = Written {
+                conn,
+                offset: *known,
+                bytes: [a, b].concat(),
+            };
+            *known = to;
+            Some(written)
+        });
+        let frames = run.frames.iter().map(|f| f.bytes().to_vec()).collect();
+        let entry = Entry {
+            request: *request,
+            verdict,
+            frames,
+            written,
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.add(&entry);
+        }
+    }
+
+    // News from applications and from primaries.
+
+    fn take_hints(&mut self) {
+        while let Some(news) = self.world.hints.pop() {
+            // Two primaries may tell of the beginning and the end of a connection in any order.
+            if news.open {
+                if !self.over.remove(&news.conn) {
+                    self.hints.insert(news.flow, news.conn);
+                }
+            } else if self.hints.get(&news.flow) == Some(&news.conn) {
+                self.hints.remove(&news.flow);
+            } else {
+                self.over.insert(news.conn);
+            }
+            self.last_hint = None;
+        }
+    }
+
+    fn news(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        for overdue in self.overdue(now) {
+            self.world.answer(overdue.ticket, Answer::Unreachable);
+            done += 1;
+        }
+        while log.room() > 0 {
+            let Some((open, mac)) = self.opens.pop_front() else {
+                break;
+            };
+            self.publish_open(now, open, mac, log);
+            done += 1;
+        }
+        while log.room() > 0 {
+            let Some(command) = self.world.commands.pop() else {
+                break;
+            };
+            self.command(now, command, log);
+            done += 1;
+        }
+        for _ in 0..BATCH {
+            if log.room() == 0 {
+                break;
+            }
+            let Some(conn) = self.world.dirty.pop() else {
+                break;
+            };
+            self.progress(now, conn, log);
+            done += 1;
+        }
+        done + self.burials(now, log)
+    }
+
+    fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
+        if self.neighbors.next_deadline() > now {
+            return Vec::new();
+        }
+        let overdue = self.neighbors.on_time(now);
+        for address in overdue.ask {
+            self.ask(address);
+        }
+        overdue.failed
+    }
+
+    fn ask(&mut self, address: Ipv4Addr) {
+        let frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+        self.control(frame);
+    }
+
+    fn control(&mut self, frame: Vec<u8>) {
+        if self.world.control.push(frame).is_err() {
+            self.stats.control_dropped += 1;
+        }
+    }
+
+    fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
+        let body = match command {
+            Command::Open { ticket, remote } => {
+                return self.resolve(now, WaitingOpen { ticket, remote }, log);
+            }
+            Command::Listen { port, backlog } => Body::Listen { port, backlog },
+            Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
+            Command::Unlisten { port } => Body::Unlisten { port },
+        };
+        self.publish_command(now, body, log);
+    }
+
+    fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
+        let Some(next_hop) = self.site.next_hop(*open.remote.ip()) else {
+            self.world.answer(open.ticket, Answer::Unreachable);
+            return;
+        };
+        if let Some(mac) = self.neighbors.lookup(next_hop) {
+            return self.publish_open(now, open, mac, log);
+        }
+        match self.neighbors.wait_for(next_hop, open, now) {
+            Ok(true) => self.ask(next_hop),
+            Ok(false) => {}
+            Err(open) => self.world.answer(open.ticket, Answer::NoRoom),
+        }
+    }
+
+    fn publish_open(&mut self, now: Instant, open: WaitingOpen, mac: Mac, log: &mut impl Log) {
+        let WaitingOpen { ticket, remote } = open;
+        let body = Body::Open {
+            ticket,
+            remote,
+            mac,
+            port: 0,
+        };
+        self.publish_command(now, body, log);
+    }
+
+    fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        let Some(stream) = self.world.streams.get(conn) else {
+            return;
+        };
+        let (app_read, app_written, asked) = stream.progress();
+        if self.lingering.contains(&conn) {
+            if asked.orphan {
+                self.lingering.remove(&conn);
+                self.free(now, conn, log);
+            }
+            return;
+        }
+        let body = if asked.abort {
+            Body::Abort { conn }
+        } else {
+            Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown: asked.shutdown,
+                orphan: asked.orphan,
+            }
+        };
+        self.publish_command(now, body, log);
+    }
+
+    /// Closed connections whose work is done give their places back, as soon as their sockets are gone.
+    fn burials(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        while let Some(conn) = self.world.retired.pop() {
+            self.closing.push_back((log.published(), conn));
+        }
+        let mut done = 0;
+        while let Some(&(position, conn)) = self.closing.front() {
+            if position > log.performed() || log.room() == 0 {
+                break;
+            }
+            self.closing.pop_front();
+            match self.world.streams.get(conn) {
+                Some(stream) if stream.is_orphan() => self.free(now, conn, log),
+                Some(_) => {
+                    self.lingering.insert(conn);
+                }
+                None => {}
+            }
+            done += 1;
+        }
+        done
+    }
+
+    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        self.recorded.remove(&conn);
+        self.over.remove(&conn);
+        self.world.streams.recycle(conn);
+        self.publish_command(now, Body::Free { conn }, log);
+    }
+
+    // Frames.
+
+    /// Publishes what came in. Returns how many frames were handled, and whether the device had no more.
+    fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
+        let mut empty = false;
+        if self.claimed.is_empty() {
+            match self.rx.claim(BATCH, &mut self.batch) {
+                Ok(claimed) => {
+                    empty = claimed == 0;
+                    self.stats.frames += claimed as u64;
+                }
+                Err(error) => {
+                    self.error = Some(error);
+                    return (0, true);
+                }
+            }
+            self.claimed.extend(self.batch.drain(..));
+        }
+        let mut handled = 0;
+        while !self.claimed.is_empty() {
+            // The open run and the next frame may each need a place.
+            if log.room() <= RESERVED + 1 {
+                self.stats.log_full += 1;
+                break;
+            }
+            let Some(frame) = self.claimed.pop_front() else {
+                break;
+            };
+            handled += 1;
+            self.frame(now, frame, log);
+        }
+        self.close_run(now, log);
+        (handled, empty)
+    }
+
+    fn frame(&mut self, now: Instant, frame: Frame, log: &mut impl Log) {
+        let bytes = frame.bytes();
+        let Some((src, dst)) = wire::link(bytes) else {
+            self.stats.malformed += 1;
+            return self.back.push(frame);
+        };
+        let broadcast = dst == [0xff; 6];
+        if dst != self.world.mac && !broadcast {
+            self.stats.not_ours += 1;
+            return self.back.push(frame);
+        }
+        match wire::parse(bytes) {
+            Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
+                return self.segment(now, &tcp, src, frame, log);
+            }
+            Ok(Packet::EchoRequest { src: _, dst }) if dst == self.site.address && !broadcast => {
+                match wire::echo_reply(bytes, self.world.mac) {
+                    Some(reply) => {
+                        self.stats.echo += 1;
+                        self.control(reply);
+                    }
+                    None => self.stats.malformed += 1,
+                }
+            }
+            Ok(Packet::Tcp(_) | Packet::EchoRequest { .. }) => self.stats.not_ours += 1,
+            Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
+            Ok(Packet::Fragment) => self.stats.fragments += 1,
+            Ok(Packet::Unknown) => self.stats.unknown += 1,
+            Err(Malformed::Truncated | Malformed::IpChecksum | Malformed::Options) => {
+                self.stats.malformed += 1;
+            }
+        }
+        self.back.push(frame);
+    }
+
+    fn segment(
+        &mut self,
+        now: Instant,
+        tcp: &wire::Tcp,
+        src: [u8; 6],
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        self.stats.segments += 1;
+        if let Err(frame) = self.open.push(tcp, src, frame, self.merge) {
+            self.close_run(now, log);
+            // An empty run takes any segment.
+            if let Err(frame) = self.open.push(tcp, src, frame, self.merge) {
+                self.back.push(frame);
+            }
+        }
+    }
+
+    fn close_run(&mut self, now: Instant, log: &mut impl Log) {
+        let Some(flow) = self.open.flow() else { return };
+        let hint = self.hint(&flow);
+        let cursors = self.world.streams.get(hint).map(|stream| stream.cursors());
+        let sent = self.sample_sent();
+        if let Some((request, run)) = self.open.take(now, sent, hint, cursors) {
+            self.stats.runs += 1;
+            let verdict = vouched_for(&request, &run);
+            self.publish(request, verdict, run, log);
+        }
+    }
+
+    fn hint(&mut self, flow: &Flow) -> ConnId {
+        if let Some((last, conn)) = self.last_hint
+            && last == *flow
+        {
+            return conn;
+        }
+        let Some(&conn) = self.hints.get(flow) else {
+            return ConnId::NONE;
+        };
+        self.last_hint = Some((*flow, conn));
+        conn
+    }
+
+    /// RFC 826: learn, and answer who asks for us.
+    fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
+        self.stats.arp += 1;
+        let for_us = arp.target == self.site.address;
+        let mac = Mac(arp.sender_mac);
+        let (opens, moved) = self.neighbors.learn(arp.sender, mac, for_us);
+        self.opens.extend(opens.into_iter().map(|open| (open, mac)));
+        if arp.request && for_us {
+            let reply = wire::arp_frame(
+                self.world.mac,
+                self.site.address,
+                Some(arp.sender_mac),
+                arp.sender,
+            );
+            self.control(reply);
+        }
+        if moved {
+            let body = Body::Neighbor {
+                address: arp.sender,
+                mac,
+            };
+            self.publish_command(now, body, log);
+        }
+    }
+
+    /// When this pump has something to do for time alone.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        self.neighbors.next_deadline()
+    }
+
+    /// Whether there is something to do without waiting for the device.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.claimed.is_empty()
+            || !self.configured
+            || !self.opens.is_empty()
+            || self.world.has_news()
+            || self.world.tx.sent() > self.sent
+    }
+
+    /// Sleeps in the device until a frame comes, somebody wakes it, or `timeout` is over.
+    pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        if let Err(error) = self.rx.wait(timeout) {
+            self.error = Some(error);
+        }
+    }
+
+    /// The device's last error, once.
+    pub(crate) fn take_error(&mut self) -> Option<DeviceError> {
+        self.error.take()
+    }
+
+    pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    pub(crate) fn device(&self) -> &dyn DeviceRx {
+        &*self.rx
+    }
+}
+
+/// The transmit pump.
+pub(crate) struct TxPump {
+    world: Arc<World>,
+    tx: Box<dyn DeviceTx>,
+    transmitter: Transmitter,
+    /// A control frame that the device was too busy for.
+    held: Option<Vec<u8>>,
+    error: Option<DeviceError>,
+}
+
+impl TxPump {
+    pub(crate) fn new(
+        world: Arc<World>,
+        tx: Box<dyn DeviceTx>,
+        transmitter: Transmitter,
+    ) -> Self {
+        TxPump {
+            world,
+            tx,
+            transmitter,
+            held: None,
+            error: None,
+        }
+    }
+
+    /// Sends at most [`BATCH`] frames. Returns how many the device took.
+    pub(crate) fn turn(&mut self) -> usize {
+        self.send::<BATCH>()
+    }
+
+    /// Sends one frame, for those who drive the stack step by step.
+    pub(crate) fn step(&mut self) -> usize {
+        self.send::<1>()
+    }
+
+    fn send<const MAX: usize>(&mut self) -> usize {
+        let mut done = self.control();
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(&mut frames);
+        if frames.is_empty() {
+            return done;
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        match taken {
+            Ok(taken) => {
+                self.transmitter.advance(taken);
+                done += taken;
+            }
+            Err(error) => self.error = Some(error),
+        }
+        done
+    }
+
+    fn control(&mut self) -> usize {
+        let mut done = 0;
+        while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
+            match self.tx.transmit(&[TxFrame::new(&frame)]) {
+                Ok(0) => {
+                    self.held = Some(frame);
+                    break;
+                }
+                Ok(_) => done += 1,
+                Err(error) => {
+                    self.error = Some(error);
+                    break;
+                }
+            }
+        }
+        done
+    }
+
+    /// Whether a frame waits to be sent.
+    pub(crate) fn has_work(&self) -> bool {
+        self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
+    }
+
+    pub(crate) fn take_error(&mut self) -> Option<DeviceError> {
+        self.error.take()
+    }
+
+    pub(crate) fn device(&self) -> &dyn DeviceTx {
+        &*self.tx
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_reached_directly_and_others_through_the_gateway() {
+        let site = Site {
+            address: Ipv4Addr::new(10, 0, 0, 1),
+            prefix: 24,
+            gateway: Some(Ipv4Addr::new(10, 0, 0, 254)),
+        };
+        let near = Ipv4Addr::new(10, 0, 0, 9);
+        assert_eq!(site.next_hop(near), Some(near));
+        assert_eq!(site.next_hop(Ipv4Addr::new(10, 0, 1, 9)), site.gateway);
+        let everything = Site { prefix: 0, ..site };
+        assert_eq!(
+            everything.next_hop(Ipv4Addr::new(8, 8, 8, 8)),
+            Some(Ipv4Addr::new(8, 8, 8, 8))
+        );
+    }
+}

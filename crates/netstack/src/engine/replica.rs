@@ -1,0 +1,703 @@
+//! The replicated state: every connection of a group, and what they share.
+//!
+//! A [`Replica`] is plain data. [`Replica::apply`] is the only thing that changes it, and depends on nothing
+//! but the request, its verdict and the state; so replicas that applied the same log are equal.
+
+use core::cmp::Reverse;
+use core::net::SocketAddrV4;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::Ipv4Addr;
+
+use crate::config::Limits;
+use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Request, Segment};
+use crate::effect::{Effect, EffectSink, FrameNumbers};
+use crate::engine::demux::{Demux, Keyed};
+use crate::seqnum::SeqNum;
+use crate::stats::StateStats;
+use crate::tcp::{self, Cx, Finish, State, Tcb};
+use crate::time::Instant;
+
+/// First of the ports that an active open may be given (RFC 6056 section 3.2 asks for a wide range).
+const EPHEMERAL: u16 = 32_768;
+
+#[derive(Clone, Debug)]
+struct Place {
+    generation: u32,
+    tcb: Option<Tcb>,
+    /// The listening port it came through, until it is accepted or over.
+    parent: Option<u16>,
+    /// Whether it stands in `waiting`.
+    waits_for_turn: bool,
+    /// Whether it stands in `unsent`.
+    waits_for_sent: bool,
+    /// The earliest entry that `deadlines` has for it.
+    armed: Instant,
+}
+
+impl Place {
+    fn fresh(generation: u32) -> Self {
+        Place {
+            generation,
+            tcb: None,
+            parent: None,
+            waits_for_turn: false,
+            waits_for_sent: false,
+            armed: Instant::NEVER,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listener {
+    backlog: u16,
+    /// Connections in SYN-RECEIVED.
+    half_open: u32,
+    /// Connections that were established, since it listens.
+    established: u64,
+    /// How many of them the application took.
+    accepted: u64,
+}
+
+impl Listener {
+    fn has_room(&self) -> bool {
+        let queued = self.established.saturating_sub(self.accepted);
+        u64::from(self.half_open) + queued < u64::from(self.backlog)
+    }
+}
+
+/// One copy of the state of all connections of a group.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    now: Instant,
+    frames: FrameNumbers,
+    /// How many requests were applied: the position of the next one.
+    position: u64,
+    fold: u64,
+    next_deadline: Instant,
+    limits: Limits,
+    address: Ipv4Addr,
+    keyed: Keyed,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    demux: Demux,
+    listeners: BTreeMap<u16, Listener>,
+    /// Connections that could send more, in turn.
+    waiting: VecDeque<ConnId>,
+    /// Connections with something to do once so many frames are sent; counts ascend.
+    unsent: VecDeque<(u64, ConnId)>,
+    /// When to look at which connection. An entry may be early, never late.
+    deadlines: BinaryHeap<Reverse<(Instant, u32, u32)>>,
+    stats: StateStats,
+}
+
+impl Replica {
+    /// The state before the first request.
+    pub fn new(limits: Limits) -> Self {
+        Replica {
+            now: Instant::ZERO,
+            frames: FrameNumbers {
+                next: 0,
+                limit: u64::from(limits.tx_slots),
+                sent: 0,
+            },
+            position: 0,
+            fold: 0,
+            next_deadline: Instant::NEVER,
+            limits,
+            address: Ipv4Addr::UNSPECIFIED,
+            keyed: Keyed::default(),
+            places: Vec::new(),
+            free: Vec::new(),
+            demux: Demux::default(),
+            listeners: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            unsent: VecDeque::new(),
+            deadlines: BinaryHeap::new(),
+            stats: StateStats::default(),
+        }
+    }
+
+    /// Applies the next request of the log. `verdict` has one bit per segment of a run, set if its checksum
+    /// is good; other requests ignore it. What is to be done outside goes to `out`.
+    pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        let digest = &request.digest;
+        self.now = self.now.max(digest.now);
+        self.position += 1;
+        self.stats.requests += 1;
+        if digest.sent > self.frames.sent {
+            self.frames.sent = digest.sent;
+            self.frames.limit = digest.sent + u64::from(self.limits.tx_slots);
+        }
+        match digest.kind {
+            Kind::Segments => self.segments(request, verdict, out),
+            Kind::Command => self.command(&request.body, out),
+            Kind::Tick => {}
+        }
+        if self.next_deadline <= self.now {
+            self.fire(out);
+        }
+        if let Some(&(sent, _)) = self.unsent.front()
+            && sent <= self.frames.sent
+        {
+            self.after_sending(out);
+        }
+        if !self.waiting.is_empty() {
+            self.serve(out);
+        }
+        self.fold = mix(self.fold ^ self.frames.next);
+    }
+
+    /// A run of one flow: find its connection, let its good pieces arrive, end the request.
+    fn segments(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        let digest = &request.digest;
+        let verdict = verdict & digest.all_good();
+        self.stats.segments += u64::from(digest.count);
+        if verdict != digest.all_good() {
+            self.stats.bad_checksum += u64::from(digest.count) - u64::from(verdict.count_ones());
+            if verdict == 0 {
+                return;
+            }
+        }
+        let Some(conn) = self.lookup(request) else {
+            return self.stranger(request, verdict, out);
+        };
+        let place = &mut self.places[conn.index as usize];
+        let Some(tcb) = &mut place.tcb else { return };
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        if digest.bits & Digest::PROGRESS != 0 {
+            tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
+        }
+        request.pieces(verdict, |segment| tcb.segment(segment, &mut cx));
+        let finish = tcb.finish(&mut cx);
+        self.after(conn, finish, out);
+    }
+
+    /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
+    fn lookup(&self, request: &Request) -> Option<ConnId> {
+        let hint = request.digest.hint;
+        if let Some(place) = self.places.get(hint.index as usize)
+            && place.generation == hint.generation
+            && place.tcb.is_some()
+        {
+            return Some(hint);
+        }
+        let Body::Segment { flow, .. } = &request.body else {
+            return None;
+        };
+        self.demux.find(flow)
+    }
+
+    /// A run without a connection: a SYN for a listening port, or something to reset.
+    fn stranger(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        let Body::Segment { flow, mac, .. } = request.body else {
+            return;
+        };
+        request.pieces(verdict, |segment| {
+            if self.listeners.contains_key(&flow.local.port()) {
+                self.listen(flow, mac, segment, out);
+            } else {
+                self.stats.no_connection += 1;
+                let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+                tcp::reset_for(segment, flow, mac, &mut cx);
+            }
+        });
+    }
+
+    /// LISTEN (RFC 9293 section 3.10.7.2).
+    fn listen(
+        &mut self,
+        flow: Flow,
+        mac: Mac,
+        segment: &Segment<'_>,
+        out: &mut impl EffectSink,
+    ) {
+        if segment.flags.has(Flags::RST) {
+            return;
+        }
+        if segment.flags.has(Flags::ACK) {
+            self.stats.no_connection += 1;
+            let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+            tcp::reset_for(segment, flow, mac, &mut cx);
+            return;
+        }
+        if !segment.flags.has(Flags::SYN) {
+            return;
+        }
+        let port = flow.local.port();
+        let room = self.listeners.get(&port).is_some_and(Listener::has_room);
+        let Some(conn) = room.then(|| self.allocate()).flatten() else {
+            self.stats.refused_syn += 1;
+            return;
+        };
+        let iss = self.initial_sequence_number(&flow);
+        let tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
+        if let Some(listener) = self.listeners.get_mut(&port) {
+            listener.half_open += 1;
+        }
+        self.settle(conn, tcb, Some(port), out);
+        self.end(conn, out);
+    }
+
+    /// Gives a new connection its place in all tables.
+    fn settle(
+        &mut self,
+        conn: ConnId,
+        tcb: Tcb,
+        parent: Option<u16>,
+        out: &mut impl EffectSink,
+    ) {
+        let flow = tcb.flow();
+        let place = &mut self.places[conn.index as usize];
+        place.tcb = Some(tcb);
+        place.parent = parent;
+        self.demux.insert(flow, conn);
+        self.stats.opened += 1;
+        out.push(Effect::Hint {
+            conn,
+            flow,
+            open: true,
+        });
+    }
+
+    fn allocate(&mut self) -> Option<ConnId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.places.len() < self.limits.connections as usize => {
+                self.places.push(Place::fresh(0));
+                self.places.len() as u32 - 1
+            }
+            None => return None,
+        };
+        Some(ConnId {
+            index,
+            generation: self.places[index as usize].generation,
+        })
+    }
+
+    /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the connection.
+    fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
+        let clock = (self.now.as_nanos() / 4_000) as u32;
+        SeqNum(clock.wrapping_add(self.keyed.hash(0, flow) as u32))
+    }
+
+    /// Ends a request for a connection that nothing arrived for: lets it send, and what follows.
+    fn end(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+        let Some(tcb) = &mut self.places[conn.index as usize].tcb else {
+            return;
+        };
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        let finish = tcb.finish(&mut cx);
+        self.after(conn, finish, out);
+    }
+
+    /// What is left to do for a connection when it has handled a request: queue, arm, notice its end.
+    #[inline]
+    fn after(&mut self, conn: ConnId, finish: Finish, out: &mut impl EffectSink) {
+        let place = &mut self.places[conn.index as usize];
+        let Some(tcb) = &mut place.tcb else { return };
+        self.fold = tcb.fold(self.fold);
+        if finish.blocked && !place.waits_for_turn {
+            place.waits_for_turn = true;
+            self.waiting.push_back(conn);
+        }
+        if finish.waits_for_sent && !place.waits_for_sent {
+            place.waits_for_sent = true;
+            self.unsent.push_back((self.frames.next, conn));
+        }
+        let deadline = tcb.next_deadline();
+        if deadline < place.armed {
+            place.armed = deadline;
+            self.next_deadline = self.next_deadline.min(deadline);
+            self.deadlines
+                .push(Reverse((deadline, conn.index, conn.generation)));
+        }
+        if place.parent.is_some() {
+            self.progress_of_child(conn, out);
+        }
+        if self.places[conn.index as usize]
+            .tcb
+            .as_ref()
+            .is_some_and(Tcb::is_closed)
+        {
+            self.bury(conn, out);
+        }
+    }
+
+    /// A connection that came through a listener: established, and so to be accepted?
+    fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+        let place = &mut self.places[conn.index as usize];
+        let (Some(port), Some(tcb)) = (place.parent, &place.tcb) else {
+            return;
+        };
+        if matches!(tcb.state(), State::SynReceived) {
+            return;
+        }
+        place.parent = None;
+        let closed = tcb.is_closed();
+        let remote = tcb.flow().remote;
+        if let Some(listener) = self.listeners.get_mut(&port) {
+            listener.half_open -= 1;
+            if !closed {
+                listener.established += 1;
+            }
+        }
+        if !closed {
+            out.push(Effect::Accept { port, conn, remote });
+        }
+    }
+
+    /// A connection is over: no segment finds it any more. Its place waits for [`Body::Free`].
+    fn bury(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+        let place = &mut self.places[conn.index as usize];
+        let Some(tcb) = place.tcb.take() else { return };
+        let flow = tcb.flow();
+        self.demux.remove(&flow);
+        self.stats.closed += 1;
+        out.push(Effect::Hint {
+            conn,
+            flow,
+            open: false,
+        });
+        out.push(Effect::Retire { conn });
+    }
+
+    /// Fires what is due. Entries that turned out early are put back.
+    fn fire(&mut self, out: &mut impl EffectSink) {
+        while let Some(&Reverse((at, index, generation))) = self.deadlines.peek() {
+            if at > self.now {
+                break;
+            }
+            self.deadlines.pop();
+            let place = &mut self.places[index as usize];
+            if place.generation != generation || place.armed != at {
+                continue;
+            }
+            place.armed = Instant::NEVER;
+            let Some(tcb) = &mut place.tcb else { continue };
+            if tcb.next_deadline() <= self.now {
+                let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+                tcb.on_time(&mut cx);
+            }
+            self.end(ConnId { index, generation }, out);
+        }
+        self.next_deadline = self
+            .deadlines
+            .peek()
+            .map_or(Instant::NEVER, |Reverse((at, ..))| *at);
+    }
+
+    /// Frames that connections waited for have been sent.
+    fn after_sending(&mut self, out: &mut impl EffectSink) {
+        while let Some(&(sent, conn)) = self.unsent.front() {
+            if sent > self.frames.sent {
+                break;
+            }
+            self.unsent.pop_front();
+            if let Some(place) = self.current(conn) {
+                place.waits_for_sent = false;
+                self.end(conn, out);
+            }
+        }
+    }
+
+    /// Lets waiting connections send, each its quantum in turn, while there is room.
+    fn serve(&mut self, out: &mut impl EffectSink) {
+        for _ in 0..self.waiting.len() {
+            if self.frames.room() == 0 {
+                break;
+            }
+            let Some(conn) = self.waiting.pop_front() else {
+                break;
+            };
+            if let Some(place) = self.current(conn) {
+                place.waits_for_turn = false;
+                self.end(conn, out);
+            }
+        }
+    }
+
+    fn current(&mut self, conn: ConnId) -> Option<&mut Place> {
+        self.places
+            .get_mut(conn.index as usize)
+            .filter(|place| place.generation == conn.generation)
+    }
+
+    fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
+        match *body {
+            Body::None | Body::Segment { .. } => {}
+            Body::Configure { address, secret } => {
+                self.address = address;
+                self.keyed = Keyed { key: secret };
+                self.demux = Demux::new(self.keyed);
+            }
+            Body::Open {
+                ticket,
+                remote,
+                mac,
+                port,
+            } => self.open(ticket, remote, mac, port, out),
+            Body::Listen { port, backlog } => {
+                let listener = Listener {
+                    backlog: backlog.max(1),
+                    half_open: 0,
+                    established: 0,
+                    accepted: 0,
+                };
+                self.listeners.entry(port).or_insert(listener);
+            }
+            Body::Accepted { port, accepted } => {
+                if let Some(listener) = self.listeners.get_mut(&port) {
+                    listener.accepted = listener.accepted.max(accepted);
+                }
+            }
+            Body::Unlisten { port } => self.unlisten(port, out),
+            Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown,
+                orphan,
+            } => self.with(conn, out, |tcb, cx| {
+                tcb.progress(app_read, app_written, cx);
+                if shutdown || orphan {
+                    tcb.shutdown(cx);
+                }
+                if orphan {
+                    tcb.orphan(cx);
+                }
+            }),
+            Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
+            Body::Free { conn } => {
+                if let Some(place) = self.current(conn)
+                    && place.tcb.is_none()
+                {
+                    *place = Place::fresh(conn.generation.wrapping_add(1));
+                    self.free.push(conn.index);
+                }
+            }
+            Body::Neighbor { address, mac } => {
+                for place in &mut self.places {
+                    if let Some(tcb) = &mut place.tcb
+                        && *tcb.flow().remote.ip() == address
+                    {
+                        tcb.set_mac(mac);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does `what` to a connection if it is still there, and what follows from it.
+    fn with<S: EffectSink>(
+        &mut self,
+        conn: ConnId,
+        out: &mut S,
+        what: impl FnOnce(&mut Tcb, &mut Cx<'_, S>),
+    ) {
+        let Some(place) = self
+            .places
+            .get_mut(conn.index as usize)
+            .filter(|place| place.generation == conn.generation)
+        else {
+            return;
+        };
+        let Some(tcb) = &mut place.tcb else { return };
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        what(tcb, &mut cx);
+        let finish = tcb.finish(&mut cx);
+        self.after(conn, finish, out);
+    }
+
+    fn open(
+        &mut self,
+        ticket: u64,
+        remote: SocketAddrV4,
+        mac: Mac,
+        port: u16,
+        out: &mut impl EffectSink,
+    ) {
+        let flow = self.choose_port(remote, port);
+        let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
+        let Some((flow, conn)) = conn else {
+            out.push(Effect::Opened {
+                ticket,
+                conn: ConnId::NONE,
+                flow: Flow {
+                    local: SocketAddrV4::new(self.address, port),
+                    remote,
+                },
+            });
+            return;
+        };
+        let iss = self.initial_sequence_number(&flow);
+        let tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
+        self.settle(conn, tcb, None, out);
+        out.push(Effect::Opened { ticket, conn, flow });
+        self.end(conn, out);
+    }
+
+    /// Our end of a new connection: `port`, or one that a keyed hash of the peer's end points at
+    /// (RFC 6056 section 3.3.3).
+    fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
+        let flow = |port| Flow {
+            local: SocketAddrV4::new(self.address, port),
+            remote,
+        };
+        if port != 0 {
+            return self.demux.find(&flow(port)).is_none().then(|| flow(port));
+        }
+        let count = u16::MAX - EPHEMERAL + 1;
+        let start = (self.keyed.hash(1, &flow(0)).wrapping_add(self.stats.opened)) as u16;
+        (0..count)
+            .map(|i| EPHEMERAL + start.wrapping_add(i) % count)
+            .find(|port| {
+                self.demux.find(&flow(*port)).is_none() && !self.listeners.contains_key(port)
+            })
+            .map(flow)
+    }
+
+    /// A listener goes away: connections that were not established yet go with it.
+    fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
+        if self.listeners.remove(&port).is_none() {
+            return;
+        }
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            if place.parent == Some(port) {
+                place.parent = None;
+                let conn = ConnId {
+                    index: index as u32,
+                    generation: place.generation,
+                };
+                self.with(conn, out, |tcb, cx| tcb.abort(cx));
+            }
+        }
+    }
+
+    /// How many requests were applied.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Time as this replica knows it.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// When time has to be told at the latest, if nothing else happens.
+    pub fn next_deadline(&self) -> Instant {
+        self.next_deadline
+    }
+
+    /// Number of the next outgoing frame, and how far numbers may go.
+    pub fn frames(&self) -> FrameNumbers {
+        self.frames
+    }
+
+    /// Counters of the state.
+    pub fn stats(&self) -> StateStats {
+        self.stats
+    }
+
+    /// The bounds that it keeps.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What the requests so far did, folded into one number as they were applied. Cheap; posted for
+    /// comparison. Once two replicas differ in a connection that a request touches, this differs too.
+    pub fn fold(&self) -> u64 {
+        self.fold
+    }
+
+    /// A number over the whole state, computed afresh. For tests and for finding what differs.
+    pub fn fingerprint(&self) -> u64 {
+        let mut h = self.fold;
+        let mut add = |word: u64| h = mix(h ^ word);
+        add(self.now.as_nanos());
+        add(self.position);
+        add(self.frames.next);
+        add(self.frames.limit);
+        add(self.next_deadline.as_nanos());
+        for place in &self.places {
+            add(u64::from(place.generation));
+            add(place.armed.as_nanos());
+            add(u64::from(place.waits_for_turn) << 1 | u64::from(place.waits_for_sent));
+            add(place.parent.map_or(u64::MAX, u64::from));
+            add(place.tcb.as_ref().map_or(0, Tcb::fingerprint));
+        }
+        for index in &self.free {
+            add(u64::from(*index));
+        }
+        for (port, listener) in &self.listeners {
+            add(u64::from(*port) << 32 | u64::from(listener.half_open));
+            add(listener.established);
+            add(listener.accepted);
+        }
+        for conn in &self.waiting {
+            add(u64::from(conn.index));
+        }
+        for (sent, conn) in &self.unsent {
+            add(*sent ^ u64::from(conn.index) << 48);
+        }
+        h
+    }
+
+    /// Names the first field in which two replicas differ, if they do.
+    pub fn first_difference(&self, other: &Replica) -> Option<String> {
+        if self.position != other.position {
+            return Some(format!("position {} / {}", self.position, other.position));
+        }
+        if self.now != other.now {
+            return Some(format!("now {:?} / {:?}", self.now, other.now));
+        }
+        if self.frames != other.frames {
+            return Some(format!("frames {:?} / {:?}", self.frames, other.frames));
+        }
+        if self.listeners != other.listeners {
+            return Some("listeners".to_owned());
+        }
+        if self.places.len() != other.places.len() || self.free != other.free {
+            return Some("connection table".to_owned());
+        }
+        for (index, (a, b)) in self.places.iter().zip(&other.places).enumerate() {
+            match (&a.tcb, &b.tcb) {
+                (Some(x), Some(y)) => {
+                    if let Some(field) = x.first_difference(y) {
+                        return Some(format!("connection {index}: {field}"));
+                    }
+                }
+                (None, None) => {}
+                _ => return Some(format!("connection {index}: open in one only")),
+            }
+            if a.generation != b.generation || a.parent != b.parent || a.armed != b.armed {
+                return Some(format!("place {index}"));
+            }
+        }
+        (self.waiting != other.waiting
+            || self.unsent != other.unsent
+            || self.next_deadline != other.next_deadline
+            || self.fold != other.fold)
+            .then(|| "waiting lists, deadlines or fold".to_owned())
+    }
+
+    /// The connections that are open, as flow and state.
+    pub fn connections(&self) -> impl Iterator<Item = (ConnId, &Tcb)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| {
+            let conn = ConnId {
+                index: index as u32,
+                generation: place.generation,
+            };
+            Some((conn, place.tcb.as_ref()?))
+        })
+    }
+}
+
+/// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
+#[inline]
+pub(crate) fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+

@@ -1,0 +1,684 @@
+//! The byte rings that applications and primaries share, and delivery slots.
+//!
+//! Every place of the connection table has one [`Stream`]: two byte rings, the cursors of both sides, and
+//! what the application should know of the connection's life. Nothing here is protocol state: a replica
+//! never reads it.
+//!
+//! # Who touches which octet
+//! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's length.
+//! `apply` names each octet of a stream in exactly one [`Deliver`], and only octets below
+//! `app_read + length`, where `app_read` is a cursor that the application has stored already. So a writer
+//! has its range alone: no other primary was told to write there, and the application has left it.
+//! The application reads below the end that completed deliveries vouch for.
+//!
+//! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its octets are in the ring.
+//! The stream is readable up to the end that belongs to the longest run of stamped deliveries from 0. A slot
+//! may be stamped again before the application saw it: a request j+D entered the log only when request j was
+//! done, D being at least the log's length, so a newer stamp vouches for all deliveries D before it.
+//!
+//! *Send ring.* The application writes above what it wrote and below `released + length`; primaries read
+//! between. `Effect::Release` moves `released` only when no numbered frame can still refer to the octets.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+use crossbeam_utils::CachePadded;
+use dominoes::EventCount;
+
+use crate::config::Limits;
+use crate::digest::ConnId;
+use crate::effect::{Deliver, Event};
+
+/// Octets shared between threads that agreed on who has which.
+struct ByteRing {
+    bytes: Box<[UnsafeCell<u8>]>,
+    mask: u64,
+}
+
+// SAFETY: the octets are touched only through the `unsafe` functions below, whose callers vouch that no
+// two threads use one octet at the same time unless both read it.
+unsafe impl Sync for ByteRing {}
+
+impl ByteRing {
+    /// `len` is a power of two.
+    fn new(len: usize) -> Self {
+        let zeros = vec![0u8; len].into_boxed_slice();
+        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
+        let bytes = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
+        ByteRing {
+            bytes,
+            mask: len as u64 - 1,
+        }
+    }
+
+    /// The one or two places where `[offset, offset + len)` lies: index and length each.
+    #[inline]
+    fn spans(&self, offset: u64, len: usize) -> [(usize, usize); 2] {
+        debug_assert!(len as u64 <= self.mask + 1, "{len} octets in a ring of {}", self.mask + 1);
+        let at = (offset & self.mask) as usize;
+        let first = len.min(self.bytes.len() - at);
+        [(at, first), (0, len - first)]
+    }
+
+    /// Copies `from` to `offset`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these octets meanwhile, and `from` is no longer than the ring.
+    #[inline]
+    unsafe fn write(&self, offset: u64, from: &[u8]) {
+        assert!(from.len() <= self.bytes.len());
+        let mut from = from;
+        for (at, len) in self.spans(offset, from.len()) {
+            let (now, later) = from.split_at(len);
+            // SAFETY: `at + len` is within the ring; the caller has the range alone; `from` is not the ring.
+            unsafe {
+                core::ptr::copy_nonoverlapping(now.as_ptr(), UnsafeCell::raw_get(self.bytes.as_ptr().add(at)), len);
+            }
+            from = later;
+        }
+    }
+
+    /// The octets at `offset`, in up to two parts.
+    ///
+    /// # Safety
+    /// Nobody writes these octets while the slices live.
+    #[inline]
+    unsafe fn read(&self, offset: u64, len: usize) -> (&[u8], &[u8]) {
+        assert!(len <= self.bytes.len());
+        let [(a, a_len), (b, b_len)] = self.spans(offset, len);
+        // SAFETY: both ranges are within the ring, and by the caller's word nobody writes them.
+        unsafe {
+            (
+                core::slice::from_raw_parts(self.bytes.as_ptr().add(a).cast::<u8>(), a_len),
+                core::slice::from_raw_parts(self.bytes.as_ptr().add(b).cast::<u8>(), b_len),
+            )
+        }
+    }
+}
+
+/// Offset that stands for "not known".
+const UNKNOWN: u64 = u64::MAX;
+
+/// Bits of a delivery stamp that hold the stream's end; the rest tells laps apart.
+const END_BITS: u32 = 48;
+const END_MASK: u64 = (1 << END_BITS) - 1;
+
+struct Rings {
+    receive: ByteRing,
+    send: ByteRing,
+    delivered: Box<[AtomicU64]>,
+}
+
+/// What the application asked of a connection, besides moving its cursors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) shutdown: bool,
+    pub(crate) orphan: bool,
+    pub(crate) abort: bool,
+}
+
+const SHUTDOWN: u32 = 1;
+const ORPHAN: u32 = 2;
+const ABORT: u32 = 4;
+
+const ESTABLISHED: u32 = 1;
+const ACKNOWLEDGED: u32 = 2;
+const RETIRED: u32 = 4;
+const RESET: u32 = 8;
+const REFUSED: u32 = 16;
+const TIMED_OUT: u32 = 32;
+const ABORTED: u32 = 64;
+
+/// Why a connection ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Reset,
+    Refused,
+    TimedOut,
+    Aborted,
+}
+
+/// What the application may know of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Life {
+    bits: u32,
+}
+
+impl Life {
+    pub(crate) fn established(self) -> bool {
+        self.bits & ESTABLISHED != 0
+    }
+
+    pub(crate) fn all_acknowledged(self) -> bool {
+        self.bits & ACKNOWLEDGED != 0
+    }
+
+    pub(crate) fn retired(self) -> bool {
+        self.bits & RETIRED != 0
+    }
+
+    pub(crate) fn ending(self) -> Option<Ending> {
+        let table = [
+            (REFUSED, Ending::Refused),
+            (RESET, Ending::Reset),
+            (TIMED_OUT, Ending::TimedOut),
+            (ABORTED, Ending::Aborted),
+        ];
+        table.into_iter().find(|(bit, _)| self.bits & bit != 0).map(|(_, ending)| ending)
+    }
+}
+
+/// What the application of one connection stores.
+struct AppSide {
+    /// Octets read.
+    read: AtomicU64,
+    /// Octets written.
+    written: AtomicU64,
+    /// SHUTDOWN, ORPHAN, ABORT.
+    asked: AtomicU32,
+    /// The pump has been told that something above changed, and has not looked yet.
+    dirty: AtomicBool,
+}
+
+/// What primaries store for the application.
+struct StackSide {
+    /// Octets of the send ring that may be overwritten: everything below.
+    released: AtomicU64,
+    /// Where the receive stream ends, once the peer finished.
+    peer_end: AtomicU64,
+    /// Right edge of the window as last advertised.
+    advertised: AtomicU64,
+    /// Life bits.
+    life: AtomicU32,
+}
+
+/// One place of the connection table, as applications and primaries share it.
+pub(crate) struct Stream {
+    /// Which tenant of the place is meant.
+    generation: AtomicU32,
+    app: CachePadded<AppSide>,
+    stack: CachePadded<StackSide>,
+    rings: OnceLock<Rings>,
+    /// Where the application waits.
+    pub(crate) waiting: EventCount,
+}
+
+/// All streams of a stack.
+pub(crate) struct Streams {
+    places: Box<[Stream]>,
+    receive_len: usize,
+    send_len: usize,
+    delivery_slots: usize,
+}
+
+impl Streams {
+    /// `delivery_slots` is a power of two, at least as large as the log.
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
+        assert!(delivery_slots.is_power_of_two());
+        let place = || Stream {
+            generation: AtomicU32::new(0),
+            app: CachePadded::new(AppSide {
+                read: AtomicU64::new(0),
+                written: AtomicU64::new(0),
+                asked: AtomicU32::new(0),
+                dirty: AtomicBool::new(false),
+            }),
+            stack: CachePadded::new(StackSide {
+                released: AtomicU64::new(0),
+                peer_end: AtomicU64::new(UNKNOWN),
+                advertised: AtomicU64::new(0),
+                life: AtomicU32::new(0),
+            }),
+            rings: OnceLock::new(),
+            waiting: EventCount::new(),
+        };
+        Streams {
+            places: (0..limits.connections).map(|_| place()).collect(),
+            receive_len: limits.receive_buffer as usize,
+            send_len: limits.send_buffer as usize,
+            delivery_slots,
+        }
+    }
+
+    /// The stream of a connection, while the place still belongs to it.
+    #[inline]
+    pub(crate) fn get(&self, conn: ConnId) -> Option<StreamRef<'_>> {
+        let place = self.places.get(conn.index as usize)?;
+        // ORDERING: Acquire, pairs with the Release in `recycle`: whoever sees the new tenant sees its
+        // fresh cursors.
+        (place.generation.load(Ordering::Acquire) == conn.generation).then_some(StreamRef {
+            streams: self,
+            place,
+            conn,
+        })
+    }
+
+    /// Hands a place to its next tenant.
+    ///
+    /// To be called by the pump alone, when all work of the former tenant is done and its socket gone.
+    pub(crate) fn recycle(&self, conn: ConnId) {
+        let Some(stream) = self.get(conn) else { return };
+        let place = stream.place;
+        if let Some(rings) = place.rings.get() {
+            for slot in &rings.delivered {
+                slot.store(0, Ordering::Relaxed);
+            }
+        }
+        place.app.read.store(0, Ordering::Relaxed);
+        place.app.written.store(0, Ordering::Relaxed);
+        place.app.asked.store(0, Ordering::Relaxed);
+        place.app.dirty.store(false, Ordering::Relaxed);
+        place.stack.released.store(0, Ordering::Relaxed);
+        place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
+        place.stack.advertised.store(0, Ordering::Relaxed);
+        place.stack.life.store(0, Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `get`.
+        place.generation.store(conn.generation.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Wakes every waiting application: the stack is going away.
+    pub(crate) fn wake_all(&self) {
+        for place in &self.places {
+            place.waiting.notify_all();
+        }
+    }
+}
+
+/// The stream of one connection.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamRef<'a> {
+    streams: &'a Streams,
+    place: &'a Stream,
+    conn: ConnId,
+}
+
+/// Octets that the application may read in place, oldest first, in up to two parts.
+pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
+
+impl<'a> StreamRef<'a> {
+    fn rings(&self) -> &'a Rings {
+        self.place.rings.get_or_init(|| Rings {
+            receive: ByteRing::new(self.streams.receive_len),
+            send: ByteRing::new(self.streams.send_len),
+            delivered: (0..self.streams.delivery_slots).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
+    pub(crate) fn waiting(&self) -> &'a EventCount {
+        &self.place.waiting
+    }
+
+    // What primaries do.
+
+    /// Copies `from`, a part of what `deliver` names that begins `skip` octets into it, to its place.
+    #[inline]
+    pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
+        debug_assert!(skip as usize + from.len() <= deliver.len as usize);
+        // SAFETY: `apply` names each octet of a stream in exactly one Deliver, below `app_read` plus the
+        // ring's length, and a Deliver is performed by its request's only primary (module docs).
+        unsafe {
+            self.rings()
+                .receive
+                .write(deliver.stream_offset + u64::from(skip), from);
+        }
+    }
+
+    /// All octets of delivery number `deliver.delivery` are in the ring.
+    #[inline]
+    pub(crate) fn stamp(&self, deliver: &Deliver) {
+        let rings = self.rings();
+        let slots = rings.delivered.len() as u64;
+        let slot = &rings.delivered[(deliver.delivery & (slots - 1)) as usize];
+        // ORDERING: Release, pairs with the Acquire in `readable_end`: who sees the stamp sees the octets.
+        slot.store(stamp(deliver.delivery, slots, deliver.end), Ordering::Release);
+        self.waiting().notify_all();
+    }
+
+    /// The octets of the send stream that a numbered frame carries.
+    #[inline]
+    pub(crate) fn sending(&self, offset: u64, len: usize) -> Parts<'a> {
+        // SAFETY: the frame was numbered, so its octets are written and published (the log carried the
+        // cursor), and not released before every frame numbered with them is sent (module docs).
+        unsafe { self.rings().send.read(offset, len) }
+    }
+
+    /// The first `upto` octets of the send stream will not be read again.
+    #[inline]
+    pub(crate) fn release(&self, upto: u64) {
+        // ORDERING: Release, pairs with the Acquire in `writable`: who sees it may overwrite them.
+        self.place.stack.released.fetch_max(upto, Ordering::Release);
+        self.waiting().notify_all();
+    }
+
+    /// A frame says that octets below `edge` may be sent to us.
+    #[inline]
+    pub(crate) fn advertised(&self, edge: u64) {
+        let word = &self.place.stack.advertised;
+        // A hint for when to raise the flag, no more: Relaxed, and the maximum because frames are built
+        // out of order.
+        if word.load(Ordering::Relaxed) < edge {
+            word.fetch_max(edge, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn event(&self, event: Event) {
+        let bit = match event {
+            Event::Established => ESTABLISHED,
+            Event::AllAcknowledged => ACKNOWLEDGED,
+            Event::PeerFinished { end } => {
+                // ORDERING: Release, pairs with the Acquire in `peer_end`.
+                self.place.stack.peer_end.store(end, Ordering::Release);
+                0
+            }
+            Event::Reset => RESET,
+            Event::Refused => REFUSED,
+            Event::TimedOut => TIMED_OUT,
+            Event::Aborted => ABORTED,
+        };
+        self.live(bit);
+    }
+
+    pub(crate) fn retired(&self) {
+        self.live(RETIRED);
+    }
+
+    fn live(&self, bits: u32) {
+        // ORDERING: Release, pairs with the Acquire in `life`.
+        self.place.stack.life.fetch_or(bits, Ordering::Release);
+        self.waiting().notify_all();
+    }
+
+    // What the application does.
+
+    pub(crate) fn life(&self) -> Life {
+        Life {
+            // ORDERING: Acquire, pairs with the Release in `live`.
+            bits: self.place.stack.life.load(Ordering::Acquire),
+        }
+    }
+
+    /// Where the receive stream ends, once known.
+    pub(crate) fn peer_end(&self) -> Option<u64> {
+        // ORDERING: Acquire, pairs with the Release in `event`.
+        let end = self.place.stack.peer_end.load(Ordering::Acquire);
+        (end != UNKNOWN).then_some(end)
+    }
+
+    /// Follows the delivery slots from `seen` on; afterwards `seen.end` is how far the stream is readable.
+    pub(crate) fn look(&self, seen: &mut Seen) {
+        let rings = self.rings();
+        let slots = rings.delivered.len() as u64;
+        loop {
+            let slot = &rings.delivered[(seen.next & (slots - 1)) as usize];
+            // ORDERING: Acquire, pairs with the Release in `stamp`.
+            let found = slot.load(Ordering::Acquire);
+            let Some(lap) = laps_ahead(found, seen.next, slots) else {
+                return;
+            };
+            if lap > 0 {
+                // A newer stamp: everything up to one round before it is complete, and so is this one.
+                seen.next += (lap - 1) * slots + 1;
+            } else {
+                seen.end = seen.end.max(found & END_MASK);
+                seen.next += 1;
+            }
+        }
+    }
+
+    /// Received octets that `seen` vouches for and that are not read yet, in place.
+    ///
+    /// The slices borrow `seen`, so they are gone before [`StreamRef::read`] gives their octets up.
+    pub(crate) fn received<'s>(&self, seen: &'s Seen) -> Parts<'s>
+    where
+        'a: 's,
+    {
+        let from = self.place.app.read.load(Ordering::Relaxed);
+        // SAFETY: octets below `seen.end` are stamped, above `read` they are not given up; no Deliver names
+        // them again (module docs). The slices end before `read` moves, which takes `seen` mutably.
+        unsafe {
+            self.rings()
+                .receive
+                .read(from, (seen.end - from) as usize)
+        }
+    }
+
+    /// The application has done with `len` more octets. Says whether the pump should be told, because the
+    /// window can open by something worth telling while it is less than half open.
+    pub(crate) fn read(&self, len: usize, seen: &mut Seen, mss: u32) -> bool {
+        let read = self.place.app.read.load(Ordering::Relaxed) + len as u64;
+        debug_assert!(read <= seen.end);
+        // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before it.
+        self.place.app.read.store(read, Ordering::Release);
+        let size = self.streams.receive_len as u64;
+        let advertised = self.place.stack.advertised.load(Ordering::Relaxed);
+        let gain = (read + size).saturating_sub(advertised);
+        let left = advertised.saturating_sub(seen.end);
+        gain >= u64::from(2 * mss).min(size / 2) && left < size / 2
+    }
+
+    /// Octets that may be written now.
+    pub(crate) fn writable(&self) -> usize {
+        // ORDERING: Acquire, pairs with the Release in `release`.
+        let released = self.place.stack.released.load(Ordering::Acquire);
+        let written = self.place.app.written.load(Ordering::Relaxed);
+        self.streams.send_len - (written - released) as usize
+    }
+
+    /// Copies as much of `from` as there is room for; returns how much that is.
+    pub(crate) fn write(&self, from: &[u8]) -> usize {
+        let len = from.len().min(self.writable());
+        let written = self.place.app.written.load(Ordering::Relaxed);
+        // SAFETY: above `written` and below `released` plus the ring's length no frame refers to anything,
+        // and the connection's one writer is here.
+        unsafe { self.rings().send.write(written, &from[..len]) };
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.place.app.written.store(written + len as u64, Ordering::Release);
+        len
+    }
+
+    /// Declares `len` more octets of the send ring written, whatever lies there; returns how many fit.
+    pub(crate) fn write_as_is(&self, len: usize) -> usize {
+        let len = len.min(self.writable());
+        let written = self.place.app.written.load(Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.place.app.written.store(written + len as u64, Ordering::Release);
+        len
+    }
+
+    pub(crate) fn written(&self) -> u64 {
+        self.place.app.written.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn ask(&self, what: Asked) {
+        let bits = if what.shutdown { SHUTDOWN } else { 0 }
+            | if what.orphan { ORPHAN } else { 0 }
+            | if what.abort { ABORT } else { 0 };
+        // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen with it.
+        self.place.app.asked.fetch_or(bits, Ordering::Release);
+    }
+
+    /// Raises the flag; true if it was down, that is if the pump must be told.
+    pub(crate) fn raise(&self) -> bool {
+        // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the cursors.
+        !self.place.app.dirty.swap(true, Ordering::AcqRel)
+    }
+
+    // What the pump does.
+
+    /// Lowers the flag and reads what the application stored: read and write cursor, and what it asked.
+    pub(crate) fn progress(&self) -> (u64, u64, Asked) {
+        // ORDERING: AcqRel: Acquire, pairs with the swap in `raise`; lowering first means that a later
+        // store raises it again.
+        self.place.app.dirty.swap(false, Ordering::AcqRel);
+        let (read, written) = self.cursors();
+        // ORDERING: Acquire, pairs with the Release in `ask`.
+        let asked = self.place.app.asked.load(Ordering::Acquire);
+        // What was written before it was asked to shut down must be seen with it.
+        let written = if asked & SHUTDOWN != 0 { self.cursors().1 } else { written };
+        (
+            read,
+            written,
+            Asked {
+                shutdown: asked & SHUTDOWN != 0,
+                orphan: asked & ORPHAN != 0,
+                abort: asked & ABORT != 0,
+            },
+        )
+    }
+
+    /// Read and write cursor.
+    #[inline]
+    pub(crate) fn cursors(&self) -> (u64, u64) {
+        // ORDERING: Acquire both, pair with the Release in `read` and in `write`: frames that the log
+        // lets be numbered see the octets, deliveries that it lets be named see them given up.
+        (
+            self.place.app.read.load(Ordering::Acquire),
+            self.place.app.written.load(Ordering::Acquire),
+        )
+    }
+
+    /// Whether the application has let go of it.
+    pub(crate) fn is_orphan(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `ask`: its last reads are over.
+        self.place.app.asked.load(Ordering::Acquire) & ORPHAN != 0
+    }
+
+    /// Octets written between two cursors, for recording.
+    pub(crate) fn recorded(&self, from: u64, to: u64) -> Parts<'a> {
+        // The pump read `to` with Acquire and publishes it after this: nobody released them yet.
+        self.sending(from, (to - from) as usize)
+    }
+
+    pub(crate) fn conn(&self) -> ConnId {
+        self.conn
+    }
+}
+
+/// How far the application followed the delivery slots.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Number of the delivery to look for.
+    next: u64,
+    /// The stream is readable up to here.
+    pub(crate) end: u64,
+}
+
+/// Tag 0 is "never stamped", so laps are counted from 1.
+fn stamp(delivery: u64, slots: u64, end: u64) -> u64 {
+    (lap_tag(delivery, slots) << END_BITS) | (end & END_MASK)
+}
+
+const LAP_TAGS: u64 = (1 << (64 - END_BITS)) - 1;
+
+fn lap_tag(delivery: u64, slots: u64) -> u64 {
+    (delivery >> slots.trailing_zeros()) % LAP_TAGS + 1
+}
+
+/// How many rounds after `delivery` the stamp `found` was made; `None` if it is older.
+fn laps_ahead(found: u64, delivery: u64, slots: u64) -> Option<u64> {
+    let tag = found >> END_BITS;
+    if tag == 0 {
+        return None;
+    }
+    let ahead = (tag + LAP_TAGS - lap_tag(delivery, slots)) % LAP_TAGS;
+    (ahead < LAP_TAGS / 2).then_some(ahead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONN: ConnId = ConnId {
+        index: 0,
+        generation: 0,
+    };
+
+    fn streams() -> Streams {
+        let limits = Limits {
+            connections: 1,
+            receive_buffer: 1024,
+            send_buffer: 1024,
+            ..Limits::default()
+        };
+        Streams::new(&limits, 4)
+    }
+
+    fn deliver(delivery: u64, stream_offset: u64, len: u32, end: u64) -> Deliver {
+        Deliver {
+            conn: CONN,
+            run_offset: 0,
+            len,
+            stream_offset,
+            delivery,
+            end,
+            last: true,
+        }
+    }
+
+    fn readable(stream: &StreamRef<'_>, seen: &mut Seen) -> Vec<u8> {
+        stream.look(seen);
+        let (a, b) = stream.received(seen);
+        [a, b].concat()
+    }
+
+    #[test]
+    fn octets_become_readable_when_every_earlier_delivery_is_complete() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        let mut seen = Seen::default();
+        let (first, second) = (deliver(0, 0, 3, 3), deliver(1, 3, 3, 6));
+        stream.store(&second, 0, b"def");
+        stream.stamp(&second);
+        assert_eq!(readable(&stream, &mut seen), b"");
+        stream.store(&first, 0, b"abc");
+        stream.stamp(&first);
+        assert_eq!(readable(&stream, &mut seen), b"abcdef");
+    }
+
+    #[test]
+    fn a_reader_that_missed_a_round_of_stamps_goes_on_behind_it() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        let mut seen = Seen::default();
+        for j in 0..11 {
+            let d = deliver(j, j, 1, j + 1);
+            stream.store(&d, 0, &[j as u8]);
+            stream.stamp(&d);
+        }
+        assert_eq!(readable(&stream, &mut seen).len(), 11);
+    }
+
+    #[test]
+    fn rings_wrap_and_room_returns_with_release() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        let bytes: Vec<u8> = (0..1500u32).map(|i| i as u8).collect();
+        assert_eq!(stream.write(&bytes), 1024);
+        assert_eq!(stream.write(&bytes), 0);
+        stream.release(1000);
+        assert_eq!(stream.write(&bytes[1024..]), 476);
+        let (a, b) = stream.sending(1000, 500);
+        assert_eq!([a, b].concat(), &bytes[1000..1500]);
+    }
+
+    #[test]
+    fn a_recycled_place_is_fresh_and_its_former_tenant_gone() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"x");
+        stream.event(Event::Reset);
+        stream.stamp(&deliver(0, 0, 1, 1));
+        streams.recycle(CONN);
+        assert!(streams.get(CONN).is_none());
+        let next = ConnId {
+            generation: 1,
+            ..CONN
+        };
+        let stream = streams.get(next).unwrap();
+        assert_eq!(stream.cursors(), (0, 0));
+        assert_eq!(stream.life().ending(), None);
+        let mut seen = Seen::default();
+        assert_eq!(readable(&stream, &mut seen), b"");
+    }
+}

@@ -1,0 +1,285 @@
+//! Numbered transmit slots: outgoing frame k is built in slot k modulo their number.
+//!
+//! `apply` numbers frames, and never one at or past `sent` plus the number of slots, where `sent` is a count
+//! that the transmit pump has published. So the slot of a numbered frame is free when somebody comes to
+//! build it, and nobody waits. Each slot has a stamp:
+//!
+//! ```text
+//! Free(k)  --claim, a CAS by whoever builds frame k-->  Taken(k)  --publish-->  Ready(k)
+//!    ^                                                                            |
+//!    '------------ Free(k + slots): the pump handed frame k to the device -------'
+//! ```
+//!
+//! A second builder of the same frame finds the stamp moved on. That is no race for memory but a sign that
+//! two replicas did not agree, and [`TxRing::claim`] says so.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use crossbeam_utils::CachePadded;
+use dominoes_drivers::{TxFrame, TxMeta};
+
+const FREE: u64 = 0;
+const TAKEN: u64 = 1;
+const READY: u64 = 2;
+
+const fn stamp(frame: u64, state: u64) -> u64 {
+    (frame << 2) | state
+}
+
+struct Slot {
+    stamp: AtomicU64,
+    /// Length and metadata of the built frame.
+    built: UnsafeCell<Built>,
+}
+
+#[derive(Clone, Copy)]
+struct Built {
+    head: u32,
+    len: u32,
+    meta: TxMeta,
+}
+
+/// The slots and their memory.
+pub(crate) struct TxRing {
+    slots: Box<[Slot]>,
+    memory: Box<[UnsafeCell<u8>]>,
+    slot_len: usize,
+    sent: CachePadded<AtomicU64>,
+}
+
+// SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken, and read
+// only by the one `Transmitter` after it saw Ready.
+unsafe impl Sync for TxRing {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for TxRing {}
+
+/// Frame `0` was built already, or is not due: two replicas disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Diverged(pub(crate) u64);
+
+impl TxRing {
+    /// `slots` (a power of two) frames of at most `slot_len` octets, and the one handle that sends them.
+    pub(crate) fn new(slots: usize, slot_len: usize) -> (Arc<TxRing>, Transmitter) {
+        assert!(slots.is_power_of_two());
+        let slot_len = slot_len.next_multiple_of(64);
+        let zeros = vec![0u8; slots * slot_len].into_boxed_slice();
+        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
+        let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
+        let slot = |k: usize| Slot {
+            stamp: AtomicU64::new(stamp(k as u64, FREE)),
+            built: UnsafeCell::new(Built {
+                head: 0,
+                len: 0,
+                meta: TxMeta::default(),
+            }),
+        };
+        let ring = Arc::new(TxRing {
+            slots: (0..slots).map(slot).collect(),
+            memory,
+            slot_len,
+            sent: CachePadded::new(AtomicU64::new(0)),
+        });
+        let transmitter = Transmitter {
+            ring: Arc::clone(&ring),
+            next: 0,
+        };
+        (ring, transmitter)
+    }
+
+    fn index(&self, frame: u64) -> usize {
+        (frame & (self.slots.len() as u64 - 1)) as usize
+    }
+
+    /// Takes the slot of frame `frame`, to build it.
+    ///
+    /// # Errors
+    /// [`Diverged`] if somebody else took it, or its time has not come.
+    #[inline]
+    pub(crate) fn claim(&self, frame: u64) -> Result<TxClaim<'_>, Diverged> {
+        let slot = &self.slots[self.index(frame)];
+        slot.stamp
+            .compare_exchange(
+                stamp(frame, FREE),
+                stamp(frame, TAKEN),
+                // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: the device has done
+                // with what the slot held before.
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .map_err(|_| Diverged(frame))?;
+        Ok(TxClaim {
+            ring: self,
+            frame,
+            published: false,
+        })
+    }
+
+    /// Frames 0 up to this have been taken by the device.
+    #[inline]
+    pub(crate) fn sent(&self) -> u64 {
+        // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: whoever learns of this count,
+        // be it through the log, finds the slots free.
+        self.sent.load(Ordering::Acquire)
+    }
+
+    fn bytes(&self, frame: u64) -> *mut u8 {
+        let at = self.index(frame) * self.slot_len;
+        UnsafeCell::raw_get(&raw const self.memory[at])
+    }
+}
+
+/// A slot in the hands of who builds its frame. Dropped unpublished, it is as if nobody had begun.
+pub(crate) struct TxClaim<'a> {
+    ring: &'a TxRing,
+    frame: u64,
+    published: bool,
+}
+
+impl TxClaim<'_> {
+    /// The slot's memory; what it holds is left from an earlier frame.
+    #[inline]
+    pub(crate) fn buffer(&mut self) -> &mut [u8] {
+        // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory is
+        // `slot_len` octets within the ring's, and initialised since `new`.
+        unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.frame), self.ring.slot_len) }
+    }
+
+    /// The first `len` octets are the frame, `head` of them headers.
+    #[inline]
+    pub(crate) fn publish(mut self, head: usize, len: usize, meta: TxMeta) {
+        assert!(head <= len && len <= self.ring.slot_len);
+        let slot = &self.ring.slots[self.ring.index(self.frame)];
+        // SAFETY: as in `buffer`.
+        unsafe {
+            *slot.built.get() = Built {
+                head: head as u32,
+                len: len as u32,
+                meta,
+            };
+        }
+        self.published = true;
+        // ORDERING: Release, pairs with the Acquire in `Transmitter::ready`.
+        slot.stamp.store(stamp(self.frame, READY), Ordering::Release);
+    }
+}
+
+impl Drop for TxClaim<'_> {
+    fn drop(&mut self) {
+        if !self.published {
+            let slot = &self.ring.slots[self.ring.index(self.frame)];
+            // ORDERING: Release, pairs with the Acquire in `claim`: the next one writes after us.
+            slot.stamp.store(stamp(self.frame, FREE), Ordering::Release);
+        }
+    }
+}
+
+/// Sends what is ready, in the order of the numbers. There is one per ring.
+pub(crate) struct Transmitter {
+    ring: Arc<TxRing>,
+    next: u64,
+}
+
+impl Transmitter {
+    /// Frames that are ready, from the first unsent one on: as many as `out` holds, up to the first that is not.
+    pub(crate) fn ready<'a, const N: usize>(&'a self, out: &mut ArrayVec<TxFrame<'a>, N>) {
+        for frame in self.next..self.next + out.remaining_capacity() as u64 {
+            let slot = &self.ring.slots[self.ring.index(frame)];
+            // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
+            if slot.stamp.load(Ordering::Acquire) != stamp(frame, READY) {
+                return;
+            }
+            // SAFETY: Ready, and stays so until `advance`, which needs this handle mutably; until then
+            // nobody writes the slot.
+            let (built, bytes) = unsafe {
+                let built = *slot.built.get();
+                let bytes =
+                    core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
+                (built, bytes)
+            };
+            let (head, payload) = bytes.split_at(built.head as usize);
+            out.push(TxFrame {
+                head,
+                payload,
+                meta: built.meta,
+            });
+        }
+    }
+
+    /// Whether a frame is ready.
+    pub(crate) fn any_ready(&self) -> bool {
+        let slot = &self.ring.slots[self.ring.index(self.next)];
+        // ORDERING: Acquire, as in `ready`.
+        slot.stamp.load(Ordering::Acquire) == stamp(self.next, READY)
+    }
+
+    /// The device took the first `count` of what `ready` gave.
+    pub(crate) fn advance(&mut self, count: usize) {
+        let slots = self.ring.slots.len() as u64;
+        for _ in 0..count {
+            let slot = &self.ring.slots[self.ring.index(self.next)];
+            assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(self.next, READY));
+            // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slot.
+            slot.stamp
+                .store(stamp(self.next + slots, FREE), Ordering::Release);
+            self.next += 1;
+        }
+        // ORDERING: Release, pairs with the Acquire in `TxRing::sent`.
+        self.ring.sent.store(self.next, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
+        let mut claim = ring.claim(frame).unwrap();
+        claim.buffer()[..bytes.len()].copy_from_slice(bytes);
+        claim.publish(1, bytes.len(), TxMeta::default());
+    }
+
+    fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
+        let mut frames = ArrayVec::<_, 8>::new();
+        transmitter.ready(&mut frames);
+        let sent: Vec<_> = frames.iter().map(|f| [f.head, f.payload].concat()).collect();
+        drop(frames);
+        transmitter.advance(sent.len());
+        sent
+    }
+
+    #[test]
+    fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
+        let (ring, mut transmitter) = TxRing::new(4, 64);
+        build(&ring, 1, b"b1");
+        assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+        build(&ring, 0, b"a0");
+        assert_eq!(send_all(&mut transmitter), [b"a0", b"b1"]);
+        assert_eq!(ring.sent(), 2);
+        for k in 2..6 {
+            build(&ring, k, b"xx");
+        }
+        assert_eq!(send_all(&mut transmitter).len(), 4);
+    }
+
+    #[test]
+    fn a_second_builder_of_a_frame_is_found_out() {
+        let (ring, mut transmitter) = TxRing::new(4, 64);
+        build(&ring, 0, b"a0");
+        assert_eq!(ring.claim(0).err(), Some(Diverged(0)));
+        assert_eq!(ring.claim(4).err(), Some(Diverged(4)));
+        send_all(&mut transmitter);
+        assert_eq!(ring.claim(0).err(), Some(Diverged(0)));
+        assert!(ring.claim(4).is_ok());
+    }
+
+    #[test]
+    fn a_claim_dropped_unpublished_can_be_taken_again() {
+        let (ring, mut transmitter) = TxRing::new(4, 64);
+        drop(ring.claim(0).unwrap());
+        build(&ring, 0, b"a0");
+        assert_eq!(send_all(&mut transmitter), [b"a0"]);
+    }
+}

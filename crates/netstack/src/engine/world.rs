@@ -1,0 +1,228 @@
+//! What applications, pumps and primaries share, in every variant: streams, transmit slots, queues.
+//!
+//! Nothing here is protocol state. The queues are the few places where several threads meet; none of them is
+//! on the path of a data frame.
+
+use core::net::SocketAddrV4;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use dominoes_drivers::Waker;
+
+use crate::config::Limits;
+use crate::digest::{ConnId, Flow};
+use crate::engine::stream::{Asked, StreamRef, Streams};
+use crate::engine::tx::TxRing;
+
+/// What an application wants from the protocol, besides moving its cursors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Command {
+    Open {
+        ticket: u64,
+        remote: SocketAddrV4,
+    },
+    Listen {
+        port: u16,
+        backlog: u16,
+    },
+    Accepted {
+        port: u16,
+        accepted: u64,
+    },
+    Unlisten {
+        port: u16,
+    },
+}
+
+/// News for the pump about which connection a flow is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HintNews {
+    pub(crate) conn: ConnId,
+    pub(crate) flow: Flow,
+    pub(crate) open: bool,
+}
+
+/// How an open ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    Opened { conn: ConnId, flow: Flow },
+    NoRoom,
+    Unreachable,
+}
+
+/// The queue of a listening port.
+#[derive(Debug, Default)]
+pub(crate) struct AcceptQueue {
+    pub(crate) ready: VecDeque<(ConnId, SocketAddrV4)>,
+    pub(crate) accepted: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    pub(crate) answers: HashMap<u64, Option<Answer>>,
+    pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    next_ticket: u64,
+}
+
+impl Desk {
+    pub(crate) fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.answers.insert(self.next_ticket, None);
+        self.next_ticket
+    }
+}
+
+/// Shared by everything that belongs to one stack.
+pub(crate) struct World {
+    pub(crate) limits: Limits,
+    pub(crate) mac: [u8; 6],
+    pub(crate) address: Ipv4Addr,
+    /// Whether the device finishes partial checksums.
+    pub(crate) tx_checksum: bool,
+    pub(crate) streams: Streams,
+    pub(crate) tx: Arc<TxRing>,
+    /// What applications asked for; drained by the pump.
+    pub(crate) commands: SegQueue<Command>,
+    /// Connections whose flag is raised; each at most once.
+    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Drained by the pump.
+    pub(crate) hints: SegQueue<HintNews>,
+    /// Closed connections whose work may not all be done; drained by the pump.
+    pub(crate) retired: SegQueue<ConnId>,
+    /// Whole frames outside the log: ARP and echo replies.
+    pub(crate) control: ArrayQueue<Vec<u8>>,
+    /// Opening, listening and accepting: rare, and never on the path of a frame.
+    desk: Mutex<Desk>,
+    pub(crate) desk_bell: Condvar,
+    waker: Waker,
+    /// Whether somebody sleeps in the device and must be woken for news.
+    pub(crate) asleep: AtomicBool,
+    pub(crate) down: AtomicBool,
+    pub(crate) diverged: AtomicU64,
+}
+
+impl World {
+    pub(crate) fn new(
+        limits: Limits,
+        mac: [u8; 6],
+        address: Ipv4Addr,
+        tx_checksum: bool,
+        delivery_slots: usize,
+        tx: Arc<TxRing>,
+        waker: Waker,
+    ) -> World {
+        World {
+            limits,
+            mac,
+            address,
+            tx_checksum,
+            streams: Streams::new(&limits, delivery_slots),
+            tx,
+            commands: SegQueue::new(),
+            dirty: ArrayQueue::new(limits.connections as usize),
+            hints: SegQueue::new(),
+            retired: SegQueue::new(),
+            control: ArrayQueue::new(64),
+            desk: Mutex::default(),
+            desk_bell: Condvar::new(),
+            waker,
+            asleep: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            diverged: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the pump that there is something in a queue.
+    pub(crate) fn ring(&self) {
+        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
+        // entry, or we see that it sleeps.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.waker.wake();
+        }
+    }
+
+    /// The caller is about to sleep in the device and will look at every queue once more.
+    pub(crate) fn before_sleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        // ORDERING: the fence pairs with the one in `ring`.
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn after_sleep(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    pub(crate) fn command(&self, command: Command) {
+        self.commands.push(command);
+        self.ring();
+    }
+
+    /// Raises the flag of a connection whose application moved a cursor or asked for something.
+    pub(crate) fn raise(&self, stream: &StreamRef<'_>) {
+        if stream.raise() {
+            // One entry per connection and as many places as connections: there is room, unless the flag of
+            // a recycled place is raised by its former socket, whose news nobody needs.
+            let _ = self.dirty.push(stream.conn());
+            self.ring();
+        }
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `shut_down`.
+        self.down.load(Ordering::Acquire)
+    }
+
+    /// The stack goes away: every blocked call returns with an error.
+    pub(crate) fn shut_down(&self) {
+        // ORDERING: Release, pairs with the Acquire in `is_down`.
+        self.down.store(true, Ordering::Release);
+        drop(self.desk());
+        self.desk_bell.notify_all();
+        self.streams.wake_all();
+        self.waker.wake();
+    }
+
+    pub(crate) fn answer(&self, ticket: u64, answer: Answer) {
+        let mut desk = self.desk();
+        if let Some(place) = desk.answers.get_mut(&ticket) {
+            *place = Some(answer);
+            drop(desk);
+            self.desk_bell.notify_all();
+        } else if let Answer::Opened { conn, .. } = answer {
+            drop(desk);
+            self.abandon(conn);
+        }
+    }
+
+    /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
+    pub(crate) fn abandon(&self, conn: ConnId) {
+        if let Some(stream) = self.streams.get(conn) {
+            stream.ask(Asked {
+                orphan: true,
+                abort: true,
+                ..Asked::default()
+            });
+            self.raise(&stream);
+        }
+    }
+
+    /// Whether an application could be waiting for the pump to look at a queue.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.commands.is_empty()
+            || !self.dirty.is_empty()
+            || !self.retired.is_empty()
+            || !self.control.is_empty()
+    }
+}

@@ -1,0 +1,147 @@
+//! What can go wrong, sorted by who can do something about it.
+
+use core::fmt;
+use std::io;
+
+/// A setting that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field is outside its range.
+    OutOfRange {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was set to.
+        value: u64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::OutOfRange {
+                field,
+                value,
+                allowed,
+            } => write!(f, "`{field}` is {value}; set it to {allowed}"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Why a call on a socket failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// The peer refused the connection.
+    Refused,
+    /// The peer reset the connection.
+    Reset,
+    /// The peer, or the way to it, did not answer for too long.
+    TimedOut,
+    /// We aborted the connection.
+    Aborted,
+    /// Nobody knows the way to the peer.
+    Unreachable,
+    /// The connection table or the range of ports is full.
+    NoRoom,
+    /// Somebody listens on the port already.
+    PortTaken,
+    /// The sending side was shut down.
+    ShutDown,
+    /// The stack was shut down.
+    Down,
+    /// The call would have had to wait.
+    WouldBlock,
+}
+
+impl SocketError {
+    /// The kind of `std::io` error that says the same.
+    pub const fn kind(self) -> io::ErrorKind {
+        match self {
+            SocketError::Refused => io::ErrorKind::ConnectionRefused,
+            SocketError::Reset => io::ErrorKind::ConnectionReset,
+            SocketError::TimedOut => io::ErrorKind::TimedOut,
+            SocketError::Aborted | SocketError::Down => io::ErrorKind::ConnectionAborted,
+            SocketError::Unreachable => io::ErrorKind::HostUnreachable,
+            SocketError::NoRoom => io::ErrorKind::OutOfMemory,
+            SocketError::PortTaken => io::ErrorKind::AddrInUse,
+            SocketError::ShutDown => io::ErrorKind::BrokenPipe,
+            SocketError::WouldBlock => io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SocketError::Refused => "the peer refused the connection",
+            SocketError::Reset => "the peer reset the connection",
+            SocketError::TimedOut => "the peer did not answer",
+            SocketError::Aborted => "the connection was aborted",
+            SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
+            SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
+            SocketError::PortTaken => "the port is taken",
+            SocketError::ShutDown => "the sending side was shut down",
+            SocketError::Down => "the stack was shut down",
+            SocketError::WouldBlock => "the call would have to wait",
+        })
+    }
+}
+
+impl std::error::Error for SocketError {}
+
+impl From<SocketError> for io::Error {
+    fn from(error: SocketError) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
+}
+
+/// Why a stack could not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StackError {
+    /// A setting is wrong.
+    Config(ConfigError),
+    /// The address is not of the form `10.0.0.1/24`.
+    Address(String),
+    /// No thread could be started, or no random numbers be had.
+    Io(io::Error),
+}
+
+impl fmt::Display for StackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StackError::Config(error) => error.fmt(f),
+            StackError::Address(text) => {
+                write!(f, "`{text}` is no address with prefix; write it like 10.0.0.1/24")
+            }
+            StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StackError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            StackError::Config(error) => Some(error),
+            StackError::Address(_) => None,
+            StackError::Io(error) => Some(error),
+        }
+    }
+}
+
+impl From<ConfigError> for StackError {
+    fn from(error: ConfigError) -> Self {
+        StackError::Config(error)
+    }
+}
+
+impl From<io::Error> for StackError {
+    fn from(error: io::Error) -> Self {
+        StackError::Io(error)
+    }
+}

@@ -1,0 +1,365 @@
+//! A running stack: threads, pinned, that drive a variant over a device.
+
+use core::str::FromStr;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time;
+
+use dominoes::{Context, ContextHandle, Domain, Turn};
+use dominoes_drivers::Device;
+
+use crate::config::Limits;
+use crate::engine::record::Recorder;
+use crate::engine::world::World;
+use crate::error::{SocketError, StackError};
+use crate::socket::{Sockets, TcpListener, TcpStream};
+use crate::time::Instant;
+use crate::variants::Setup;
+use crate::variants::replicated::{Group, Layout, Worker};
+use crate::variants::single::Single;
+
+/// Puts a stack together.
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_netstack::Stack;
+/// use std::io::{Read, Write};
+///
+/// let (left, right) = memory::pair(MemoryConfig::default());
+/// let server = Stack::builder("10.0.0.1/24").replicas(2).start(left)?;
+/// let client = Stack::builder("10.0.0.2/24").start(right)?;
+///
+/// let listener = server.listen(7, 16)?;
+/// let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+/// let (mut theirs, _) = listener.accept()?;
+/// ours.write_all(b"hello")?;
+/// let mut heard = [0; 5];
+/// theirs.read_exact(&mut heard)?;
+/// assert_eq!(&heard, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Builder {
+    address: String,
+    gateway: Option<Ipv4Addr>,
+    layout: Layout,
+    limits: Limits,
+    cores: Vec<usize>,
+    secret: Option<[u64; 2]>,
+    recorder: Option<Recorder>,
+}
+
+impl Builder {
+    /// Who forwards what is for other networks. Default: nobody.
+    #[must_use]
+    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
+        self.gateway = Some(gateway);
+        self
+    }
+
+    /// How many threads run the stack, each with a copy of its state. One runs without a log. Default 1.
+    #[must_use]
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.layout.replicas = replicas;
+        self
+    }
+
+    /// Pins thread i to `cores[i]`, as far as there are any. Default: none is pinned.
+    #[must_use]
+    pub fn pin(mut self, cores: &[usize]) -> Self {
+        self.cores = cores.to_vec();
+        self
+    }
+
+    /// Buffer sizes and other bounds.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How the log is laid out; its number of replicas counts.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// The key of sequence numbers and ports, for runs that are to be repeated. Default: random.
+    #[must_use]
+    pub fn secret(mut self, secret: [u64; 2]) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Records the log.
+    #[must_use]
+    pub fn record(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
+    /// Starts the stack over `device`.
+    ///
+    /// # Errors
+    /// If a setting is wrong, or a thread cannot be started.
+    pub fn start(self, device: impl Device + 'static) -> Result<Stack, StackError> {
+        let (address, prefix) = parse_cidr(&self.address)?;
+        let secret = match self.secret {
+            Some(secret) => secret,
+            None => random()?,
+        };
+        let mut setup = Setup::new(address, prefix, secret);
+        setup.limits = self.limits;
+        setup.gateway = self.gateway;
+        setup.recorder = self.recorder;
+        let device = Box::new(device);
+        let clock = Clock::start();
+        let (world, domains): (_, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
+            let single = Single::new(setup, device)?;
+            let world = Arc::clone(single.world());
+            (world, vec![Box::new(SingleDomain { single, clock })])
+        } else {
+            let group = Group::new(setup, self.layout, device)?;
+            let world = Arc::clone(&group.shared().world);
+            let parked = Arc::new(AtomicUsize::new(0));
+            let domain = |worker| -> Box<dyn Domain> {
+                Box::new(WorkerDomain {
+                    worker,
+                    clock,
+                    parked: Arc::clone(&parked),
+                    replicas: self.layout.replicas,
+                })
+            };
+            (world, group.into_workers().into_iter().map(domain).collect())
+        };
+        let mut stack = Stack {
+            sockets: Sockets::new(&world),
+            world,
+            contexts: Vec::new(),
+        };
+        for (i, domain) in domains.into_iter().enumerate() {
+            let core = self.cores.get(i).copied();
+            let context = Context::spawn(&format!("dominoes-{i}"), core, vec![domain])?;
+            stack.contexts.push(context);
+        }
+        Ok(stack)
+    }
+}
+
+fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), StackError> {
+    let bad = || StackError::Address(text.to_owned());
+    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+    let address = Ipv4Addr::from_str(address).map_err(|_| bad())?;
+    let prefix: u8 = prefix.parse().map_err(|_| bad())?;
+    if prefix > 32 {
+        return Err(bad());
+    }
+    Ok((address, prefix))
+}
+
+/// Sixteen octets that nobody can guess.
+fn random() -> std::io::Result<[u64; 2]> {
+    let mut octets = [0; 16];
+    getrandom::fill(&mut octets).map_err(std::io::Error::other)?;
+    let [a, b] = [0, 8].map(|i| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&octets[i..i + 8]);
+        u64::from_le_bytes(word)
+    });
+    Ok([a, b])
+}
+
+/// A running stack. Dropping it ends its threads; every blocked call then returns an error.
+pub struct Stack {
+    sockets: Sockets,
+    world: Arc<World>,
+    contexts: Vec<ContextHandle>,
+}
+
+impl Stack {
+    /// Begins a stack with this address and prefix, as in `10.0.0.1/24`.
+    pub fn builder(address: &str) -> Builder {
+        Builder {
+            address: address.to_owned(),
+            gateway: None,
+            layout: Layout {
+                replicas: 1,
+                ..Layout::default()
+            },
+            limits: Limits::default(),
+            cores: Vec::new(),
+            secret: None,
+            recorder: None,
+        }
+    }
+
+    /// The sockets, to be handed to other threads.
+    pub fn sockets(&self) -> Sockets {
+        self.sockets.clone()
+    }
+
+    /// As [`Sockets::listen`].
+    ///
+    /// # Errors
+    /// As [`Sockets::listen`].
+    pub fn listen(&self, port: u16, backlog: u16) -> Result<TcpListener, SocketError> {
+        self.sockets.listen(port, backlog)
+    }
+
+    /// As [`Sockets::connect`].
+    ///
+    /// # Errors
+    /// As [`Sockets::connect`].
+    pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
+        self.sockets.connect(remote)
+    }
+
+    /// Whether every thread that was to be pinned is.
+    pub fn pinned(&self) -> bool {
+        self.contexts.iter().all(ContextHandle::pinned)
+    }
+
+    /// The bounds in force, fitted to the device.
+    pub fn limits(&self) -> Limits {
+        self.world.limits
+    }
+
+    /// Ends the threads, and every blocked call with an error.
+    pub fn shutdown(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.world.shut_down();
+        for context in &self.contexts {
+            context.stop();
+        }
+        for context in self.contexts.drain(..) {
+            // A context that panicked has said so on standard error.
+            let _ = context.join();
+        }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl core::fmt::Debug for Stack {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Stack")
+            .field("address", &self.world.address)
+            .field("contexts", &self.contexts.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where time enters: once per turn, as the age of the stack.
+#[derive(Clone, Copy)]
+struct Clock {
+    start: time::Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Clock { start: now() }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(now().duration_since(self.start).as_nanos() as u64)
+    }
+
+    /// How long to sleep at most for a deadline; `None` for ever.
+    fn until(&self, deadline: Instant) -> Option<time::Duration> {
+        (deadline != Instant::NEVER).then(|| deadline.since(self.now()).into())
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place where the stack looks at a clock")]
+fn now() -> time::Instant {
+    time::Instant::now()
+}
+
+struct SingleDomain {
+    single: Single,
+    clock: Clock,
+}
+
+impl Domain for SingleDomain {
+    fn run(&mut self) -> Turn {
+        if self.single.world().is_down() {
+            return Turn::Finished;
+        }
+        match self.single.turn(self.clock.now()) {
+            0 => Turn::Idle,
+            _ => Turn::Worked,
+        }
+    }
+
+    fn park(&mut self) {
+        let world = Arc::clone(self.single.world());
+        let timeout = self.clock.until(self.single.next_deadline());
+        let (rx, tx) = self.single.pumps();
+        world.before_sleep();
+        if !rx.has_work() && !tx.has_work() && !world.is_down() {
+            rx.wait(timeout);
+        }
+        world.after_sleep();
+    }
+
+    fn name(&self) -> &str {
+        "single"
+    }
+}
+
+struct WorkerDomain {
+    worker: Worker,
+    clock: Clock,
+    parked: Arc<AtomicUsize>,
+    replicas: usize,
+}
+
+impl Domain for WorkerDomain {
+    fn run(&mut self) -> Turn {
+        if self.worker.shared().world.is_down() {
+            return Turn::Finished;
+        }
+        match self.worker.turn(self.clock.now()) {
+            0 => Turn::Idle,
+            _ => Turn::Worked,
+        }
+    }
+
+    /// The last to park sleeps in the device with the receive pump in its hands; the others on the bell,
+    /// which rings when something is published.
+    fn park(&mut self) {
+        let shared = Arc::clone(self.worker.shared());
+        let world = &shared.world;
+        // A hint for who sleeps where: the role and the bell are what is relied on.
+        let last = self.parked.fetch_add(1, Ordering::Relaxed) + 1 == self.replicas;
+        if last && let Some(mut side) = shared.rx.try_take() {
+            world.before_sleep();
+            if !self.worker.has_work() && !side.pump.has_work() && !world.is_down() {
+                let deadline = self.worker.next_deadline().min(side.pump.next_deadline());
+                side.pump.wait(self.clock.until(deadline));
+            }
+            world.after_sleep();
+        } else {
+            let key = shared.bell.prepare();
+            if self.worker.has_work() || world.is_down() {
+                drop(key);
+            } else {
+                shared.bell.wait(key, None);
+            }
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn name(&self) -> &str {
+        "replica"
+    }
+}

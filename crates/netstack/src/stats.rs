@@ -1,0 +1,73 @@
+//! Counters. State counters are equal in all replicas; effect and pump counters belong to who counted.
+
+use serde::{Deserialize, Serialize};
+
+/// What the replicated state went through; the same in every replica at the same position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StateStats {
+    /// Requests applied.
+    pub requests: u64,
+    /// Segments that arrived in them.
+    pub segments: u64,
+    /// Segments dropped because their checksum was wrong.
+    pub bad_checksum: u64,
+    /// Segments for which there was no connection.
+    pub no_connection: u64,
+    /// SYNs dropped because the backlog or the connection table was full.
+    pub refused_syn: u64,
+    /// Connections that were opened, by us or by a peer.
+    pub opened: u64,
+    /// Connections that ended.
+    pub closed: u64,
+    /// Connections closed because handling a request for them panicked.
+    pub panicked: u64,
+}
+
+/// What the receive pump saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PumpStats {
+    /// Frames taken from the device.
+    pub frames: u64,
+    /// Segments among them that went into the log.
+    pub segments: u64,
+    /// Runs that these made up.
+    pub runs: u64,
+    /// Requests of all kinds.
+    pub requests: u64,
+    /// Frames too short, or with fields that contradict each other.
+    pub malformed: u64,
+    /// Frames for somebody else.
+    pub not_ours: u64,
+    /// Frames of protocols that are not handled.
+    pub unknown: u64,
+    /// Fragments, which are not reassembled.
+    pub fragments: u64,
+    /// ARP messages.
+    pub arp: u64,
+    /// Echo requests answered.
+    pub echo: u64,
+    /// Answers of ours that found the control queue full.
+    pub control_dropped: u64,
+    /// Times the log had no room and frames stayed in the device.
+    pub log_full: u64,
+}
+
+/// What one primary did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EffectStats {
+    /// Requests whose checksums it verified.
+    pub prepared: u64,
+    /// Deliveries it copied.
+    pub deliveries: u64,
+    /// Octets in them.
+    pub delivered_bytes: u64,
+    /// Frames it built.
+    pub frames: u64,
+    /// Payload octets in them.
+    pub sent_bytes: u64,
+    /// Effects that found their connection gone or their frame built: replicas that disagree.
+    pub diverged: u64,
+}

@@ -1,0 +1,507 @@
+//! TCP as plain data: what a connection knows, and how requests change it (RFC 9293).
+//!
+//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. It is told what happened, and
+//! answers through a [`Cx`]: received octets are named by `Effect::Deliver`, frames to build by
+//! `Effect::Transmit`. The same calls with the same arguments always leave the same state and the same
+//! effects, which is what lets several replicas keep copies of one connection.
+//!
+//! # Which call, when
+//!
+//! | when | call |
+//! |---|---|
+//! | a connection begins | [`Tcb::open`] (active), [`Tcb::passive`] (a SYN for a listening port) |
+//! | a request is about the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
+//! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection wants |
+//! | a deadline ([`Tcb::next_deadline`]) is due | [`Tcb::on_time`], [`Tcb::finish`] |
+//! | there is transmit credit again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
+//! | no connection wants a segment | [`reset_for`] |
+//!
+//! # What holds after every call
+//!
+//! - `snd_una <= snd_nxt <= snd_max <= end of what was written`, in sequence space.
+//! - The right edge of the receive window never moves left, nor past `read + receive_buffer`.
+//! - Every octet of the receive stream has been named by at most one `Deliver`; every octet before
+//!   `rcv_nxt` by exactly one.
+//! - Frames are numbered in order, none at or past the limit.
+//! - Nothing that the wire says makes a call panic.
+//!
+//! # Where the roads lie
+//!
+//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC; `predict.rs` is the short road through it for
+//! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
+//! changes, `window.rs` what we let the peer send, `send.rs` what we may send. `reassembly.rs`,
+//! `retransmit.rs` and `congestion.rs` are arithmetic; `user.rs` the calls of the application.
+//!
+//! # Departures from the RFCs
+//!
+//! - The retransmission timeout may fall to 200 ms; RFC 6298 section 2.4 says 1 s ([`RTO_MIN`]).
+//! - A segment without text that begins right at the edge of a window that is not closed is acceptable,
+//!   though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the acknowledgments of a peer
+//!   that has filled the window.
+//! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in the
+//!   same section drops it, but devices merge segments.
+//! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new applications
+//!   should not use it).
+//! - Text on a SYN is not taken; the peer sends it again after the handshake.
+//! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section 3.10.4
+//!   deletes the connection; when nobody holds the connection any more it is deleted.
+//! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait forever.
+//! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
+//!   section 3.7.4, that lets the end of every large write leave at once).
+
+mod ack;
+mod arrive;
+mod congestion;
+#[cfg(test)]
+mod pair;
+mod predict;
+mod reassembly;
+mod retransmit;
+mod send;
+mod user;
+mod window;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Limits;
+use crate::digest::{ConnId, Flow, Mac, Segment};
+use crate::effect::{Deliver, Effect, EffectSink, FrameNumbers};
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+use congestion::Congestion;
+use reassembly::Reassembly;
+use retransmit::{Retransmit, Timers};
+use send::Snd;
+use window::Rcv;
+
+pub use arrive::reset_for;
+pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
+pub use send::Finish;
+
+/// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes two
+/// minutes and leaves it to experience.
+pub const MSL: Duration = Duration::from_secs(30);
+
+/// How long an acknowledgment may wait for a second segment, 40 ms (RFC 9293 section 3.8.6.3 allows
+/// less than 500 ms).
+pub const DELAYED_ACK: Duration = Duration::from_millis(40);
+
+/// How long a connection that nobody holds stays in FIN-WAIT-2, 60 s.
+pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
+
+/// Transmissions of a SYN beyond the first before the open fails (RFC 9293 section 3.8.3).
+pub const SYN_RETRIES: u8 = 6;
+
+/// Transmissions of an octet beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
+pub const DATA_RETRIES: u8 = 15;
+
+/// Unasked-for acknowledgments (RFC 5961) of one connection within a second, at most.
+pub const CHALLENGES_PER_SECOND: u8 = 10;
+
+/// Everything that a [`Tcb`] needs from outside while it handles one request.
+///
+/// It serves one connection at a time: call that connection's [`Tcb::finish`] before handing it to
+/// another.
+#[derive(Debug)]
+pub struct Cx<'a, S: EffectSink> {
+    /// When the request was published.
+    pub now: Instant,
+    /// Numbers outgoing frames.
+    pub frames: &'a mut FrameNumbers,
+    /// The bounds that all replicas share.
+    pub limits: &'a Limits,
+    /// Takes the effects.
+    pub out: &'a mut S,
+    /// The newest delivery, held back because only the last of a request says so.
+    held: Option<Deliver>,
+}
+
+impl<'a, S: EffectSink> Cx<'a, S> {
+    /// For one request.
+    #[inline]
+    pub fn new(
+        now: Instant,
+        frames: &'a mut FrameNumbers,
+        limits: &'a Limits,
+        out: &'a mut S,
+    ) -> Self {
+        Cx {
+            now,
+            frames,
+            limits,
+            out,
+            held: None,
+        }
+    }
+
+    /// Holds `deliver` back and lets the one before it go.
+    #[inline]
+    fn hold(&mut self, deliver: Deliver) {
+        if let Some(before) = self.held.replace(deliver) {
+            debug_assert!(before.conn == deliver.conn, "finish was not called");
+            self.out.push(Effect::Deliver(before));
+        }
+    }
+}
+
+/// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum State {
+    /// No connection, or no longer one.
+    Closed,
+    /// Waiting for any peer. No [`Tcb`] is ever in it: listening is a table of ports.
+    Listen,
+    /// Our SYN is out, or waits for room.
+    SynSent,
+    /// Both SYNs are known, ours is not acknowledged.
+    SynReceived,
+    /// The usual state of a data transfer.
+    Established,
+    /// We said FIN, or will when all is sent; the peer did not, nor acknowledged ours.
+    FinWait1,
+    /// The peer acknowledged our FIN and said none.
+    FinWait2,
+    /// The peer said FIN; we did not.
+    CloseWait,
+    /// Both said FIN; the peer did not acknowledge ours.
+    Closing,
+    /// The peer said FIN first; we wait for the acknowledgment of ours.
+    LastAck,
+    /// All is done; old segments may still arrive.
+    TimeWait,
+}
+
+impl State {
+    /// All of them, in the order of the RFC.
+    pub const ALL: [State; 11] = [
+        State::Closed,
+        State::Listen,
+        State::SynSent,
+        State::SynReceived,
+        State::Established,
+        State::FinWait1,
+        State::FinWait2,
+        State::CloseWait,
+        State::Closing,
+        State::LastAck,
+        State::TimeWait,
+    ];
+
+    /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10 add:
+    /// every connection may be reset or aborted).
+    pub const fn may_enter(self, next: State) -> bool {
+        use State::{
+            CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen, SynReceived,
+            SynSent, TimeWait,
+        };
+        match self {
+            Closed => matches!(next, Listen | SynSent | SynReceived),
+            Listen => matches!(next, SynSent | SynReceived | Closed),
+            SynSent => matches!(next, SynReceived | Established | Closed),
+            SynReceived => matches!(next, Established | FinWait1 | Listen | Closed),
+            Established => matches!(next, FinWait1 | CloseWait | Closed),
+            FinWait1 => matches!(next, FinWait2 | Closing | TimeWait | Closed),
+            FinWait2 => matches!(next, TimeWait | Closed),
+            CloseWait => matches!(next, LastAck | Closed),
+            Closing => matches!(next, TimeWait | Closed),
+            LastAck | TimeWait => matches!(next, Closed),
+        }
+    }
+
+    /// Whether the handshake is complete (RFC 9293 section 3.10.7.4 onwards).
+    pub const fn is_synchronized(self) -> bool {
+        !matches!(
+            self,
+            State::Closed | State::Listen | State::SynSent | State::SynReceived
+        )
+    }
+
+    /// Whether text of the peer is still taken.
+    const fn takes_text(self) -> bool {
+        matches!(
+            self,
+            State::Established | State::FinWait1 | State::FinWait2
+        )
+    }
+}
+
+/// One connection: the transmission control block of RFC 9293 section 3.3.1.
+///
+/// Parts that every segment touches stand first and together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(C)]
+pub struct Tcb {
+    rcv: Rcv,
+    snd: Snd,
+    state: State,
+    /// Nobody holds the connection any more; implies that our side is shut down.
+    orphan: bool,
+    /// It began with a passive OPEN.
+    passive: bool,
+    conn: ConnId,
+    mac: Mac,
+    flow: Flow,
+    timers: Timers,
+    congestion: Congestion,
+    retransmit: Retransmit,
+    challenges: Challenges,
+    reassembly: Reassembly,
+}
+
+/// Counts unasked-for acknowledgments (RFC 5961 section 7).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Challenges {
+    /// When the second began that `sent` counts.
+    since: Instant,
+    sent: u8,
+}
+
+impl Challenges {
+    /// Whether one more may be sent at `now`.
+    fn allow(&mut self, now: Instant) -> bool {
+        if now.since(self.since) >= Duration::from_secs(1) {
+            self.since = now;
+            self.sent = 0;
+        }
+        let allowed = self.sent < CHALLENGES_PER_SECOND;
+        self.sent += u8::from(allowed);
+        allowed
+    }
+}
+
+impl Tcb {
+    /// Where the connection stands.
+    #[inline]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether the connection is over and nothing of it is left to be sent.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed && !self.snd.owes_reset()
+    }
+
+    /// Both ends, ours first.
+    #[inline]
+    pub const fn flow(&self) -> Flow {
+        self.flow
+    }
+
+    /// Its name.
+    #[inline]
+    pub const fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    /// Whether it began with a passive OPEN.
+    #[inline]
+    pub const fn is_passive(&self) -> bool {
+        self.passive
+    }
+
+    /// Where its frames go from now on.
+    pub const fn set_mac(&mut self, mac: Mac) {
+        self.mac = mac;
+    }
+
+    /// The number after the highest that was sent. A connection that takes the place of this one in
+    /// TIME-WAIT begins past it (RFC 9293 section 3.6.1).
+    pub const fn snd_nxt(&self) -> SeqNum {
+        self.snd.max
+    }
+
+    /// How many octets of the receive stream are there without a gap.
+    pub const fn received(&self) -> u64 {
+        self.rcv.offset
+    }
+
+    /// How many octets of the send stream the peer acknowledged.
+    pub const fn acknowledged(&self) -> u64 {
+        self.snd.una_offset
+    }
+
+    /// When [`Tcb::on_time`] wants to be called next; [`Instant::NEVER`] if it does not.
+    #[inline]
+    pub const fn next_deadline(&self) -> Instant {
+        self.timers.next()
+    }
+
+    /// SEGMENT ARRIVES (RFC 9293 section 3.10.7), for each piece of a run.
+    #[inline]
+    pub fn segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if !self.predicted(seg, cx) {
+            self.arrives(seg, cx);
+        }
+    }
+
+    /// Moves along an edge of the connection diagram.
+    ///
+    /// # Panics
+    /// If there is no such edge.
+    fn enter(&mut self, next: State) {
+        assert!(
+            self.state.may_enter(next),
+            "{:?} has no edge to {next:?}",
+            self.state
+        );
+        self.state = next;
+        if matches!(next, State::Closed | State::TimeWait) {
+            self.timers.stop_all();
+            self.snd.stop();
+        }
+        if next == State::Closed {
+            self.rcv.ack = window::AckDue::None;
+        }
+    }
+
+    /// Names and values of every field, in a fixed order.
+    fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Tcb {
+            rcv,
+            snd,
+            state,
+            orphan,
+            passive,
+            conn,
+            mac,
+            flow,
+            timers,
+            congestion,
+            retransmit,
+            challenges,
+            reassembly,
+        } = self;
+        each("state", *state as u64);
+        each("orphan", u64::from(*orphan));
+        each("passive", u64::from(*passive));
+        each("conn.index", u64::from(conn.index));
+        each("conn.generation", u64::from(conn.generation));
+        let [a, b, c, d, e, f] = mac.0;
+        each("mac", u64::from_be_bytes([0, 0, a, b, c, d, e, f]));
+        for (name, end) in [("flow.local", flow.local), ("flow.remote", flow.remote)] {
+            each(
+                name,
+                u64::from(end.ip().to_bits()) << 16 | u64::from(end.port()),
+            );
+        }
+        rcv.fields(each);
+        snd.fields(each);
+        timers.fields(each);
+        congestion.fields(each);
+        retransmit.fields(each);
+        each("challenges.since", challenges.since.as_nanos());
+        each("challenges.sent", u64::from(challenges.sent));
+        reassembly.fields(each);
+    }
+
+    /// A number that differs, but for bad luck, when any field differs.
+    pub fn fingerprint(&self) -> u64 {
+        let mut h = 0;
+        self.fields(&mut |_, value| h = mix(h, value));
+        h
+    }
+
+    /// Folds into `h` what a segment can change: cheaper than [`Tcb::fingerprint`], for once a request.
+    #[inline]
+    pub fn fold(&self, h: u64) -> u64 {
+        let Tcb { rcv, snd, .. } = self;
+        let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
+        let small = (self.state as u64)
+            | (rcv.ack as u64) << 8
+            | u64::from(self.reassembly.count()) << 16
+            | u64::from(snd.wnd) << 32;
+        let h = mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt));
+        let h = mix2(h, rcv.offset ^ rcv.deliveries << 32, snd.una_offset);
+        let h = mix2(h, small, u64::from(self.congestion.window()));
+        mix2(h, self.timers.next().as_nanos(), rcv.read ^ snd.written << 32)
+    }
+
+    /// The name of the first field whose value differs in `other`.
+    pub fn first_difference(&self, other: &Tcb) -> Option<&'static str> {
+        let mut ours = Vec::new();
+        self.fields(&mut |name, value| ours.push((name, value)));
+        let mut ours = ours.into_iter();
+        let mut found = None;
+        other.fields(&mut |name, value| {
+            if ours.next() != Some((name, value)) {
+                found = found.or(Some(name));
+            }
+        });
+        found
+    }
+}
+
+/// One step of a fixed integer hash.
+const fn mix(h: u64, value: u64) -> u64 {
+    let x = (h ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^ x >> 29
+}
+
+/// Two values in one step: halves of a 128-bit product.
+#[inline]
+const fn mix2(h: u64, a: u64, b: u64) -> u64 {
+    let product = ((h ^ a ^ 0x9e37_79b9_7f4a_7c15) as u128)
+        * ((b ^ h.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03) as u128);
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_diagram_has_these_edges_and_no_others() {
+        use State::*;
+        let edges = [
+            (Closed, Listen),
+            (Closed, SynSent),
+            (Closed, SynReceived),
+            (Listen, SynSent),
+            (Listen, SynReceived),
+            (Listen, Closed),
+            (SynSent, SynReceived),
+            (SynSent, Established),
+            (SynSent, Closed),
+            (SynReceived, Established),
+            (SynReceived, FinWait1),
+            (SynReceived, Listen),
+            (SynReceived, Closed),
+            (Established, FinWait1),
+            (Established, CloseWait),
+            (Established, Closed),
+            (FinWait1, FinWait2),
+            (FinWait1, Closing),
+            (FinWait1, TimeWait),
+            (FinWait1, Closed),
+            (FinWait2, TimeWait),
+            (FinWait2, Closed),
+            (CloseWait, LastAck),
+            (CloseWait, Closed),
+            (Closing, TimeWait),
+            (Closing, Closed),
+            (LastAck, Closed),
+            (TimeWait, Closed),
+        ];
+        for from in State::ALL {
+            for to in State::ALL {
+                assert_eq!(
+                    from.may_enter(to),
+                    edges.contains(&(from, to)),
+                    "{from:?} -> {to:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ten_challenges_leave_in_a_second_and_no_more() {
+        let mut challenges = Challenges::default();
+        let start = Instant::from_millis(5_000);
+        let allowed = (0..100).filter(|_| challenges.allow(start)).count();
+        assert_eq!(allowed, usize::from(CHALLENGES_PER_SECOND));
+        assert!(challenges.allow(start + Duration::from_secs(1)));
+    }
+}

@@ -1,0 +1,382 @@
+//! Timers: the retransmission timeout of RFC 6298, probes of a closed window, delayed acknowledgments,
+//! the end of TIME-WAIT.
+//!
+//! There is no queue of segments: what is sent again is cut anew from the send stream at `snd_una`.
+
+use serde::{Deserialize, Serialize};
+
+use super::send::Due;
+use super::window::AckDue;
+use super::{Cx, DATA_RETRIES, SYN_RETRIES, State, Tcb};
+use crate::effect::{EffectSink, Event};
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+/// Retransmission timeout before there is a measurement, 1 s (RFC 6298 section 2.1).
+pub const RTO_INITIAL: Duration = Duration::from_secs(1);
+
+/// Shortest retransmission timeout, 200 ms. RFC 6298 section 2.4 says 1 s, from a time of coarse clocks;
+/// this is still five times the longest wait of our own delayed acknowledgments.
+pub const RTO_MIN: Duration = Duration::from_millis(200);
+
+/// Longest retransmission timeout and longest pause between two window probes, 60 s (RFC 6298
+/// section 2.5).
+pub const RTO_MAX: Duration = Duration::from_secs(60);
+
+/// Timeout with which data begins to flow after a SYN had to be sent again and nothing could be measured
+/// (RFC 6298 section 5.7).
+const RTO_AFTER_LOST_SYN: Duration = Duration::from_secs(3);
+
+/// A timestamp tick is 2^20 ns, 1.05 ms: within the 1 ms to 1 s of RFC 7323 section 5.4.
+const TICK_SHIFT: u32 = 20;
+
+/// TSval at `now`.
+#[inline]
+pub(super) const fn timestamp(now: Instant) -> u32 {
+    (now.as_nanos() >> TICK_SHIFT) as u32
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// An acknowledgment of what is in flight.
+    Retransmit,
+    /// A window that is closed, or too small, to open (RFC 9293 section 3.8.6.1).
+    Persist,
+    /// A second segment to acknowledge with the first.
+    DelayedAck,
+    /// Old segments to vanish (TIME-WAIT), or the peer's FIN when nobody holds the connection.
+    Linger,
+}
+
+impl Timer {
+    /// How many there are.
+    const COUNT: usize = 4;
+}
+
+/// When each timer expires; [`Instant::NEVER`] for those that do not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Timers {
+    /// The earliest of `at`, kept current.
+    next: Instant,
+    at: [Instant; Timer::COUNT],
+}
+
+impl Timers {
+    /// None runs.
+    pub(super) const fn new() -> Self {
+        Timers {
+            next: Instant::NEVER,
+            at: [Instant::NEVER; Timer::COUNT],
+        }
+    }
+
+    /// When the earliest expires.
+    #[inline]
+    pub(super) const fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether `timer` runs.
+    #[inline]
+    pub(super) fn runs(&self, timer: Timer) -> bool {
+        self.at[timer as usize] != Instant::NEVER
+    }
+
+    /// Starts `timer`, which does not run or is replaced.
+    #[inline]
+    pub(super) fn start(&mut self, timer: Timer, at: Instant) {
+        self.at[timer as usize] = at;
+        let [a, b, c, d] = self.at;
+        self.next = a.min(b).min(c.min(d));
+    }
+
+    /// Stops `timer`, if it runs.
+    #[inline]
+    pub(super) fn stop(&mut self, timer: Timer) {
+        if self.runs(timer) {
+            self.start(timer, Instant::NEVER);
+        }
+    }
+
+    /// Stops every timer.
+    pub(super) const fn stop_all(&mut self) {
+        *self = Timers::new();
+    }
+
+    /// Stops `timer` if it is due, and says whether it was.
+    fn take(&mut self, timer: Timer, now: Instant) -> bool {
+        let due = self.runs(timer) && self.at[timer as usize] <= now;
+        if due {
+            self.start(timer, Instant::NEVER);
+        }
+        due
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Timers { next, at } = self;
+        each("timers.next", next.as_nanos());
+        for at in at {
+            each("timers.at", at.as_nanos());
+        }
+    }
+}
+
+/// Round-trip estimation and retries (RFC 6298).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Retransmit {
+    /// Retransmission timeout, [`RTO_MIN`] to [`RTO_MAX`]. Doubles on each expiry.
+    pub(super) rto: Duration,
+    /// Smoothed round-trip time; zero before the first measurement.
+    srtt: Duration,
+    /// Round-trip time variation.
+    rttvar: Duration,
+    /// When `timed` was sent.
+    timed_at: Instant,
+    /// The acknowledgment that ends a measurement is after this number.
+    timed: SeqNum,
+    /// Whether a measurement is under way, and its segment sent once only (Karn's algorithm, RFC 6298
+    /// section 3).
+    timing: bool,
+    measured: bool,
+    /// Expiries in a row without an answer.
+    pub(super) retries: u8,
+    /// Window probes in a row.
+    pub(super) probes: u8,
+}
+
+impl Retransmit {
+    /// Before the first measurement.
+    pub(super) const fn new() -> Self {
+        Retransmit {
+            rto: RTO_INITIAL,
+            srtt: Duration::ZERO,
+            rttvar: Duration::ZERO,
+            timed_at: Instant::ZERO,
+            timed: SeqNum(0),
+            timing: false,
+            measured: false,
+            retries: 0,
+            probes: 0,
+        }
+    }
+
+    /// A segment that begins at `seq` leaves for the first time: measures it, if none is being measured.
+    #[inline]
+    pub(super) fn on_sent(&mut self, seq: SeqNum, now: Instant) {
+        if !self.timing {
+            self.timing = true;
+            self.timed = seq;
+            self.timed_at = now;
+        }
+    }
+
+    /// Something leaves again: its acknowledgment will not tell which copy it is for.
+    pub(super) const fn on_resent(&mut self) {
+        self.timing = false;
+    }
+
+    /// `una` was acknowledged. One segment a window is measured; `echoed` is TSecr if timestamps are in
+    /// use, which tell the copies of a segment apart (RFC 7323 section 4.1).
+    #[inline]
+    pub(super) fn on_ack(&mut self, una: SeqNum, echoed: Option<u32>, now: Instant) {
+        if self.timing && una.after(self.timed) {
+            self.timing = false;
+            self.sample(now.since(self.timed_at));
+        } else if !self.timing && let Some(echoed) = echoed {
+            self.sample_echo(echoed, now);
+        }
+    }
+
+    /// A measurement by an echoed timestamp, unless it cannot be one.
+    fn sample_echo(&mut self, echoed: u32, now: Instant) {
+        let ticks = timestamp(now).wrapping_sub(echoed);
+        if ticks < 1 << 31 {
+            self.sample(Duration::from_nanos(u64::from(ticks) << TICK_SHIFT));
+        }
+    }
+
+    /// RFC 6298 sections 2.2 and 2.3, with alpha 1/8, beta 1/4, and a clock granularity of one tick.
+    fn sample(&mut self, rtt: Duration) {
+        // A peer that echoes nonsense must not stretch the timeout without bound.
+        let rtt = rtt.as_nanos().min(RTO_MAX.as_nanos());
+        let (srtt, rttvar) = (self.srtt.as_nanos(), self.rttvar.as_nanos());
+        let (srtt, rttvar) = if self.measured {
+            (
+                (7 * srtt + rtt) / 8,
+                (3 * rttvar + srtt.abs_diff(rtt)) / 4,
+            )
+        } else {
+            (rtt, rtt / 2)
+        };
+        self.measured = true;
+        self.srtt = Duration::from_nanos(srtt);
+        self.rttvar = Duration::from_nanos(rttvar);
+        let rto = self.srtt + Duration::from_nanos((4 * rttvar).max(1 << TICK_SHIFT));
+        self.rto = rto.max(RTO_MIN).min(RTO_MAX);
+    }
+
+    /// The timer expired: RFC 6298 section 5.5.
+    fn back_off(&mut self) {
+        self.rto = self.rto.times(2).min(RTO_MAX);
+        self.retries = self.retries.saturating_add(1);
+        self.timing = false;
+    }
+
+    /// The handshake is complete; `syn_lost` if a SYN of ours was sent more than once.
+    pub(super) fn establish(&mut self, syn_lost: bool) {
+        if syn_lost && !self.measured {
+            self.rto = RTO_AFTER_LOST_SYN;
+        }
+        self.retries = 0;
+    }
+
+    /// The pause before the next window probe, doubling up to [`RTO_MAX`] (RFC 9293 section 3.8.6.1).
+    pub(super) fn probe_pause(&self) -> Duration {
+        self.rto
+            .times(1 << u64::from(self.probes.min(10)))
+            .min(RTO_MAX)
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Retransmit {
+            rto,
+            srtt,
+            rttvar,
+            timed_at,
+            timed,
+            timing,
+            measured,
+            retries,
+            probes,
+        } = self;
+        each("retransmit.rto", rto.as_nanos());
+        each("retransmit.srtt", srtt.as_nanos());
+        each("retransmit.rttvar", rttvar.as_nanos());
+        each("retransmit.timed_at", timed_at.as_nanos());
+        each("retransmit.timed", u64::from(timed.0));
+        each("retransmit.timing", u64::from(*timing));
+        each("retransmit.measured", u64::from(*measured));
+        each("retransmit.retries", u64::from(*retries));
+        each("retransmit.probes", u64::from(*probes));
+    }
+}
+
+impl Tcb {
+    /// Fires every timer that is due at `cx.now`. What must be sent leaves in [`Tcb::finish`].
+    pub fn on_time<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let now = cx.now;
+        if self.timers.next() > now {
+            return;
+        }
+        if self.timers.take(Timer::Linger, now) {
+            // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of a FIN-WAIT-2 without reader.
+            self.enter(State::Closed);
+            return;
+        }
+        if self.timers.take(Timer::DelayedAck, now) {
+            self.rcv.ack = AckDue::Now;
+        }
+        if self.timers.take(Timer::Persist, now) {
+            self.on_persist_timeout(cx);
+        }
+        if self.timers.take(Timer::Retransmit, now) {
+            self.on_retransmit_timeout(cx);
+        }
+    }
+
+    /// Everything from `snd_una` on counts as lost and is sent again, as the window that one segment
+    /// begins allows (RFC 6298 section 5.4, RFC 5681 section 3.1).
+    fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let handshake = !self.state.is_synchronized();
+        let limit = if handshake { SYN_RETRIES } else { DATA_RETRIES };
+        self.retransmit.back_off();
+        if self.retransmit.retries > limit {
+            return self.fail(Event::TimedOut, cx);
+        }
+        let snd = &mut self.snd;
+        if !handshake {
+            let first = self.retransmit.retries == 1;
+            let flight = snd.max.since(snd.una);
+            self.congestion
+                .on_timeout(snd.max, flight, u32::from(snd.mss), first);
+        }
+        snd.go_back();
+    }
+
+    /// The window stayed closed: asks for it with one octet, or with what it allows (RFC 9293
+    /// section 3.8.6.1). A peer that answers may keep it closed for ever, one that does not fails.
+    fn on_persist_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let retransmit = &mut self.retransmit;
+        retransmit.retries = retransmit.retries.saturating_add(1);
+        retransmit.probes = retransmit.probes.saturating_add(1);
+        if retransmit.retries > DATA_RETRIES {
+            return self.fail(Event::TimedOut, cx);
+        }
+        if self.snd.nxt != self.snd.end {
+            self.snd.due = Due::Probe;
+        }
+    }
+
+    /// The connection is over, and its socket shall know why.
+    pub(super) fn fail<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
+        self.enter(State::Closed);
+        self.tell(event, cx);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_measurement_sets_srtt_and_half_of_it_as_variation() {
+        let mut r = Retransmit::new();
+        r.sample(Duration::from_millis(400));
+        assert_eq!(r.rto, Duration::from_millis(400 + 4 * 200));
+        r.sample(Duration::from_millis(400));
+        assert_eq!(r.rto, Duration::from_millis(400 + 4 * 150));
+    }
+
+    #[test]
+    fn the_timeout_stays_within_its_bounds() {
+        let mut r = Retransmit::new();
+        r.sample(Duration::ZERO);
+        assert_eq!(r.rto, RTO_MIN);
+        for _ in 0..20 {
+            r.back_off();
+        }
+        assert_eq!(r.rto, RTO_MAX);
+        r.sample(Duration::from_secs(1 << 33));
+        assert_eq!(r.rto, RTO_MAX);
+    }
+
+    #[test]
+    fn an_acknowledgment_of_something_sent_twice_is_no_measurement() {
+        let mut r = Retransmit::new();
+        r.on_sent(SeqNum(10), Instant::ZERO);
+        r.on_resent();
+        r.on_ack(SeqNum(20), None, Instant::from_millis(900));
+        assert!(!r.measured);
+        r.on_sent(SeqNum(20), Instant::from_millis(1000));
+        r.on_ack(SeqNum(20), None, Instant::from_millis(1100));
+        assert!(!r.measured, "its octets are not acknowledged yet");
+        r.on_ack(SeqNum(21), None, Instant::from_millis(1200));
+        assert_eq!(r.srtt, Duration::from_millis(200));
+    }
+
+    #[test]
+    fn the_next_deadline_is_the_earliest_of_all() {
+        let mut timers = Timers::new();
+        timers.start(Timer::Linger, Instant::from_millis(5));
+        timers.start(Timer::DelayedAck, Instant::from_millis(3));
+        assert_eq!(timers.next(), Instant::from_millis(3));
+        assert!(!timers.take(Timer::DelayedAck, Instant::from_millis(2)));
+        assert!(timers.take(Timer::DelayedAck, Instant::from_millis(3)));
+        assert_eq!(timers.next(), Instant::from_millis(5));
+        timers.stop(Timer::Linger);
+        assert_eq!(timers.next(), Instant::NEVER);
+    }
+}

@@ -1,0 +1,325 @@
+//! The receive side: what the peer may send, and what it has sent (RFC 9293 section 3.8.6).
+//!
+//! The window ends at an edge that never moves left. It moves right in steps worth a segment
+//! (RFC 9293 section 3.8.6.2.2), at most to where the ring ends. With a scaled window the field of the
+//! header cannot always name the edge exactly; it then names the next place before it, and what the peer
+//! sends up to an edge named earlier is still taken (RFC 7323 section 2.4).
+
+use serde::{Deserialize, Serialize};
+
+use super::retransmit::Timer;
+use super::{Cx, DELAYED_ACK, State, Tcb};
+use crate::config::Limits;
+use crate::digest::SynOptions;
+use crate::effect::EffectSink;
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// Largest shift of a window field (RFC 7323 section 2.3).
+pub(super) const SHIFT_MAX: u8 = 14;
+
+/// Whether an acknowledgment is owed (RFC 9293 section 3.8.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub(super) enum AckDue {
+    /// No.
+    None,
+    /// Yes, with the next segment or when the timer says so.
+    Delayed,
+    /// Yes, with this request.
+    Now,
+}
+
+/// Receive sequence space (RFC 9293 section 3.3.1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(C)]
+pub(super) struct Rcv {
+    /// RCV.NXT.
+    pub(super) nxt: SeqNum,
+    /// RCV.NXT + RCV.WND: the most advanced edge that was announced.
+    pub(super) edge: SeqNum,
+    /// Octets of the stream before `nxt`; FIN and SYN are not counted.
+    pub(super) offset: u64,
+    /// Octets that the application has read.
+    pub(super) read: u64,
+    /// Requests so far that delivered something.
+    pub(super) deliveries: u64,
+    /// When `ts_recent` was stored.
+    pub(super) ts_recent_at: Instant,
+    /// Stream offset of a FIN that arrived, `u64::MAX` while none has.
+    pub(super) fin_at: u64,
+    /// TS.Recent (RFC 7323 section 4.3).
+    pub(super) ts_recent: u32,
+    /// Last.ACK.sent (RFC 7323 section 4.3).
+    pub(super) last_ack_sent: SeqNum,
+    /// IRS.
+    pub(super) irs: SeqNum,
+    /// Rcv.Wind.Shift (RFC 7323 section 2.3).
+    pub(super) shift: u8,
+    /// Snd.TS.OK: both sides offered timestamps (RFC 7323 section 3.2).
+    pub(super) timestamps: bool,
+    /// Whether an acknowledgment is owed.
+    pub(super) ack: AckDue,
+}
+
+impl Rcv {
+    /// Before anything of the peer is known; the shift is the one that we offer.
+    pub(super) fn new(limits: &Limits) -> Self {
+        let shift = (0..SHIFT_MAX)
+            .find(|&shift| limits.receive_buffer >> shift <= 0xffff)
+            .unwrap_or(SHIFT_MAX);
+        Rcv {
+            nxt: SeqNum(0),
+            edge: SeqNum(0),
+            offset: 0,
+            read: 0,
+            deliveries: 0,
+            ts_recent_at: Instant::ZERO,
+            fin_at: u64::MAX,
+            ts_recent: 0,
+            last_ack_sent: SeqNum(0),
+            irs: SeqNum(0),
+            shift,
+            timestamps: true,
+            ack: AckDue::None,
+        }
+    }
+
+    /// The peer's SYN arrived: its place, its timestamp, the options it carried.
+    pub(super) fn begin(
+        &mut self,
+        irs: SeqNum,
+        timestamps: Option<(u32, u32)>,
+        options: &SynOptions,
+        now: Instant,
+    ) {
+        self.irs = irs;
+        self.nxt = irs + 1;
+        // What the SYN announced counted from the octet after the peer's SYN.
+        self.edge = self.nxt;
+        self.last_ack_sent = self.nxt;
+        if options.window_scale.is_none() {
+            self.shift = 0;
+        }
+        self.timestamps = timestamps.is_some();
+        if let Some((ts_val, _)) = timestamps {
+            self.ts_recent = ts_val;
+            self.ts_recent_at = now;
+        }
+    }
+
+    /// RCV.WND: octets that the peer may send from `nxt` on.
+    #[inline]
+    pub(super) const fn wnd(&self) -> u32 {
+        self.edge.since(self.nxt)
+    }
+
+    /// Octets from `nxt` on that have a place in the ring.
+    #[inline]
+    const fn capacity(&self, limits: &Limits) -> u32 {
+        (self.read + limits.receive_buffer as u64).saturating_sub(self.offset) as u32
+    }
+
+    /// Octets from `nxt` on that are taken: announced, and with a place in the ring.
+    #[inline]
+    pub(super) fn room(&self, limits: &Limits) -> u32 {
+        self.wnd().min(self.capacity(limits))
+    }
+
+    /// The window field of a segment that leaves now. With `syn` it is not scaled (RFC 7323 section 2.2).
+    #[inline]
+    pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
+        let shift = if syn { 0 } else { self.shift };
+        let open = self.wnd();
+        let capacity = self.capacity(limits);
+        let step = u32::from(limits.mss()).min(limits.receive_buffer / 2);
+        let wanted = if capacity >= open.saturating_add(step) {
+            capacity
+        } else {
+            open
+        };
+        let field = (wanted >> shift).min(0xffff);
+        let announced = self.nxt + (field << shift);
+        if announced.after(self.edge) {
+            self.edge = announced;
+        }
+        field as u16
+    }
+
+    /// Whether the peer should hear now how far the application has read: the window is less than half
+    /// open and can open by two segments or by half.
+    #[inline]
+    fn is_worth_telling(&self, limits: &Limits) -> bool {
+        let most = limits.receive_buffer.min(0xffff << self.shift);
+        let open = self.wnd();
+        if open >= most / 2 {
+            return false;
+        }
+        let step = (2 * u32::from(limits.mss())).min(most / 2);
+        self.capacity(limits).min(0xffff << self.shift) >= open + step
+    }
+
+    /// Whether `ts_val` is older than what the segments before it said (PAWS, RFC 7323 section 5). After
+    /// 24 days without a segment nothing can be said.
+    pub(super) fn is_old(&self, ts_val: u32, now: Instant) -> bool {
+        const OUTDATED: u64 = 24 * 24 * 3600 * 1_000_000_000;
+        (ts_val.wrapping_sub(self.ts_recent) as i32) < 0
+            && now.since(self.ts_recent_at).as_nanos() < OUTDATED
+    }
+
+    /// TS.Recent after a segment that begins at `seq` (RFC 7323 section 4.3, rule 2).
+    #[inline]
+    pub(super) fn note_timestamp(&mut self, seq: SeqNum, ts_val: u32, now: Instant) {
+        if !seq.after(self.last_ack_sent) {
+            self.ts_recent = ts_val;
+            self.ts_recent_at = now;
+        }
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Rcv {
+            nxt,
+            edge,
+            offset,
+            read,
+            deliveries,
+            ts_recent_at,
+            fin_at,
+            ts_recent,
+            last_ack_sent,
+            irs,
+            shift,
+            timestamps,
+            ack,
+        } = self;
+        each("rcv.nxt", u64::from(nxt.0));
+        each("rcv.edge", u64::from(edge.0));
+        each("rcv.offset", *offset);
+        each("rcv.read", *read);
+        each("rcv.deliveries", *deliveries);
+        each("rcv.ts_recent_at", ts_recent_at.as_nanos());
+        each("rcv.fin_at", *fin_at);
+        each("rcv.ts_recent", u64::from(*ts_recent));
+        each("rcv.last_ack_sent", u64::from(last_ack_sent.0));
+        each("rcv.irs", u64::from(irs.0));
+        each("rcv.shift", u64::from(*shift));
+        each("rcv.timestamps", u64::from(*timestamps));
+        each("rcv.ack", *ack as u64);
+    }
+}
+
+impl Tcb {
+    /// Text arrived in order: acknowledge every second full segment at once, a single one soon
+    /// (RFC 9293 section 3.8.6.3).
+    #[inline]
+    pub(super) fn ack_soon<S: EffectSink>(&mut self, count: u8, len: u32, cx: &Cx<'_, S>) {
+        let several = count >= 2 || len > u32::from(cx.limits.mss());
+        if several || self.rcv.ack != AckDue::None {
+            self.rcv.ack = AckDue::Now;
+        } else {
+            self.rcv.ack = AckDue::Delayed;
+            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
+        }
+    }
+
+    /// The application has read up to `app_read`: tells the peer if the window opens enough.
+    #[inline]
+    pub(super) fn on_read<S: EffectSink>(&mut self, app_read: u64, cx: &Cx<'_, S>) {
+        let app_read = app_read.min(self.rcv.offset);
+        if app_read <= self.rcv.read {
+            return;
+        }
+        self.rcv.read = app_read;
+        let receives = matches!(
+            self.state,
+            State::Established | State::FinWait1 | State::FinWait2
+        );
+        if receives && self.rcv.is_worth_telling(cx.limits) {
+            self.rcv.ack = AckDue::Now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rcv(limits: &Limits) -> Rcv {
+        let mut rcv = Rcv::new(limits);
+        let options = SynOptions {
+            window_scale: Some(0),
+            ..SynOptions::default()
+        };
+        rcv.begin(SeqNum(u32::MAX), None, &options, Instant::ZERO);
+        rcv
+    }
+
+    #[test]
+    fn the_shift_is_the_smallest_that_names_the_whole_ring() {
+        let shift = |receive_buffer| {
+            Rcv::new(&Limits {
+                receive_buffer,
+                ..Limits::default()
+            })
+            .shift
+        };
+        assert_eq!((shift(1 << 15), shift(1 << 16), shift(1 << 20)), (0, 1, 5));
+        assert_eq!(shift(1 << 30), SHIFT_MAX);
+    }
+
+    #[test]
+    fn the_window_of_a_syn_is_not_scaled_and_the_next_one_names_the_ring() {
+        let limits = Limits::default();
+        let mut rcv = rcv(&limits);
+        assert_eq!(rcv.advertise(&limits, true), 0xffff);
+        assert_eq!(rcv.wnd(), 0xffff);
+        assert_eq!(rcv.advertise(&limits, false), 1 << 15);
+        assert_eq!(rcv.wnd(), 1 << 20);
+    }
+
+    #[test]
+    fn the_edge_stays_until_it_can_move_by_a_segment() {
+        let limits = Limits {
+            receive_buffer: 1 << 14,
+            ..Limits::default()
+        };
+        let mut rcv = rcv(&limits);
+        assert_eq!(rcv.advertise(&limits, false), 1 << 14);
+        let edge = rcv.edge;
+        rcv.nxt += 10_000;
+        rcv.offset += 10_000;
+        rcv.read = 1459;
+        assert_eq!(rcv.advertise(&limits, false), (1 << 14) - 10_000);
+        assert_eq!(rcv.edge, edge);
+        rcv.read = 1460;
+        rcv.advertise(&limits, false);
+        assert_eq!(rcv.edge, edge + 1460);
+    }
+
+    #[test]
+    fn a_closed_window_is_worth_telling_about_after_two_segments() {
+        let limits = Limits {
+            receive_buffer: 1 << 14,
+            ..Limits::default()
+        };
+        let mut rcv = rcv(&limits);
+        rcv.advertise(&limits, false);
+        rcv.nxt = rcv.edge;
+        rcv.offset = 1 << 14;
+        rcv.read = 2919;
+        assert!(!rcv.is_worth_telling(&limits));
+        rcv.read = 2920;
+        assert!(rcv.is_worth_telling(&limits));
+    }
+
+    #[test]
+    fn an_older_timestamp_is_old_for_24_days() {
+        let mut rcv = rcv(&Limits::default());
+        rcv.note_timestamp(rcv.nxt, 5, Instant::ZERO);
+        let day = crate::time::Duration::from_secs(24 * 3600);
+        assert!(rcv.is_old(4, Instant::ZERO + day.times(23)));
+        assert!(!rcv.is_old(4, Instant::ZERO + day.times(24)));
+        assert!(!rcv.is_old(5, Instant::ZERO) && !rcv.is_old(6, Instant::ZERO));
+    }
+}

@@ -1,0 +1,108 @@
+//! Several ways to run one protocol: who calls prepare, apply and perform, and where.
+//!
+//! | variant | what it is |
+//! |---|---|
+//! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
+//! | [`replicated`] | one log, a copy of the state per thread, costly work by each request's primary |
+//!
+//! None of them holds a protocol rule. All can be driven by hand: time is an argument, every step is a call.
+
+pub mod replicated;
+pub mod single;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use dominoes_drivers::Device;
+
+use crate::config::Limits;
+use crate::engine::pump::{RxPump, Site, TxPump};
+use crate::engine::record::Recorder;
+use crate::engine::tx::TxRing;
+use crate::engine::world::World;
+use crate::error::ConfigError;
+use crate::wire::MAX_HEADERS;
+
+/// What a stack is made of, in every variant.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Setup {
+    /// Bounds that belong to the log.
+    pub limits: Limits,
+    /// Our address.
+    pub address: Ipv4Addr,
+    /// Length of the network's prefix in bits, 0 to 32.
+    pub prefix: u8,
+    /// Who forwards what is for other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// Key of initial sequence numbers, port choice and the connection table. Should be unpredictable.
+    pub secret: [u64; 2],
+    /// Whether segments that arrive together may be merged into runs. Default: yes.
+    pub merge: bool,
+    /// Where the log is recorded, if it is.
+    pub recorder: Option<Recorder>,
+}
+
+impl Setup {
+    /// Default bounds, no gateway, no recording.
+    pub fn new(address: Ipv4Addr, prefix: u8, secret: [u64; 2]) -> Self {
+        Setup {
+            limits: Limits::default(),
+            address,
+            prefix,
+            gateway: None,
+            secret,
+            merge: true,
+            recorder: None,
+        }
+    }
+}
+
+/// The parts that all variants share.
+struct Base {
+    world: Arc<World>,
+    rx: RxPump,
+    tx: TxPump,
+}
+
+impl Setup {
+    /// Fits the bounds to the device and builds what all variants share.
+    fn build(mut self, device: Box<dyn Device>, delivery_slots: usize) -> Result<Base, ConfigError> {
+        if self.prefix > 32 {
+            return Err(ConfigError::OutOfRange {
+                field: "prefix",
+                value: u64::from(self.prefix),
+                allowed: "0 to 32",
+            });
+        }
+        let caps = device.capabilities();
+        let limits = &mut self.limits;
+        limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
+        let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
+        limits.frame_payload = limits.frame_payload.min(u32::try_from(cut).unwrap_or(u32::MAX));
+        limits.check()?;
+        let slot_len = MAX_HEADERS
+            + usize::from(limits.mss()).max(limits.frame_payload as usize);
+        let mac = device.mac();
+        let (rx, tx) = device.split();
+        let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
+        let world = Arc::new(World::new(
+            *limits,
+            mac,
+            self.address,
+            caps.tx_checksum,
+            delivery_slots,
+            ring,
+            rx.waker(),
+        ));
+        let site = Site {
+            address: self.address,
+            prefix: self.prefix,
+            gateway: self.gateway,
+        };
+        let mut rx = RxPump::new(Arc::clone(&world), rx, site, self.secret, self.recorder);
+        rx.merge = self.merge;
+        let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
+        Ok(Base { world, rx, tx })
+    }
+}

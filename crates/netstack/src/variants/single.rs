@@ -1,0 +1,162 @@
+//! One thread, no log, direct calls. The baseline of every measurement and the oracle of every test.
+
+use std::sync::Arc;
+
+use dominoes_drivers::{Device, Frame};
+
+use crate::config::Limits;
+use crate::digest::Request;
+use crate::effect::Effect;
+use crate::engine::Run;
+use crate::engine::perform;
+use crate::engine::prepare::prepare;
+use crate::engine::pump::{Log, RxPump, TxPump};
+use crate::engine::record::Entry;
+use crate::engine::replica::Replica;
+use crate::engine::world::World;
+use crate::error::ConfigError;
+use crate::socket::Sockets;
+use crate::stats::{EffectStats, PumpStats};
+use crate::time::Instant;
+use crate::variants::Setup;
+
+/// Requests that may be published at once: there is no log, so no bound but this.
+const ROOM: usize = 1 << 10;
+/// Deliveries are performed at once and in order, so a few slots do.
+const DELIVERY_SLOTS: usize = 64;
+
+/// A stack on one thread.
+pub struct Single {
+    rx: RxPump,
+    tx: TxPump,
+    core: Core,
+}
+
+/// The state, and who performs its effects.
+struct Core {
+    world: Arc<World>,
+    replica: Replica,
+    effects: Vec<Effect>,
+    back: Vec<Frame>,
+    stats: EffectStats,
+}
+
+impl Log for Core {
+    fn room(&mut self) -> usize {
+        ROOM
+    }
+
+    fn publish(&mut self, request: Request, verdict: Option<u16>, mut run: Run) {
+        let verdict = verdict.unwrap_or_else(|| {
+            self.stats.prepared += 1;
+            prepare(&request, &run)
+        });
+        self.replica.apply(&request, verdict, &mut self.effects);
+        for effect in self.effects.drain(..) {
+            match &effect {
+                Effect::Deliver(deliver) => {
+                    let (seg_len, offset) = request.layout();
+                    perform::deliver(&self.world, deliver, seg_len, offset, &run, &mut self.stats);
+                }
+                Effect::Transmit(transmit) => {
+                    for i in 0..transmit.count {
+                        perform::build(&self.world, transmit, i, &mut self.stats);
+                    }
+                }
+                other => perform::tell(&self.world, other, &mut self.stats),
+            }
+        }
+        self.back.extend(run.frames.drain(..));
+    }
+
+    fn reclaim(&mut self, back: &mut Vec<Frame>) {
+        back.append(&mut self.back);
+    }
+
+    fn published(&self) -> u64 {
+        self.replica.position()
+    }
+
+    fn performed(&self) -> u64 {
+        self.replica.position()
+    }
+}
+
+impl Single {
+    /// A stack over `device`.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn new(setup: Setup, device: Box<dyn Device>) -> Result<Single, ConfigError> {
+        let base = setup.build(device, DELIVERY_SLOTS)?;
+        let core = Core {
+            replica: Replica::new(base.world.limits),
+            world: base.world,
+            effects: Vec::new(),
+            back: Vec::new(),
+            stats: EffectStats::default(),
+        };
+        Ok(Single {
+            rx: base.rx,
+            tx: base.tx,
+            core,
+        })
+    }
+
+    /// One turn: news, frames in, frames out. Returns how much was done; 0 means that nothing will happen
+    /// before [`Single::next_deadline`] unless a frame or an application comes.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        let deadline = self.core.replica.next_deadline();
+        let done = self.rx.turn(now, deadline, &mut self.core);
+        done + self.tx.turn()
+    }
+
+    /// When time has to be told at the latest.
+    pub fn next_deadline(&self) -> Instant {
+        self.core.replica.next_deadline().min(self.rx.next_deadline())
+    }
+
+    /// Applies an entry of a recorded log as if it came from the pump, and sends what it asks for.
+    ///
+    /// What the application wrote is put into the send rings first; what it had read by then is up to the
+    /// caller, who reads through the sockets.
+    pub fn replay(&mut self, entry: &Entry) {
+        let run = entry.prepare_world(&self.core.world);
+        self.core.publish(entry.request, entry.verdict, run);
+        self.core.back.clear();
+        while self.tx.turn() > 0 {}
+    }
+
+    /// The sockets.
+    pub fn sockets(&self) -> Sockets {
+        Sockets::new(&self.core.world)
+    }
+
+    /// The state.
+    pub fn replica(&self) -> &Replica {
+        &self.core.replica
+    }
+
+    /// What the pump saw.
+    pub fn pump_stats(&self) -> PumpStats {
+        self.rx.stats
+    }
+
+    /// What was performed.
+    pub fn effect_stats(&self) -> EffectStats {
+        self.core.stats
+    }
+
+    /// The bounds in force, fitted to the device.
+    pub fn limits(&self) -> Limits {
+        self.core.world.limits
+    }
+
+    pub(crate) fn world(&self) -> &Arc<World> {
+        &self.core.world
+    }
+
+    pub(crate) fn pumps(&mut self) -> (&mut RxPump, &mut TxPump) {
+        (&mut self.rx, &mut self.tx)
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of the whole stack that need no privileges.
