@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time;
 
-use dominoes::{Context, ContextHandle, Domain, Turn};
+use dominoes::{Context, ContextHandle, Domain, Mismatch, Turn};
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
@@ -16,7 +16,8 @@ use crate::error::{SocketError, StackError};
 use crate::socket::{Sockets, TcpListener, TcpStream};
 use crate::time::Instant;
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout, Worker};
+use crate::stats::EffectStats;
+use crate::variants::replicated::{Group, Layout, Shared, Worker};
 use crate::variants::single::Single;
 
 /// Puts a stack together.
@@ -116,13 +117,14 @@ impl Builder {
         setup.recorder = self.recorder;
         let device = Box::new(device);
         let clock = Clock::start();
-        let (world, domains): (_, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
+        let (world, group, domains): (_, _, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
             let single = Single::new(setup, device)?;
             let world = Arc::clone(single.world());
-            (world, vec![Box::new(SingleDomain { single, clock })])
+            (world, None, vec![Box::new(SingleDomain { single, clock })])
         } else {
             let group = Group::new(setup, self.layout, device)?;
-            let world = Arc::clone(&group.shared().world);
+            let shared = Arc::clone(group.shared());
+            let world = Arc::clone(&shared.world);
             let parked = Arc::new(AtomicUsize::new(0));
             let domain = |worker| -> Box<dyn Domain> {
                 Box::new(WorkerDomain {
@@ -132,11 +134,13 @@ impl Builder {
                     replicas: self.layout.replicas,
                 })
             };
-            (world, group.into_workers().into_iter().map(domain).collect())
+            let domains = group.into_workers().into_iter().map(domain).collect();
+            (world, Some(shared), domains)
         };
         let mut stack = Stack {
             sockets: Sockets::new(&world),
             world,
+            group,
             contexts: Vec::new(),
         };
         for (i, domain) in domains.into_iter().enumerate() {
@@ -175,6 +179,7 @@ fn random() -> std::io::Result<[u64; 2]> {
 pub struct Stack {
     sockets: Sockets,
     world: Arc<World>,
+    group: Option<Arc<Shared>>,
     contexts: Vec<ContextHandle>,
 }
 
@@ -224,6 +229,20 @@ impl Stack {
     /// The bounds in force, fitted to the device.
     pub fn limits(&self) -> Limits {
         self.world.limits
+    }
+
+    /// Compares what the replicas posted of their states at equal positions of the log. Says how many
+    /// positions could be compared: 0 with one replica, which has nothing to disagree with.
+    ///
+    /// # Errors
+    /// The first position at which two replicas differ, and which.
+    pub fn compare(&self) -> Result<usize, Mismatch> {
+        self.group.as_ref().map_or(Ok(0), |group| group.compare())
+    }
+
+    /// What each replica has performed so far; empty with one replica.
+    pub fn shares(&self) -> Vec<EffectStats> {
+        self.group.as_ref().map_or_else(Vec::new, |group| group.shares())
     }
 
     /// Ends the threads, and every blocked call with an error.

@@ -1,5 +1,7 @@
 //! Counters. State counters are equal in all replicas; effect and pump counters belong to who counted.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use serde::{Deserialize, Serialize};
 
 /// What the replicated state went through; the same in every replica at the same position.
@@ -70,4 +72,75 @@ pub struct EffectStats {
     pub sent_bytes: u64,
     /// Effects that found their connection gone or their frame built: replicas that disagree.
     pub diverged: u64,
+}
+
+/// [`EffectStats`] where other threads can read them.
+///
+/// Every counter is Relaxed: each is right by itself, and a reader may see them a moment apart.
+#[derive(Debug, Default)]
+pub(crate) struct PostedStats {
+    words: [AtomicU64; 6],
+}
+
+impl PostedStats {
+    pub(crate) fn post(&self, stats: &EffectStats) {
+        let EffectStats {
+            prepared,
+            deliveries,
+            delivered_bytes,
+            frames,
+            sent_bytes,
+            diverged,
+        } = *stats;
+        let values = [
+            prepared,
+            deliveries,
+            delivered_bytes,
+            frames,
+            sent_bytes,
+            diverged,
+        ];
+        for (word, value) in self.words.iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn load(&self) -> EffectStats {
+        let [
+            prepared,
+            deliveries,
+            delivered_bytes,
+            frames,
+            sent_bytes,
+            diverged,
+        ] = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+        EffectStats {
+            prepared,
+            deliveries,
+            delivered_bytes,
+            frames,
+            sent_bytes,
+            diverged,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_posted_is_read_back() {
+        let stats = EffectStats {
+            prepared: 1,
+            deliveries: 2,
+            delivered_bytes: 3,
+            frames: 4,
+            sent_bytes: 5,
+            diverged: 6,
+        };
+        let posted = PostedStats::default();
+        posted.post(&stats);
+        assert_eq!(posted.load(), stats);
+    }
 }

@@ -39,7 +39,7 @@ use crate::engine::replica::Replica;
 use crate::engine::world::World;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
-use crate::stats::{EffectStats, PumpStats};
+use crate::stats::{EffectStats, PostedStats, PumpStats};
 use crate::time::Instant;
 use crate::variants::Setup;
 
@@ -125,6 +125,8 @@ pub(crate) struct Shared {
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     posts: Fingerprints,
+    /// For each worker, what it performed.
+    shares: Box<[CachePadded<PostedStats>]>,
     /// Where workers wait that do not hold the pump.
     pub(crate) bell: EventCount,
 }
@@ -148,6 +150,14 @@ impl RxSide {
 }
 
 impl Shared {
+    pub(crate) fn compare(&self) -> Result<usize, Mismatch> {
+        self.posts.compare()
+    }
+
+    pub(crate) fn shares(&self) -> Vec<EffectStats> {
+        self.shares.iter().map(|share| share.load()).collect()
+    }
+
     #[inline]
     fn primary_of_request(&self, seq: Seq) -> usize {
         ByPosition.primary(
@@ -286,6 +296,7 @@ impl<T: Tamper> Group<T> {
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             posts: Fingerprints::new(layout.replicas, POSTS, layout.fingerprint_every),
+            shares: (0..layout.replicas).map(|_| CachePadded::default()).collect(),
             bell: EventCount::new(),
         });
         let mut workers = Vec::new();
@@ -342,7 +353,7 @@ impl<T: Tamper> Group<T> {
     /// # Errors
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.shared.posts.compare()
+        self.shared.compare()
     }
 
     /// What the pump saw; `None` while somebody holds it.
@@ -623,6 +634,7 @@ impl<T: Tamper> Worker<T> {
             self.told = self.cursor.seq;
             // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
             self.shared.performed[self.id].store(self.told, Ordering::Release);
+            self.shared.shares[self.id].post(&self.stats);
             let below = self.told.saturating_sub(self.shared.layout.keep as u64);
             let before = self.kept.effects.len();
             self.kept.forget(below);
