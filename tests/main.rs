@@ -1,1 +1,5 @@
 //! Tests of the whole stack that need no privileges.
+
+mod agreement;
+mod layering;
+mod support;

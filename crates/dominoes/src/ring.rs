@@ -24,9 +24,10 @@
 //!   not simply `tail`, or two publishers one lap apart could meet in a slot.
 //! * *A subscription forked while the cursors are read*: its parent moves on only after the fork has raised `epoch`, so whoever has
 //!   read the parent's new cursor (Acquire) sees the new epoch and starts again.
-//! * *A subscription that joins from now*: it enters `members`, raises `epoch`, passes a SeqCst fence and then reads the tail, its
-//!   position. The gate reads cursors, passes a SeqCst fence, and reads `epoch` again. If it misses the join, its fence came first, so the
-//!   joiner's tail is at or above all that the gate saw: every cursor and every published entry.
+//! * *A subscription that joins from now*: it enters `members`, raises `epoch`, passes a SeqCst fence and then looks how far the channel is
+//!   published, its position. The gate reads cursors, passes a SeqCst fence, and reads `epoch` again. If it misses the join, its fence came
+//!   first, so the joiner finds published all that the gate found published or released. (The tail would not do as a position: what
+//!   is claimed but not published lies below it, and a gate there would let another publisher into the claimed slot.)
 //! * *A place used again*: `epoch` tells the two users apart, and leaving is a Release on `members` that the gate acquires.
 //!
 //! # Alone or not
@@ -41,7 +42,7 @@
 //!   subscribers go on reading lap bytes, which are all there.
 //! * *A subscriber whose view of `published` is an older `MULTI`* reads lap bytes of its own position. Bytes are at most two laps behind
 //!   the position (then: not published) or any number ahead (then it is published, since a publisher can be ahead only of
-//!   subscribers that do not gate, the walk of [`Ring::prefix`]); a byte tells up to 127 ahead, and beyond that errs to "not published".
+//!   somebody who does not gate yet, in [`Ring::prefix`]); a byte tells up to 127 ahead, and beyond that errs to "not published".
 //!
 //! # Holes
 //!
@@ -117,8 +118,6 @@ pub(crate) struct Ring<T, W> {
     tail: CachePadded<AtomicU64>,
     published: CachePadded<AtomicU64>,
     limit: CachePadded<AtomicU64>,
-    /// Where the last walk over the lap bytes ended, while there is no subscriber.
-    floor: CachePadded<AtomicU64>,
     reclaim: CachePadded<Reclaim>,
     membership: CachePadded<Membership>,
     cursors: Box<[CachePadded<AtomicU64>]>,
@@ -153,7 +152,6 @@ pub(crate) fn ring<T: Send + Sync, W: Wait>(capacity: usize) -> (Writer<T, W>, A
         tail: word(),
         published: word(),
         limit: word(),
-        floor: word(),
         reclaim: CachePadded::new(Reclaim { lock: AtomicBool::new(false), done: AtomicU64::new(0) }),
         membership: CachePadded::new(Membership {
             taken: AtomicU64::new(0),
@@ -199,20 +197,20 @@ impl<T, W> Ring<T, W> {
         seq
     }
 
-    /// A position with everything below published, for when there is no subscriber.
+    /// How far the channel is published, for somebody who has not followed it: everything below the result is published.
     fn prefix(&self) -> Seq {
+        // ORDERING: Acquire, pairs with the Release in `Writer::claim_shared`: the limit read below is one that allowed these claims, so the
+        // walk is no longer than the capacity.
+        let tail = self.tail.load(Ordering::Acquire) & !CLOSED;
         // ORDERING: Acquire, pairs with the Release stores in `Writer::show` and `Writer::clone`.
         let published = self.published.load(Ordering::Acquire);
         if published & MULTI == 0 {
             return published;
         }
-        // ORDERING: Acquire and AcqRel, pair with each other: the entries below the floor were seen by whoever raised it.
-        let floor = self.floor.load(Ordering::Acquire).max(published & !MULTI);
-        // ORDERING: Acquire, pairs with the Release in `Writer::claim_shared`.
-        let tail = self.tail.load(Ordering::Acquire) & !CLOSED;
-        let prefix = self.walk(floor, tail);
-        self.floor.fetch_max(prefix, Ordering::AcqRel);
-        prefix
+        // A limit is a gate plus the capacity, and below a gate everything is published.
+        // ORDERING: Acquire, pairs with the AcqRel in `Writer::refresh_limit`: that much is published for this thread, too.
+        let known = self.limit.load(Ordering::Acquire).saturating_sub(self.capacity);
+        self.walk(known.max(published & !MULTI), tail)
     }
 
     /// Every subscription, present or future, has its position at or above the result, and all use of what lies below is over.
@@ -298,8 +296,8 @@ impl<T, W> Ring<T, W> {
 
     /// Everything below is claimed, as seen now. At or above every published entry the caller knows of.
     pub(crate) fn tail(&self) -> Seq {
-        // ORDERING: Acquire, pairs with the Release stores of `published` and `tail`: a position at the tail is never above a stale
-        // `published` for long, because `clone` stores `published` first.
+        // ORDERING: Acquire, pairs with the Release stores of `tail` and `published`: a subscriber that has seen the end of claims finds all
+        // that was published by then.
         let tail = self.tail.load(Ordering::Acquire) & !CLOSED;
         tail.max(self.published.load(Ordering::Acquire) & !MULTI)
     }
@@ -511,8 +509,8 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                     }
                 }
             }
-            // ORDERING: Release, pairs with the Acquire in `Ring::tail` and `Ring::prefix`: a position read there goes with what this
-            // publisher knew. Acquire is not needed: the limit brings what a claim relies on.
+            // ORDERING: Release, pairs with the Acquire in `Ring::tail` and `Ring::prefix`: who reads this tail finds the limit that allowed it.
+            // Acquire is not needed: the limit brings what a claim relies on.
             match self.ring.tail.compare_exchange_weak(tail, tail + n, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return Ok(tail),
                 Err(found) => tail = found,
@@ -770,10 +768,10 @@ impl<T, W: Wait> Reader<T, W> {
     pub(crate) fn from_now_at(place: Place<T, W>) -> Self {
         let ring = place.ring.clone();
         // Low enough until the true position is known.
-        place.join(ring.tail());
+        place.join(ring.prefix());
         // ORDERING: SeqCst fence, pairs with the one in `gate`.
         fence(Ordering::SeqCst);
-        let position = ring.tail();
+        let position = ring.prefix();
         // ORDERING: Release, as in `join`.
         ring.cursors[place.place].store(position, Ordering::Release);
         ring.room.notify();

@@ -225,7 +225,7 @@ fn two_publishers_and_nobody_reads() {
 /// Catches: subscribing while two publishers run with nobody reading; a lap byte of two laps ago believed.
 #[test]
 fn subscribing_against_two_publishers() {
-    model(3, || {
+    model(2, || {
         let (mut publisher, log) = channel::<u32>(1);
         let mut second = publisher.clone();
         let writer = thread::spawn(move || offer(&mut second, &[10]));

@@ -85,7 +85,8 @@ pub trait Device: Send {
 pub trait DeviceRx: Send {
     /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never blocks.
     ///
-    /// Frames that the device cannot deliver whole are dropped and counted.
+    /// Fewer than `max` does not mean that no more are there: frames that the device cannot deliver whole are dropped
+    /// and counted, and take a place. [`wait`](Self::wait) then returns at once.
     ///
     /// # Errors
     /// Only when the device is down or gone, and only when no frame was appended.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Ends a [`DeviceRx::wait`](crate::DeviceRx::wait), from any thread.
 ///
@@ -72,27 +72,13 @@ impl Event {
         if self.done(&ready) {
             return;
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.store(true, SeqCst);
         fence(SeqCst);
-        while !self.done(&ready) {
-            guard = match deadline {
-                None => self
-                    .signal
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break;
-                    }
-                    self.signal
-                        .wait_timeout(guard, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
-            };
+        let sleep_on = |_: &mut ()| !self.done(&ready);
+        match timeout {
+            None => drop(self.signal.wait_while(guard, sleep_on)),
+            Some(timeout) => drop(self.signal.wait_timeout_while(guard, timeout, sleep_on)),
         }
         self.waiting.store(false, SeqCst);
     }

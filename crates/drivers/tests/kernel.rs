@@ -296,7 +296,10 @@ fn wait_until_running(interface: &str) {
             .output()
             .unwrap();
         let line = String::from_utf8(output.stdout).unwrap();
-        if line.contains(" state UP ") {
+        // A TAP interface does not tell.
+        if line.contains(" state UP ")
+            || line.contains(",LOWER_UP> ") && line.contains(" state UNKNOWN ")
+        {
             return;
         }
         assert!(Instant::now() < deadline, "it does not come up: {line}");
@@ -611,7 +614,7 @@ fn tcp_moves_in_large_frames_both_ways(mut port: Port, peer: Peer) {
         received < BYTES
     });
     assert!(
-        large > 0 && longest > 20_000,
+        large > 0 && longest > 40_000,
         "{large} merged frames, the longest {longest} bytes"
     );
 

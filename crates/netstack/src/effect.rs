@@ -120,6 +120,9 @@ pub struct Transmit {
     pub mss: u16,
     /// Window field, scaled already.
     pub wnd: u16,
+    /// How far that lets the peer send: offset in the receive stream. For the application's reader, which
+    /// tells of room only where it matters; 0 without a connection.
+    pub window_end: u64,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Link-layer destination.

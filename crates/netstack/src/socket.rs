@@ -187,14 +187,14 @@ impl Connecting {
             return Ok(None);
         };
         let life = stream.half.stream()?.life();
-        if let Some(ending) = life.ending() {
-            return Err(ending.into());
+        if life.established() {
+            // What ended it since is for the stream to tell.
+            return Ok(self.opened.take());
         }
-        Ok(if life.established() {
-            self.opened.take()
-        } else {
-            None
-        })
+        match life.ending() {
+            Some(ending) => Err(ending.into()),
+            None => Ok(None),
+        }
     }
 
     /// Waits until the connection is established.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time;
 
 use dominoes::{Context, ContextHandle, Domain, Mismatch, Turn};
-use dominoes_drivers::Device;
+use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
 use crate::engine::record::Recorder;
@@ -243,6 +243,11 @@ impl Stack {
     /// What each replica has performed so far; empty with one replica.
     pub fn shares(&self) -> Vec<EffectStats> {
         self.group.as_ref().map_or_else(Vec::new, |group| group.shares())
+    }
+
+    /// What the device last complained of, once: it is down or gone, or was and came back.
+    pub fn take_device_error(&self) -> Option<DeviceError> {
+        self.world.desk().device_error.take()
     }
 
     /// Ends the threads, and every blocked call with an error.

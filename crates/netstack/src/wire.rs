@@ -31,8 +31,6 @@ pub(crate) enum Packet {
     Tcp(Tcp),
     /// An ICMP echo request.
     EchoRequest {
-        /// Who asks.
-        src: Ipv4Addr,
         /// Who is asked.
         dst: Ipv4Addr,
     },
@@ -164,7 +162,7 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
             let icmp =
                 sw::Icmpv4Packet::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
             if icmp.msg_type() == sw::Icmpv4Message::EchoRequest {
-                Ok(Packet::EchoRequest { src, dst })
+                Ok(Packet::EchoRequest { dst })
             } else {
                 Ok(Packet::Unknown)
             }

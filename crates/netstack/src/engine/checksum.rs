@@ -15,14 +15,6 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
-    /// Adds `bytes` that begin at an odd place of the whole (RFC 1071 section 2(B): swap and add).
-    #[inline]
-    #[must_use]
-    pub(crate) fn add_odd(self, bytes: &[u8]) -> Sum {
-        let folded = fold16(sum_words(bytes));
-        Sum(fold64(self.0, u64::from(folded.swap_bytes())))
-    }
-
     /// Adds the pseudo header of TCP over IPv4 (RFC 9293 section 3.1).
     #[inline]
     #[must_use]
@@ -119,17 +111,6 @@ mod tests {
         #[test]
         fn equals_the_definition(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
             prop_assert_eq!(Sum::default().add(&bytes).finish(), plain(&bytes));
-        }
-
-        #[test]
-        fn may_be_taken_in_two_parts(
-            bytes in proptest::collection::vec(any::<u8>(), 0..300),
-            cut in 0usize..300,
-        ) {
-            let (left, right) = bytes.split_at(cut.min(bytes.len()));
-            let sum = Sum::default().add(left);
-            let sum = if left.len() % 2 == 0 { sum.add(right) } else { sum.add_odd(right) };
-            prop_assert_eq!(sum.finish(), plain(&bytes));
         }
 
         #[test]

@@ -48,10 +48,6 @@ struct Head {
 const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.is_none()
-    }
-
     /// The flow of the segments that are gathered.
     pub(crate) fn flow(&self) -> Option<Flow> {
         self.head.map(|head| head.flow)
@@ -237,7 +233,7 @@ mod tests {
         assert_eq!(request.digest.sent, 3);
         assert!(request.digest.flags.has(Flags::PSH));
         assert_eq!(frames.frames.len(), 3);
-        assert!(run.is_empty());
+        assert!(run.flow().is_none());
 
         assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
         assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));

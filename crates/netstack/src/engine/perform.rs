@@ -140,6 +140,9 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         TxMeta::default()
     };
     claim.publish(head, total, meta);
+    if last && let Some(stream) = world.streams.get(t.conn) {
+        stream.advertised(t.window_end);
+    }
     stats.frames += 1;
     stats.sent_bytes += u64::from(len);
 }

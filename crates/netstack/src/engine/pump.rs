@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use dominoes_drivers::{DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, Request};
 use crate::engine::Run;
@@ -89,7 +89,6 @@ pub(crate) struct RxPump {
     /// How much each place's application had written when last published, for the recorder.
     recorded: HashMap<ConnId, u64>,
     recorder: Option<Recorder>,
-    error: Option<DeviceError>,
     pub(crate) stats: PumpStats,
 }
 
@@ -122,7 +121,6 @@ impl RxPump {
             sent: 0,
             recorded: HashMap::new(),
             recorder,
-            error: None,
             stats: PumpStats::default(),
         }
     }
@@ -403,7 +401,7 @@ impl RxPump {
                     self.stats.frames += claimed as u64;
                 }
                 Err(error) => {
-                    self.error = Some(error);
+                    self.world.device_failed(error);
                     return (0, true);
                 }
             }
@@ -441,7 +439,7 @@ impl RxPump {
             Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
                 return self.segment(now, &tcp, src, frame, log);
             }
-            Ok(Packet::EchoRequest { src: _, dst }) if dst == self.site.address && !broadcast => {
+            Ok(Packet::EchoRequest { dst }) if dst == self.site.address && !broadcast => {
                 match wire::echo_reply(bytes, self.world.mac) {
                     Some(reply) => {
                         self.stats.echo += 1;
@@ -546,21 +544,13 @@ impl RxPump {
     /// Sleeps in the device until a frame comes, somebody wakes it, or `timeout` is over.
     pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
         if let Err(error) = self.rx.wait(timeout) {
-            self.error = Some(error);
+            self.world.device_failed(error);
         }
     }
 
-    /// The device's last error, once.
-    pub(crate) fn take_error(&mut self) -> Option<DeviceError> {
-        self.error.take()
-    }
-
+    /// The recording so far, which ends with this.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
-    }
-
-    pub(crate) fn device(&self) -> &dyn DeviceRx {
-        &*self.rx
     }
 }
 
@@ -571,7 +561,6 @@ pub(crate) struct TxPump {
     transmitter: Transmitter,
     /// A control frame that the device was too busy for.
     held: Option<Vec<u8>>,
-    error: Option<DeviceError>,
 }
 
 impl TxPump {
@@ -585,7 +574,6 @@ impl TxPump {
             tx,
             transmitter,
             held: None,
-            error: None,
         }
     }
 
@@ -613,7 +601,7 @@ impl TxPump {
                 self.transmitter.advance(taken);
                 done += taken;
             }
-            Err(error) => self.error = Some(error),
+            Err(error) => self.world.device_failed(error),
         }
         done
     }
@@ -628,7 +616,7 @@ impl TxPump {
                 }
                 Ok(_) => done += 1,
                 Err(error) => {
-                    self.error = Some(error);
+                    self.world.device_failed(error);
                     break;
                 }
             }
@@ -639,14 +627,6 @@ impl TxPump {
     /// Whether a frame waits to be sent.
     pub(crate) fn has_work(&self) -> bool {
         self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
-    }
-
-    pub(crate) fn take_error(&mut self) -> Option<DeviceError> {
-        self.error.take()
-    }
-
-    pub(crate) fn device(&self) -> &dyn DeviceTx {
-        &*self.tx
     }
 }
 

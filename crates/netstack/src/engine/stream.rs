@@ -486,10 +486,6 @@ impl<'a> StreamRef<'a> {
         len
     }
 
-    pub(crate) fn written(&self) -> u64 {
-        self.place.app.written.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn ask(&self, what: Asked) {
         let bits = if what.shutdown { SHUTDOWN } else { 0 }
             | if what.orphan { ORPHAN } else { 0 }

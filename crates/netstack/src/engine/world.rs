@@ -4,13 +4,13 @@
 //! on the path of a data frame.
 
 use core::net::SocketAddrV4;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
-use dominoes_drivers::Waker;
+use dominoes_drivers::{DeviceError, Waker};
 
 use crate::config::Limits;
 use crate::digest::{ConnId, Flow};
@@ -64,6 +64,8 @@ pub(crate) struct AcceptQueue {
 pub(crate) struct Desk {
     pub(crate) answers: HashMap<u64, Option<Answer>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    /// What the device last complained of.
+    pub(crate) device_error: Option<DeviceError>,
     next_ticket: u64,
 }
 
@@ -101,7 +103,6 @@ pub(crate) struct World {
     /// Whether somebody sleeps in the device and must be woken for news.
     pub(crate) asleep: AtomicBool,
     pub(crate) down: AtomicBool,
-    pub(crate) diverged: AtomicU64,
 }
 
 impl World {
@@ -131,7 +132,6 @@ impl World {
             waker,
             asleep: AtomicBool::new(false),
             down: AtomicBool::new(false),
-            diverged: AtomicU64::new(0),
         }
     }
 
@@ -158,10 +158,6 @@ impl World {
 
     pub(crate) fn after_sleep(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-    }
-
-    pub(crate) fn wake(&self) {
-        self.waker.wake();
     }
 
     pub(crate) fn command(&self, command: Command) {
@@ -216,6 +212,10 @@ impl World {
             });
             self.raise(&stream);
         }
+    }
+
+    pub(crate) fn device_failed(&self, error: DeviceError) {
+        self.desk().device_error = Some(error);
     }
 
     /// Whether an application could be waiting for the pump to look at a queue.

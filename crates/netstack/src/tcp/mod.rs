@@ -218,6 +218,14 @@ impl State {
         )
     }
 
+    /// Whether text flows in one direction at least, and the answer does not change the state.
+    const fn carries_text(self) -> bool {
+        matches!(
+            self,
+            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
+        )
+    }
+
     /// Whether text of the peer is still taken.
     const fn takes_text(self) -> bool {
         matches!(

@@ -297,7 +297,9 @@ impl Tcb {
             return self.fail(Event::TimedOut, cx);
         }
         let snd = &mut self.snd;
-        if !handshake {
+        if handshake {
+            snd.syn_lost = true;
+        } else {
             let first = self.retransmit.retries == 1;
             let flight = snd.max.since(snd.una);
             self.congestion

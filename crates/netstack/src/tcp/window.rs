@@ -93,10 +93,11 @@ impl Rcv {
         options: &SynOptions,
         now: Instant,
     ) {
+        // What our own SYN announced, if one is out, counts from the octet after the peer's.
+        let announced = self.wnd();
         self.irs = irs;
         self.nxt = irs + 1;
-        // What the SYN announced counted from the octet after the peer's SYN.
-        self.edge = self.nxt;
+        self.edge = self.nxt + announced;
         self.last_ack_sent = self.nxt;
         if options.window_scale.is_none() {
             self.shift = 0;

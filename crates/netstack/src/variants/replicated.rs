@@ -34,7 +34,7 @@ use crate::engine::Run;
 use crate::engine::perform;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::{Log, RESERVED, RxPump, TxPump};
-use crate::engine::record::Entry;
+use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::World;
 use crate::error::ConfigError;
@@ -354,6 +354,11 @@ impl<T: Tamper> Group<T> {
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()
+    }
+
+    /// The recording so far, which ends with this.
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
+        self.shared.rx.try_take()?.pump.take_recorder()
     }
 
     /// What the pump saw; `None` while somebody holds it.

@@ -11,7 +11,7 @@ use crate::engine::Run;
 use crate::engine::perform;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::{Log, RxPump, TxPump};
-use crate::engine::record::Entry;
+use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::World;
 use crate::error::ConfigError;
@@ -135,6 +135,11 @@ impl Single {
     /// The state.
     pub fn replica(&self) -> &Replica {
         &self.core.replica
+    }
+
+    /// The recording so far, which ends with this.
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
+        self.rx.take_recorder()
     }
 
     /// What the pump saw.

@@ -1,0 +1,235 @@
+//! Throughput and latency of multicast channels: ours beside its nearest relatives, under one driver.
+//!
+//! Publishers run on one core, subscribers on the other ("split" pinning). Every subscriber of every peer checks the
+//! content of each message and the order of each publisher's messages; where the peer promises one order for all, a hash of the
+//! order must agree among subscribers. Whoever finds a full or an empty channel spins for a moment and then yields.
+
+pub mod peers;
+pub mod report;
+
+use std::{
+    hint::black_box,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// 64 bytes: publisher, number, and six words that follow from both.
+pub type Message = [u64; 8];
+
+/// Number of the message that ends a publisher's stream.
+const END: u64 = u64::MAX;
+
+#[inline(always)]
+fn word(publisher: u64, number: u64) -> u64 {
+    (publisher << 56 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Makes one publisher's messages.
+#[derive(Debug)]
+pub struct Source {
+    publisher: u64,
+    number: u64,
+}
+
+impl Source {
+    /// The next message.
+    #[inline(always)]
+    pub fn message(&mut self) -> Message {
+        let number = self.number;
+        self.number += 1;
+        Self::with(self.publisher, number)
+    }
+
+    #[inline(always)]
+    fn with(publisher: u64, number: u64) -> Message {
+        let word = word(publisher, number);
+        [publisher, number, word, word, word, word, word, word]
+    }
+}
+
+/// Checks what one subscriber sees.
+#[derive(Debug)]
+pub struct Check {
+    next: [u64; 8],
+    open: usize,
+    total: u64,
+    /// Folds the order, if there is more than one publisher (otherwise the numbers say it all).
+    order: u64,
+    fold: bool,
+}
+
+impl Check {
+    fn new(publishers: usize) -> Self {
+        Check { next: [0; 8], open: publishers, total: 0, order: 0, fold: publishers > 1 }
+    }
+
+    /// Takes note of a message.
+    ///
+    /// # Panics
+    /// If it is not the one that is due from its publisher.
+    #[inline(always)]
+    pub fn see(&mut self, message: &Message) {
+        let [publisher, number, rest @ ..] = *message;
+        let word = word(publisher, number);
+        let wrong = rest.iter().fold(0, |wrong, found| wrong | (found ^ word));
+        assert!(wrong == 0, "message {number} of publisher {publisher} is torn");
+        if number == END {
+            self.open -= 1;
+            return;
+        }
+        let next = &mut self.next[publisher as usize & 7];
+        assert!(*next == number, "message {number} of publisher {publisher} where {next} is due");
+        *next += 1;
+        self.total += 1;
+        if self.fold {
+            self.order = (self.order.rotate_left(7) ^ publisher).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+    }
+
+    /// Whether every publisher's stream has ended.
+    #[inline(always)]
+    pub fn is_over(&self) -> bool {
+        self.open == 0
+    }
+}
+
+/// Spins for a moment, then yields: the same for everyone who waits by hand.
+#[derive(Debug, Default)]
+pub struct Backoff(u32);
+
+impl Backoff {
+    /// Waits a little, and longer each time.
+    #[inline]
+    pub fn wait(&mut self) {
+        if self.0 < 64 {
+            self.0 += 1;
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+        } else {
+            thread::yield_now();
+        }
+    }
+
+    /// There was something to do.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.0 = 0;
+    }
+}
+
+/// One publisher of some channel.
+pub trait Tx: Send + 'static {
+    /// Publishes one message; waits while the channel is full.
+    fn one(&mut self, message: Message);
+
+    /// Publishes `n` messages by the widest call there is.
+    fn many(&mut self, n: usize, source: &mut Source) {
+        for _ in 0..n {
+            self.one(source.message());
+        }
+    }
+}
+
+/// One subscriber of some channel.
+pub trait Rx: Send + 'static {
+    /// Shows what is there to `check`; waits if there is nothing.
+    fn some(&mut self, check: &mut Check);
+}
+
+/// A point of the measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Point {
+    /// Number of publishers.
+    pub publishers: usize,
+    /// Number of subscribers.
+    pub subscribers: usize,
+    /// Messages per publish call.
+    pub batch: usize,
+    /// Bound on what is in flight.
+    pub capacity: usize,
+}
+
+/// Pins the calling thread; false if that is not possible.
+pub fn pin(core: usize) -> bool {
+    core_affinity::set_for_current(core_affinity::CoreId { id: core })
+}
+
+/// Runs the publishers for `window`, lets the subscribers finish, and returns messages per second as published.
+///
+/// # Panics
+/// If a check fails.
+pub fn drive<X: Tx, R: Rx>(point: Point, one_order: bool, window: Duration, txs: Vec<X>, rxs: Vec<R>) -> f64 {
+    assert_eq!((txs.len(), rxs.len()), (point.publishers, point.subscribers));
+    let running = Arc::new(AtomicBool::new(true));
+    let start = Arc::new(Barrier::new(txs.len() + rxs.len() + 1));
+    let subscribers: Vec<_> = rxs
+        .into_iter()
+        .map(|mut rx| {
+            let start = start.clone();
+            let mut check = Check::new(point.publishers);
+            thread::spawn(move || {
+                pin(1);
+                start.wait();
+                while !check.is_over() {
+                    rx.some(&mut check);
+                }
+                (check, Instant::now())
+            })
+        })
+        .collect();
+    let publishers: Vec<_> = txs
+        .into_iter()
+        .enumerate()
+        .map(|(id, mut tx)| {
+            let (start, running) = (start.clone(), running.clone());
+            thread::spawn(move || {
+                pin(0);
+                let mut source = Source { publisher: id as u64, number: 0 };
+                start.wait();
+                while running.load(Ordering::Relaxed) {
+                    if point.batch == 1 {
+                        for _ in 0..64 {
+                            tx.one(source.message());
+                        }
+                    } else {
+                        for _ in 0..64usize.div_ceil(point.batch) {
+                            tx.many(point.batch, &mut source);
+                        }
+                    }
+                }
+                tx.one(Source::with(id as u64, END));
+                (source.number, tx)
+            })
+        })
+        .collect();
+    start.wait();
+    let begin = Instant::now();
+    thread::sleep(window);
+    running.store(false, Ordering::Relaxed);
+    let published: Vec<_> = publishers.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let total: u64 = published.iter().map(|(number, _)| number).sum();
+    let seen: Vec<_> = subscribers.into_iter().map(|thread| thread.join().unwrap()).collect();
+    for (check, _) in &seen {
+        assert_eq!(check.total, total, "every subscriber sees every message");
+        assert!(!one_order || check.order == seen[0].0.order, "all subscribers see one order");
+    }
+    let end = seen.iter().map(|(_, end)| *end).max().unwrap();
+    black_box(published);
+    total as f64 / (end - begin).as_secs_f64()
+}
+
+/// The median; `NaN` of nothing.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}

@@ -1,0 +1,504 @@
+//! The channels that are compared, each behind [`Tx`] and [`Rx`].
+
+use super::{Backoff, Check, Message, Point, Rx, Source, Tx, drive};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
+
+/// Something that can be measured at a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// `dominoes::channel`.
+    Dominoes,
+    /// `disruptor`, single-producer build.
+    DisruptorSingle,
+    /// `disruptor`, multi-producer build.
+    DisruptorMulti,
+    /// `rtrb`, a ring for each publisher and subscriber; no common order.
+    Rtrb,
+    /// `photon-ring`, bounded.
+    Photon,
+    /// `bus`; with several publishers behind a mutex.
+    Bus,
+    /// `crossbeam-channel`, a channel for each subscriber; no common order.
+    Crossbeam,
+    /// `multiqueue2`, broadcast.
+    Multiqueue,
+    /// A mutex, two condition variables and a deque.
+    Mutex,
+}
+
+impl Peer {
+    /// All of them.
+    pub const ALL: [Peer; 9] = [
+        Peer::Dominoes,
+        Peer::DisruptorSingle,
+        Peer::DisruptorMulti,
+        Peer::Rtrb,
+        Peer::Photon,
+        Peer::Bus,
+        Peer::Crossbeam,
+        Peer::Multiqueue,
+        Peer::Mutex,
+    ];
+
+    /// Short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::Dominoes => "dominoes",
+            Peer::DisruptorSingle => "disruptor-1p",
+            Peer::DisruptorMulti => "disruptor-mp",
+            Peer::Rtrb => "rtrb-fanout",
+            Peer::Photon => "photon-bounded",
+            Peer::Bus => "bus",
+            Peer::Crossbeam => "crossbeam-fanout",
+            Peer::Multiqueue => "multiqueue2",
+            Peer::Mutex => "mutex-condvar",
+        }
+    }
+
+    /// Whether the peer can do this at all.
+    pub fn can(self, point: Point) -> bool {
+        match self {
+            Peer::DisruptorSingle | Peer::Photon => point.publishers == 1,
+            _ => true,
+        }
+    }
+
+    /// Messages per second at a point.
+    pub fn run(self, point: Point, window: Duration) -> f64 {
+        let Point { publishers, subscribers, capacity, .. } = point;
+        match self {
+            Peer::Dominoes => {
+                let (publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(capacity);
+                let rxs = (0..subscribers).map(|_| log.subscribe().unwrap()).collect();
+                let mut txs: Vec<_> = (1..publishers).map(|_| publisher.clone()).collect();
+                txs.push(publisher);
+                drive(point, true, window, txs, rxs)
+            }
+            Peer::DisruptorSingle => disruptor_single(point, window),
+            Peer::DisruptorMulti => disruptor_multi(point, window),
+            Peer::Rtrb => {
+                let mut txs: Vec<RtrbTx> = (0..publishers).map(|_| RtrbTx(Vec::new(), Vec::new())).collect();
+                let mut rxs = Vec::new();
+                for _ in 0..subscribers {
+                    let mut rings = Vec::new();
+                    for tx in &mut txs {
+                        let (producer, consumer) = rtrb::RingBuffer::new(capacity);
+                        tx.0.push(producer);
+                        rings.push(consumer);
+                    }
+                    rxs.push(RtrbRx(rings, Backoff::default()));
+                }
+                drive(point, false, window, txs, rxs)
+            }
+            Peer::Photon => {
+                let (publisher, subscribable) = photon_ring::channel_bounded::<Message>(capacity, 0);
+                let rxs = (0..subscribers).map(|_| PhotonRx(subscribable.subscribe(), Backoff::default())).collect();
+                drive(point, true, window, vec![PhotonTx(publisher)], rxs)
+            }
+            Peer::Bus => {
+                let mut bus = bus::Bus::new(capacity);
+                let rxs = (0..subscribers).map(|_| BusRx(bus.add_rx(), Backoff::default())).collect();
+                if publishers == 1 {
+                    drive(point, true, window, vec![BusTx(bus)], rxs)
+                } else {
+                    let bus = Arc::new(Mutex::new(bus));
+                    let txs = (0..publishers).map(|_| SharedBusTx(bus.clone())).collect();
+                    drive(point, true, window, txs, rxs)
+                }
+            }
+            Peer::Crossbeam => {
+                let (senders, receivers): (Vec<_>, Vec<_>) =
+                    (0..subscribers).map(|_| crossbeam_channel::bounded(capacity)).unzip();
+                let txs = (0..publishers).map(|_| CrossbeamTx(senders.clone())).collect();
+                let rxs = receivers.into_iter().map(|receiver| CrossbeamRx(receiver, Backoff::default())).collect();
+                drive(point, false, window, txs, rxs)
+            }
+            Peer::Multiqueue => {
+                let (sender, receiver) = multiqueue2::broadcast_queue::<Message>(capacity as u64);
+                let rxs = (0..subscribers)
+                    .map(|_| MultiqueueRx(receiver.add_stream().into_single().ok().unwrap(), Backoff::default()))
+                    .collect();
+                receiver.unsubscribe();
+                let mut txs: Vec<_> = (1..publishers).map(|_| MultiqueueTx(sender.clone())).collect();
+                txs.push(MultiqueueTx(sender));
+                drive(point, true, window, txs, rxs)
+            }
+            Peer::Mutex => {
+                let shared = Arc::new(Floor {
+                    state: Mutex::new(FloorState { queue: VecDeque::new(), first: 0, cursors: vec![0; subscribers] }),
+                    capacity,
+                    room: Condvar::new(),
+                    entries: Condvar::new(),
+                });
+                let txs = (0..publishers).map(|_| FloorTx(shared.clone())).collect();
+                let rxs = (0..subscribers).map(|place| FloorRx(shared.clone(), place)).collect();
+                drive(point, true, window, txs, rxs)
+            }
+        }
+    }
+}
+
+impl Tx for dominoes::Publisher<Message, dominoes::SpinYield> {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        self.publish(message).unwrap();
+    }
+
+    #[inline]
+    fn many(&mut self, n: usize, source: &mut Source) {
+        self.publish_all((0..n).map(|_| source.message())).unwrap();
+    }
+}
+
+impl Rx for dominoes::Subscription<Message, dominoes::SpinYield> {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        let batch = self.next_batch().unwrap();
+        batch.iter().for_each(|(_, message)| check.see(message));
+    }
+}
+
+struct DisruptorTx<P>(P);
+
+impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        let mut backoff = Backoff::default();
+        while self.0.try_publish(|slot| *slot = message).is_err() {
+            backoff.wait();
+        }
+    }
+
+    #[inline]
+    fn many(&mut self, n: usize, source: &mut Source) {
+        let mut backoff = Backoff::default();
+        while self.0.try_batch_publish(n, |slots| slots.for_each(|slot| *slot = source.message())).is_err() {
+            backoff.wait();
+        }
+    }
+}
+
+struct DisruptorRx<B>(disruptor::EventPoller<Message, B>, Backoff);
+
+impl<B: disruptor_barrier::Barrier> Rx for DisruptorRx<B> {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        match self.0.poll() {
+            Ok(mut events) => {
+                for message in &mut events {
+                    check.see(message);
+                }
+                self.1.reset();
+            }
+            Err(_) => self.1.wait(),
+        };
+    }
+}
+
+/// The crate does not export the bound of `EventPoller::poll` under a stable path.
+mod disruptor_barrier {
+    pub(super) use disruptor::SingleProducerBarrier;
+    /// Barriers whose pollers we use.
+    pub(super) trait Barrier: Send + Sync + 'static {}
+    impl Barrier for SingleProducerBarrier {}
+}
+
+macro_rules! disruptor_at {
+    ($name:ident, $build:ident, |$producer:ident, $publishers:ident| $txs:expr) => {
+        fn $name(point: Point, window: Duration) -> f64 {
+            let $publishers = point.publishers;
+            let builder = disruptor::$build(point.capacity, || [0; 8], disruptor::BusySpin);
+            let (first, builder) = builder.new_event_poller();
+            if point.subscribers == 1 {
+                let $producer = builder.build();
+                return drive(point, true, window, $txs, vec![DisruptorRx(first, Backoff::default())]);
+            }
+            let mut pollers = vec![DisruptorRx(first, Backoff::default())];
+            let (poller, mut builder) = builder.new_event_poller();
+            pollers.push(DisruptorRx(poller, Backoff::default()));
+            for _ in 2..point.subscribers {
+                let (poller, more) = builder.new_event_poller();
+                pollers.push(DisruptorRx(poller, Backoff::default()));
+                builder = more;
+            }
+            let $producer = builder.build();
+            drive(point, true, window, $txs, pollers)
+        }
+    };
+}
+
+disruptor_at!(disruptor_single, build_single_producer, |producer, _publishers| vec![DisruptorTx(producer)]);
+disruptor_at!(disruptor_multi, build_multi_producer, |producer, publishers| (0..publishers)
+    .map(|_| DisruptorTx(producer.clone()))
+    .collect());
+
+struct RtrbTx(Vec<rtrb::Producer<Message>>, Vec<Message>);
+
+impl Tx for RtrbTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        for ring in &mut self.0 {
+            let mut backoff = Backoff::default();
+            while ring.push(message).is_err() {
+                backoff.wait();
+            }
+        }
+    }
+
+    #[inline]
+    fn many(&mut self, n: usize, source: &mut Source) {
+        if let [ring] = &mut self.0[..] {
+            let mut backoff = Backoff::default();
+            loop {
+                if let Ok(chunk) = ring.write_chunk_uninit(n) {
+                    chunk.fill_from_iter((0..n).map(|_| source.message()));
+                    return;
+                }
+                backoff.wait();
+            }
+        }
+        self.1.clear();
+        self.1.extend((0..n).map(|_| source.message()));
+        for ring in &mut self.0 {
+            let mut backoff = Backoff::default();
+            while ring.push_entire_slice(&self.1).is_err() {
+                backoff.wait();
+            }
+        }
+    }
+}
+
+struct RtrbRx(Vec<rtrb::Consumer<Message>>, Backoff);
+
+impl Rx for RtrbRx {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        let mut idle = true;
+        for ring in &mut self.0 {
+            let n = ring.slots();
+            if n > 0 {
+                let chunk = ring.read_chunk(n).unwrap();
+                let (head, rest) = chunk.as_slices();
+                head.iter().chain(rest).for_each(|message| check.see(message));
+                chunk.commit_all();
+                idle = false;
+            }
+        }
+        if idle { self.1.wait() } else { self.1.reset() }
+    }
+}
+
+struct PhotonTx(photon_ring::Publisher<Message>);
+
+impl Tx for PhotonTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        let mut backoff = Backoff::default();
+        while self.0.try_publish(message).is_err() {
+            backoff.wait();
+        }
+    }
+}
+
+struct PhotonRx(photon_ring::Subscriber<Message>, Backoff);
+
+impl Rx for PhotonRx {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        match self.0.try_recv() {
+            Ok(message) => {
+                check.see(&message);
+                self.1.reset();
+            }
+            Err(photon_ring::TryRecvError::Empty) => self.1.wait(),
+            Err(error) => panic!("a bounded ring lost messages: {error:?}"),
+        }
+    }
+}
+
+struct BusTx(bus::Bus<Message>);
+
+impl Tx for BusTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        let mut backoff = Backoff::default();
+        while self.0.try_broadcast(message).is_err() {
+            backoff.wait();
+        }
+    }
+}
+
+struct SharedBusTx(Arc<Mutex<bus::Bus<Message>>>);
+
+impl Tx for SharedBusTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        let mut backoff = Backoff::default();
+        while self.0.lock().unwrap().try_broadcast(message).is_err() {
+            backoff.wait();
+        }
+    }
+
+    fn many(&mut self, n: usize, source: &mut Source) {
+        let mut left = n;
+        let mut backoff = Backoff::default();
+        let mut pending = None;
+        while left > 0 {
+            let mut bus = self.0.lock().unwrap();
+            while left > 0 {
+                match bus.try_broadcast(pending.take().unwrap_or_else(|| source.message())) {
+                    Ok(()) => left -= 1,
+                    Err(message) => {
+                        pending = Some(message);
+                        break;
+                    }
+                }
+            }
+            drop(bus);
+            if left > 0 {
+                backoff.wait();
+            }
+        }
+    }
+}
+
+struct BusRx(bus::BusReader<Message>, Backoff);
+
+impl Rx for BusRx {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        match self.0.try_recv() {
+            Ok(message) => {
+                check.see(&message);
+                self.1.reset();
+            }
+            Err(_) => self.1.wait(),
+        }
+    }
+}
+
+struct CrossbeamTx(Vec<crossbeam_channel::Sender<Message>>);
+
+impl Tx for CrossbeamTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        for sender in &self.0 {
+            let mut backoff = Backoff::default();
+            while sender.try_send(message).is_err() {
+                backoff.wait();
+            }
+        }
+    }
+}
+
+struct CrossbeamRx(crossbeam_channel::Receiver<Message>, Backoff);
+
+impl Rx for CrossbeamRx {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        match self.0.try_recv() {
+            Ok(message) => {
+                check.see(&message);
+                self.1.reset();
+            }
+            Err(_) => self.1.wait(),
+        }
+    }
+}
+
+struct MultiqueueTx(multiqueue2::BroadcastSender<Message>);
+
+impl Tx for MultiqueueTx {
+    #[inline]
+    fn one(&mut self, message: Message) {
+        let mut backoff = Backoff::default();
+        while self.0.try_send(message).is_err() {
+            backoff.wait();
+        }
+    }
+}
+
+struct MultiqueueRx(multiqueue2::BroadcastUniReceiver<Message>, Backoff);
+
+impl Rx for MultiqueueRx {
+    #[inline]
+    fn some(&mut self, check: &mut Check) {
+        match self.0.try_recv_view(|message| check.see(message)) {
+            Ok(()) => self.1.reset(),
+            Err(_) => self.1.wait(),
+        }
+    }
+}
+
+/// What one writes without thinking: a lock around a deque, and a copy of each message for each subscriber.
+struct Floor {
+    state: Mutex<FloorState>,
+    capacity: usize,
+    room: Condvar,
+    entries: Condvar,
+}
+
+struct FloorState {
+    queue: VecDeque<Message>,
+    first: u64,
+    cursors: Vec<u64>,
+}
+
+struct FloorTx(Arc<Floor>);
+
+impl FloorTx {
+    fn push(&self, n: usize, mut message: impl FnMut() -> Message) {
+        let mut state = self.0.state.lock().unwrap();
+        while state.queue.len() + n > self.0.capacity {
+            state = self.0.room.wait(state).unwrap();
+        }
+        state.queue.extend((0..n).map(|_| message()));
+        drop(state);
+        self.0.entries.notify_all();
+    }
+}
+
+impl Tx for FloorTx {
+    fn one(&mut self, message: Message) {
+        self.push(1, || message);
+    }
+
+    fn many(&mut self, n: usize, source: &mut Source) {
+        self.push(n, || source.message());
+    }
+}
+
+struct FloorRx(Arc<Floor>, usize);
+
+impl Rx for FloorRx {
+    fn some(&mut self, check: &mut Check) {
+        let mut taken = [[0; 8]; 64];
+        let mut state = self.0.state.lock().unwrap();
+        let cursor = loop {
+            let cursor = state.cursors[self.1];
+            if cursor < state.first + state.queue.len() as u64 {
+                break cursor;
+            }
+            state = self.0.entries.wait(state).unwrap();
+        };
+        let skip = (cursor - state.first) as usize;
+        let n = (state.queue.len() - skip).min(taken.len());
+        for (to, from) in taken.iter_mut().zip(state.queue.range(skip..skip + n)) {
+            *to = *from;
+        }
+        state.cursors[self.1] += n as u64;
+        let least = *state.cursors.iter().min().unwrap();
+        let gone = (least - state.first) as usize;
+        state.queue.drain(..gone);
+        state.first = least;
+        drop(state);
+        if gone > 0 {
+            self.0.room.notify_all();
+        }
+        taken[..n].iter().for_each(|message| check.see(message));
+    }
+}

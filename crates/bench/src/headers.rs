@@ -1,0 +1,231 @@
+//! Ethernet, IPv4 and TCP headers of the simulated peer, and its checksums.
+//!
+//! The peer is one host with one connection, so everything but a few fields is fixed when a frame is built.
+//! What changes from frame to frame is patched by [`Patch`], with the checksum brought up to date as
+//! RFC 1624 says: the sum over everything fixed is known, and only the changed words are added to it.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+/// Octets of an Ethernet header.
+pub(crate) const ETHERNET: usize = 14;
+/// Octets of an IPv4 header without options.
+pub(crate) const IPV4: usize = 20;
+/// Octets before the payload of a frame without TCP options.
+pub(crate) const HEADERS: usize = ETHERNET + IPV4 + 20;
+
+const TCP: usize = ETHERNET + IPV4;
+const PROTOCOL: u8 = 6;
+
+/// TCP's control bits (RFC 9293 section 3.1).
+pub(crate) mod flags {
+    pub(crate) const SYN: u8 = 0x02;
+    pub(crate) const RST: u8 = 0x04;
+    pub(crate) const FIN: u8 = 0x01;
+    pub(crate) const PSH: u8 = 0x08;
+    pub(crate) const ACK: u8 = 0x10;
+}
+
+/// Who talks to whom, the sender of the frames first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) from_mac: [u8; 6],
+    pub(crate) to_mac: [u8; 6],
+    pub(crate) from: SocketAddrV4,
+    pub(crate) to: SocketAddrV4,
+}
+
+/// A whole frame with sequence and acknowledgment number 0 and a right checksum.
+pub(crate) fn frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &[u8]) -> Vec<u8> {
+    assert!(options.len() % 4 == 0 && options.len() <= 40);
+    let mut f = Vec::with_capacity(HEADERS + options.len() + payload.len());
+    f.extend(ends.to_mac);
+    f.extend(ends.from_mac);
+    f.extend([0x08, 0x00]);
+    let total = (IPV4 + 20 + options.len() + payload.len()) as u16;
+    f.extend([0x45, 0]);
+    f.extend(total.to_be_bytes());
+    // No identification, do not fragment, 64 hops.
+    f.extend([0, 0, 0x40, 0, 64, PROTOCOL, 0, 0]);
+    f.extend(ends.from.ip().octets());
+    f.extend(ends.to.ip().octets());
+    let header_checksum = !fold(sum(&f[ETHERNET..]));
+    f[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header_checksum.to_be_bytes());
+    f.extend(ends.from.port().to_be_bytes());
+    f.extend(ends.to.port().to_be_bytes());
+    f.extend([0; 8]);
+    f.extend([((20 + options.len()) / 4 * 16) as u8, flags]);
+    f.extend(wnd.to_be_bytes());
+    f.extend([0; 4]);
+    f.extend(options);
+    f.extend(payload);
+    let checksum = !fold(segment_sum(&f));
+    f[TCP + 16..TCP + 18].copy_from_slice(&checksum.to_be_bytes());
+    f
+}
+
+/// Options of the peer's SYN: MSS and window scale (RFC 9293 section 3.2, RFC 7323 section 2.2).
+pub(crate) fn syn_options(mss: u16, scale: u8) -> [u8; 8] {
+    let [high, low] = mss.to_be_bytes();
+    [2, 4, high, low, 1, 3, 3, scale]
+}
+
+/// Whether the frame's TCP checksum is right.
+pub(crate) fn checksum_is_good(frame: &[u8]) -> bool {
+    fold(segment_sum(frame)) == 0xffff
+}
+
+/// The sum that a TCP checksum is the complement of: pseudo header, header and payload.
+fn segment_sum(frame: &[u8]) -> u64 {
+    let len = (frame.len() - TCP) as u64;
+    sum(&frame[ETHERNET + 12..ETHERNET + 20]) + u64::from(PROTOCOL) + len + sum(&frame[TCP..])
+}
+
+/// Adds 16-bit words in network order (RFC 1071 section 1).
+fn sum(bytes: &[u8]) -> u64 {
+    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    bytes.chunks(2).map(word).sum()
+}
+
+#[inline]
+fn fold(sum: u64) -> u16 {
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    sum as u16
+}
+
+#[inline]
+fn words(value: u32) -> u64 {
+    u64::from(value >> 16) + u64::from(value & 0xffff)
+}
+
+/// Changes what differs between frames that were built alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patch {
+    /// Sum of everything that is fixed.
+    base: u64,
+}
+
+impl Patch {
+    /// For copies of `frame`, as [`frame`] built it.
+    pub(crate) fn new(frame: &[u8]) -> Self {
+        let mut plain = frame.to_vec();
+        plain[TCP + 16..TCP + 18].fill(0);
+        plain[TCP + 4..TCP + 12].fill(0);
+        if let Some(mark) = plain.get_mut(HEADERS..HEADERS + 4) {
+            mark.fill(0);
+        }
+        Patch {
+            base: segment_sum(&plain),
+        }
+    }
+
+    /// Sets sequence and acknowledgment number of a frame without payload. Nothing of the frame is read.
+    #[inline]
+    pub(crate) fn bare(&self, frame: &mut [u8], seq: u32, ack: u32) {
+        let sum = self.base + words(seq) + words(ack);
+        self.store(frame, seq, ack, sum);
+    }
+
+    /// Sets both numbers, and the first four octets of the payload to `mark`. Nothing of the frame is read.
+    #[inline]
+    pub(crate) fn marked(&self, frame: &mut [u8], seq: u32, ack: u32, mark: u32) {
+        let sum = self.base + words(seq) + words(ack) + words(mark);
+        self.store(frame, seq, ack, sum);
+        frame[HEADERS..HEADERS + 4].copy_from_slice(&mark.to_be_bytes());
+    }
+
+    #[inline]
+    fn store(&self, frame: &mut [u8], seq: u32, ack: u32, sum: u64) {
+        frame[TCP + 4..TCP + 8].copy_from_slice(&seq.to_be_bytes());
+        frame[TCP + 8..TCP + 12].copy_from_slice(&ack.to_be_bytes());
+        frame[TCP + 16..TCP + 18].copy_from_slice(&(!fold(sum)).to_be_bytes());
+    }
+}
+
+/// What the peer reads of a frame that the stack sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) wnd: u16,
+    pub(crate) flags: u8,
+    /// Octets of all headers.
+    pub(crate) head: usize,
+}
+
+/// Reads the headers of a TCP frame; `None` for anything else.
+#[inline]
+pub(crate) fn read(head: &[u8]) -> Option<Seen> {
+    let head: &[u8; HEADERS] = head.first_chunk()?;
+    if head[12..14] != [0x08, 0x00] || head[ETHERNET] != 0x45 || head[ETHERNET + 9] != PROTOCOL {
+        return None;
+    }
+    let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    Some(Seen {
+        seq: word(TCP + 4),
+        ack: word(TCP + 8),
+        wnd: u16::from_be_bytes([head[TCP + 14], head[TCP + 15]]),
+        flags: head[TCP + 13],
+        head: TCP + usize::from(head[TCP + 12] >> 4) * 4,
+    })
+}
+
+/// The window scale among the options of a SYN-ACK; 0 if there is none.
+pub(crate) fn window_scale(mut options: &[u8]) -> u8 {
+    loop {
+        match *options {
+            [3, 3, scale, ..] => return scale,
+            [1, ref rest @ ..] => options = rest,
+            [2.., len, ..] if len >= 2 => options = options.get(usize::from(len)..).unwrap_or(&[]),
+            _ => return 0,
+        }
+    }
+}
+
+/// The peer at 10.0.0.2 and the stack at 10.0.0.1.
+pub(crate) fn any_ends() -> Ends {
+    let end = |last, port| SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, last), port);
+    Ends {
+        from_mac: [0x02, 0, 0, 0, 0, 2],
+        to_mac: [0x02, 0, 0, 0, 0, 1],
+        from: end(2, 40_000),
+        to: end(1, 5_001),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_built_frame_has_a_right_checksum_and_reads_back() {
+        let f = frame(&any_ends(), flags::SYN, 7, &syn_options(1448, 9), &[]);
+        assert!(checksum_is_good(&f));
+        let seen = read(&f).unwrap();
+        assert_eq!((seen.flags, seen.wnd, seen.head), (flags::SYN, 7, HEADERS + 8));
+        assert_eq!(window_scale(&f[HEADERS..]), 9);
+        assert_eq!(window_scale(&[]), 0);
+        assert_eq!(window_scale(&[2, 0, 0]), 0);
+    }
+
+    #[test]
+    fn a_patched_frame_has_a_right_checksum() {
+        for len in [0usize, 64, 512, 1447, 1448] {
+            let payload: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+            let built = frame(&any_ends(), flags::ACK, 0xffff, &[], &payload);
+            let patch = Patch::new(&built);
+            let mut f = built.clone();
+            for (seq, ack) in [(0, 0), (0xffff_fff0, 0x1234_5678), (1, 0xffff_ffff)] {
+                if len == 0 {
+                    patch.bare(&mut f, seq, ack);
+                } else {
+                    patch.marked(&mut f, seq, ack, seq ^ 0x00ff_1234);
+                }
+                assert!(checksum_is_good(&f), "{len} octets, {seq:#x}");
+                assert_eq!(read(&f).map(|s| (s.seq, s.ack)), Some((seq, ack)));
+            }
+        }
+    }
+}

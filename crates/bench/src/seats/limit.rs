@@ -1,0 +1,210 @@
+//! The same copies and checksums with no protocol: what any variant could reach at best.
+//!
+//! Receiving: a seat takes the next chunk of frames from the device, verifies the checksums of eight of them
+//! and copies their payloads into its chunk of the ring, and so on. Sending: a seat takes the next chunk of
+//! transmit slots, and for each copies headers and payload into it and computes the checksum; then the
+//! device reads the headers. Chunks are as long as those that primaries are chosen by. Nothing is ordered,
+//! numbered, acknowledged or waited for; the only things shared are the device and the chunk counter, held
+//! once a chunk.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::kernel;
+
+use crate::headers::{self, HEADERS, flags};
+use crate::peer::{PeerDevice, PeerRx, PeerTx, Role, Wire};
+use crate::seats::{Direction, Row, Seat};
+use crate::workload::{self, Workload};
+
+/// Segments whose checksums are verified before they are copied, as in a run.
+const RUN: usize = 8;
+/// Frames of a chunk in receiving: sixteen runs.
+const RECEIVE_CHUNK: usize = 16 * RUN;
+/// Frames of a chunk in sending.
+const SEND_CHUNK: usize = 32;
+/// Octets of a transmit slot.
+const SLOT: usize = 1600;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The variant on `cores` cores.
+pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (device, wire) = PeerDevice::new(Role::Free, workload);
+    let (rx, tx) = device.into_halves();
+    let seats = match direction {
+        Direction::Receive => {
+            let chunk_bytes = RECEIVE_CHUNK * workload.segment_bytes;
+            let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
+            let shared = Arc::new(Receive {
+                source: Mutex::new(Source { rx, next: 0 }),
+                ring: (0..chunks).map(|_| Mutex::new(vec![0; chunk_bytes])).collect(),
+            });
+            let seat = |_| -> Box<dyn Seat> {
+                Box::new(ReceiveSeat {
+                    shared: Arc::clone(&shared),
+                    frames: Vec::with_capacity(RECEIVE_CHUNK),
+                    bytes: 0,
+                    bad: 0,
+                })
+            };
+            (0..cores).map(seat).collect()
+        }
+        Direction::Send => {
+            let slots = workload.transmit_slots() as usize;
+            let empty = headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &[]);
+            let shared = Arc::new(Send {
+                sink: Mutex::new(Sink { tx, next: 0 }),
+                slots: (0..slots / SEND_CHUNK).map(|_| Mutex::new(vec![0; SEND_CHUNK * SLOT])).collect(),
+                ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
+                header: header_of(&empty),
+                segment: workload.segment_bytes,
+                wire,
+            });
+            let seat = |_| -> Box<dyn Seat> {
+                Box::new(SendSeat {
+                    shared: Arc::clone(&shared),
+                    bytes: 0,
+                })
+            };
+            (0..cores).map(seat).collect()
+        }
+    };
+    Ok(Row::new("limit", seats))
+}
+
+struct Receive {
+    source: Mutex<Source>,
+    ring: Box<[Mutex<Vec<u8>>]>,
+}
+
+struct Source {
+    rx: PeerRx,
+    next: usize,
+}
+
+struct ReceiveSeat {
+    shared: Arc<Receive>,
+    frames: Vec<Frame>,
+    bytes: u64,
+    bad: u64,
+}
+
+impl Seat for ReceiveSeat {
+    fn turn(&mut self, _now: Instant) -> usize {
+        let mut source = lock(&self.shared.source);
+        source.rx.release(&mut self.frames);
+        // A simulated device cannot be down.
+        let claimed = source.rx.claim(RECEIVE_CHUNK, &mut self.frames).unwrap_or(0);
+        let chunk = source.next % self.shared.ring.len();
+        source.next += 1;
+        drop(source);
+        let mut place = lock(&self.shared.ring[chunk]);
+        let mut at = 0;
+        for run in self.frames.chunks(RUN) {
+            for frame in run {
+                self.bad += u64::from(!kernel::verify(frame.bytes()));
+            }
+            for frame in run {
+                let payload = &frame.bytes()[HEADERS..];
+                place[at..at + payload.len()].copy_from_slice(payload);
+                at += payload.len();
+            }
+        }
+        self.bytes += at as u64;
+        claimed
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self.bad {
+            0 => Ok(()),
+            bad => Err(format!("{bad} segments had a bad checksum")),
+        }
+    }
+}
+
+struct Send {
+    sink: Mutex<Sink>,
+    slots: Box<[Mutex<Vec<u8>>]>,
+    ring: Vec<u8>,
+    header: [u8; HEADERS],
+    segment: usize,
+    wire: Arc<Wire>,
+}
+
+struct Sink {
+    tx: PeerTx,
+    next: usize,
+}
+
+struct SendSeat {
+    shared: Arc<Send>,
+    bytes: u64,
+}
+
+/// The headers of an empty frame with no TCP checksum, to be followed by a payload.
+fn header_of(empty: &[u8]) -> [u8; HEADERS] {
+    let mut header = [0; HEADERS];
+    header.copy_from_slice(&empty[..HEADERS]);
+    header[50..52].fill(0);
+    header
+}
+
+impl Seat for SendSeat {
+    fn turn(&mut self, _now: Instant) -> usize {
+        let shared = &*self.shared;
+        let mut sink = lock(&shared.sink);
+        let chunk = sink.next;
+        sink.next += 1;
+        drop(sink);
+        let mut slots = lock(&shared.slots[chunk % shared.slots.len()]);
+        let len = HEADERS + shared.segment;
+        // Chunks follow each other in the send ring; one never wraps.
+        let stride = SEND_CHUNK * shared.segment;
+        let from = chunk % (shared.ring.len() / stride).max(1) * stride;
+        for (i, slot) in slots.chunks_exact_mut(SLOT).enumerate() {
+            let at = (from + i * shared.segment) % shared.ring.len();
+            let end = (at + shared.segment).min(shared.ring.len());
+            let payload = &shared.ring[at..end];
+            let frame = &mut slot[..HEADERS + payload.len()];
+            let (head, rest) = frame.split_at_mut(HEADERS);
+            head.copy_from_slice(&shared.header);
+            head[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
+            rest.copy_from_slice(payload);
+            let checksum = kernel::checksum(frame);
+            frame[50..52].copy_from_slice(&checksum.to_be_bytes());
+        }
+        let frames: [TxFrame<'_>; SEND_CHUNK] = core::array::from_fn(|i| {
+            let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS);
+            TxFrame {
+                head,
+                payload,
+                ..TxFrame::new(&[])
+            }
+        });
+        let mut sink = lock(&shared.sink);
+        let taken = sink.tx.transmit(&frames).unwrap_or(0);
+        drop(sink);
+        self.bytes += (taken * shared.segment) as u64;
+        taken
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.shared.wire.verify(on);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.shared.wire.check()
+    }
+}

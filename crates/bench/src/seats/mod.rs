@@ -1,0 +1,172 @@
+//! What a thread drives: one seat for each core that a variant runs on.
+
+mod app;
+pub mod limit;
+pub mod replicated;
+pub mod single;
+
+use dominoes_netstack::time::Instant;
+use serde::Serialize;
+
+use crate::workload::Workload;
+
+/// Which way the payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// The stack receives.
+    Receive,
+    /// The stack sends.
+    Send,
+}
+
+/// One core's part of a variant.
+pub trait Seat: Send {
+    /// Everything that can be done now, once. Returns how much that was.
+    fn turn(&mut self, now: Instant) -> usize;
+
+    /// Payload octets that this seat has brought to their end so far. Summed over the seats of a row.
+    fn bytes(&self) -> u64;
+
+    /// Whether octets are compared with what they should be, from now on. Costs time; not while measuring.
+    fn verify(&mut self, _on: bool) {}
+
+    /// Whether to keep an account of where time goes, from now on. Costs time; not while measuring.
+    fn observe(&mut self, _on: bool) {}
+
+    /// What was seen while observed, and counters.
+    fn account(&self) -> Account {
+        Account::default()
+    }
+
+    /// Says what went wrong so far, if anything did.
+    fn check(&self) -> Result<(), String>;
+}
+
+/// What one seat tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Account {
+    /// Nanoseconds under observation.
+    pub observed_ns: u64,
+    /// ... of which it held the receive pump.
+    pub rx_pump_ns: u64,
+    /// ... of which it found nothing to do.
+    pub idle_ns: u64,
+    /// Turns under observation.
+    pub turns: u64,
+    /// Sum over these turns of how many published requests it had not applied.
+    pub lag_requests: u64,
+    /// Payload octets that it copied or sent as primary, since the start.
+    pub primary_bytes: u64,
+    /// Segments that the pump saw, since the start; told by one seat of a row.
+    pub segments: u64,
+    /// Runs that these made up.
+    pub runs: u64,
+    /// Times that the log was full.
+    pub log_full: u64,
+}
+
+/// A variant on so many cores, ready to be driven.
+pub struct Row {
+    /// Name of the variant.
+    pub variant: &'static str,
+    /// One seat a core.
+    pub seats: Vec<Box<dyn Seat>>,
+    /// The row's own clock: it stands still while other rows run.
+    pub(crate) clock_ns: u64,
+}
+
+impl core::fmt::Debug for Row {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} on {}", self.variant, self.seats.len())
+    }
+}
+
+impl Row {
+    /// Drives all seats from this thread until `bytes` octets of payload were compared and found right.
+    ///
+    /// # Errors
+    /// If something was wrong, or nothing moves any more.
+    pub(crate) fn settle(&mut self, bytes: u64) -> Result<(), String> {
+        let mut idle = 0;
+        for seat in &mut self.seats {
+            seat.verify(true);
+        }
+        while self.bytes() < bytes {
+            self.clock_ns += 1_000;
+            let now = Instant::from_nanos(self.clock_ns);
+            let done: usize = self.seats.iter_mut().map(|seat| seat.turn(now)).sum();
+            idle = if done == 0 { idle + 1 } else { 0 };
+            if idle > 100_000 {
+                let at = self.bytes();
+                return Err(format!("{self:?}: stands still after {at} octets"));
+            }
+        }
+        for seat in &mut self.seats {
+            seat.verify(false);
+        }
+        self.check()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.seats.iter().map(|seat| seat.bytes()).sum()
+    }
+
+    /// What went wrong in any seat.
+    ///
+    /// # Errors
+    /// The first complaint.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for seat in &self.seats {
+            seat.check().map_err(|what| format!("{self:?}: {what}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    pub(crate) fn new(variant: &'static str, seats: Vec<Box<dyn Seat>>) -> Row {
+        Row {
+            variant,
+            seats,
+            clock_ns: SETUP_NS,
+        }
+    }
+}
+
+/// Time that [`app::App::accept`] may use up.
+const SETUP_NS: u64 = 10_000;
+
+/// A variant: its name, what it is, how many cores it can use, and how to make a row of it.
+pub struct Variant {
+    /// As on the command line.
+    pub name: &'static str,
+    /// In a few words.
+    pub about: &'static str,
+    /// Whether it can use more than one core.
+    pub scales: bool,
+    /// Makes a row for so many cores.
+    pub make: fn(Direction, &Workload, usize) -> Result<Row, String>,
+}
+
+/// All variants, in the order of the table.
+pub const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "limit",
+        about: "the same copies and checksums, with no protocol",
+        scales: true,
+        make: limit::row,
+    },
+    Variant {
+        name: "single",
+        about: "one core, no log",
+        scales: false,
+        make: single::row,
+    },
+    Variant {
+        name: "replicated",
+        about: "one log, a copy of the state per core",
+        scales: true,
+        make: replicated::row,
+    },
+];

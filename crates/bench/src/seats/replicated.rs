@@ -1,0 +1,126 @@
+//! One log, a copy of the state per core.
+
+use std::sync::Arc;
+use std::time;
+
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+
+use crate::peer::PeerDevice;
+use crate::seats::app::{self, App};
+use crate::seats::{Account, Direction, Row, Seat};
+use crate::workload::Workload;
+
+struct WorkerSeat {
+    worker: Worker,
+    /// With the first worker only.
+    app: Option<App>,
+    observed: Option<Account>,
+}
+
+/// The variant on `cores` cores, with as many replicas.
+pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let setup = app::setup(direction, workload);
+    let mut layout = Layout::default();
+    layout.replicas = cores;
+    layout.log = workload.log_requests;
+    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
+    let sockets = group.sockets();
+    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+        group.turn(Instant::from_nanos(now));
+    })?;
+    let mut app = Some(app);
+    let seat = |worker| -> Box<dyn Seat> {
+        Box::new(WorkerSeat {
+            worker,
+            app: app.take(),
+            observed: None,
+        })
+    };
+    let seats = group.into_workers().into_iter().map(seat).collect();
+    Ok(Row::new("replicated", seats))
+}
+
+impl WorkerSeat {
+    /// As [`Seat::turn`], with a look at the clock between the steps.
+    #[cold]
+    fn observed_turn(&mut self, now: Instant) -> usize {
+        let lag = self.worker.lag();
+        let start = time::Instant::now();
+        let pumped = self.worker.pump(now);
+        let after_pump = time::Instant::now();
+        let mut done = pumped.unwrap_or(0) + self.worker.work();
+        if let Some(app) = &mut self.app {
+            done += usize::from(app.turn());
+        }
+        let end = time::Instant::now();
+        if let Some(seen) = &mut self.observed {
+            let whole = (end - start).as_nanos() as u64;
+            seen.observed_ns += whole;
+            seen.turns += 1;
+            seen.lag_requests += lag;
+            if pumped.is_some_and(|pumped| pumped > 0) {
+                seen.rx_pump_ns += (after_pump - start).as_nanos() as u64;
+            }
+            if done == 0 {
+                seen.idle_ns += whole;
+            }
+        }
+        done
+    }
+}
+
+impl Seat for WorkerSeat {
+    #[inline]
+    fn turn(&mut self, now: Instant) -> usize {
+        if self.observed.is_some() {
+            return self.observed_turn(now);
+        }
+        let done = self.worker.turn(now);
+        match &mut self.app {
+            Some(app) => done + usize::from(app.turn()),
+            None => done,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::bytes)
+    }
+
+    fn verify(&mut self, on: bool) {
+        if let Some(app) = &mut self.app {
+            app.verify(on);
+        }
+    }
+
+    fn observe(&mut self, on: bool) {
+        self.observed = on.then(Account::default);
+    }
+
+    fn account(&self) -> Account {
+        let effects = self.worker.stats();
+        let pump = self.app.as_ref().and_then(|_| self.worker.pump_stats()).unwrap_or_default();
+        Account {
+            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
+            segments: pump.segments,
+            runs: pump.runs,
+            log_full: pump.log_full,
+            ..self.observed.unwrap_or_default()
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(app) = &self.app {
+            app.check()?;
+        }
+        let bad = self.worker.replica().stats().bad_checksum;
+        if bad > 0 {
+            return Err(format!("{bad} segments had a bad checksum"));
+        }
+        match self.worker.stats().diverged {
+            0 => Ok(()),
+            diverged => Err(format!("{diverged} effects found no place")),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Rows take turns: a slice each, again and again, on threads that are pinned once.
+//!
+//! A thread drives seat i of every row. Rows with fewer seats leave the other threads asleep. Who measures
+//! sleeps too. Counting begins a little after a slice does, when its caches are its own again. A slice in
+//! which a thread had to wait for its core is disturbed, and so is its round; disturbed rounds are measured
+//! again while there is patience left, and otherwise kept and counted.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_netstack::time;
+use serde::Serialize;
+
+use crate::seats::{Account, Row, Seat};
+use crate::topology;
+
+/// What is not counted at the beginning of a slice.
+const WARM_UP: Duration = Duration::from_millis(5);
+/// Share of a slice that its threads may wait for their cores.
+const MAY_WAIT: f64 = 0.02;
+
+/// What one row did in one slice.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// How long was counted.
+    pub ns: u64,
+    /// Payload octets meanwhile.
+    pub bytes: u64,
+    /// Share of the time, 0 to 1, that the row's threads waited for a core; the worst of them.
+    pub waited: f64,
+}
+
+impl Sample {
+    /// Payload throughput.
+    pub fn gbit_per_s(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.ns as f64
+    }
+}
+
+/// All rows, measured.
+#[derive(Debug)]
+pub struct Measured {
+    /// For each round, a sample of each row, in the order of the rows.
+    pub rounds: Vec<Vec<Sample>>,
+    /// How many of these rounds were disturbed.
+    pub disturbed: usize,
+    /// How many rounds were measured again.
+    pub repeated: usize,
+    /// For each row, the accounts of its seats from a slice under observation.
+    pub accounts: Vec<Vec<Account>>,
+    /// For each thread, the core that it was on and whether it was pinned.
+    pub threads: Vec<(Option<usize>, bool)>,
+}
+
+/// What the threads are told to do.
+#[derive(Clone, Copy)]
+struct Order {
+    number: u64,
+    row: usize,
+    /// When the row's own clock was at zero.
+    clock: Instant,
+    observe: bool,
+}
+
+#[derive(Default)]
+struct Control {
+    order: Mutex<Option<Order>>,
+    /// No more orders come.
+    over: AtomicBool,
+    changed: Condvar,
+    stop: AtomicBool,
+}
+
+impl Control {
+    fn give(&self, order: Option<Order>) {
+        let mut place = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        // ORDERING: Relaxed, the lock orders it.
+        self.stop.store(false, Ordering::Relaxed);
+        match order {
+            Some(_) => *place = order,
+            None => self.over.store(true, Ordering::Relaxed),
+        }
+        drop(place);
+        self.changed.notify_all();
+    }
+
+    /// The next order after number `after`; `None` when there are no more.
+    fn next(&self, after: u64) -> Option<Order> {
+        let mut place = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if self.over.load(Ordering::Relaxed) {
+                return None;
+            }
+            if let Some(order) = *place
+                && order.number > after
+            {
+                return Some(order);
+            }
+            place = self.changed.wait(place).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Runs one slice of one seat.
+fn drive(seat: &mut dyn Seat, order: Order, stop: &AtomicBool) -> Sample {
+    seat.observe(order.observe);
+    let begin = Instant::now();
+    let mut from = None;
+    loop {
+        let now = Instant::now();
+        if from.is_none() && now - begin >= WARM_UP {
+            from = Some((now, seat.bytes(), topology::waited_ns()));
+        }
+        // ORDERING: Relaxed, a wish.
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let clock = (now - order.clock).as_nanos() as u64;
+        seat.turn(time::Instant::from_nanos(clock));
+    }
+    let (start, bytes, waited) = from.unwrap_or_else(|| (begin, seat.bytes(), topology::waited_ns()));
+    let ns = (start.elapsed().as_nanos() as u64).max(1);
+    Sample {
+        ns,
+        bytes: seat.bytes() - bytes,
+        waited: (topology::waited_ns() - waited) as f64 / ns as f64,
+    }
+}
+
+/// One thread: pins itself, and drives its seat of whatever row is on.
+fn work(
+    id: usize,
+    mut seats: Vec<Option<Box<dyn Seat>>>,
+    control: &Control,
+    done: &mpsc::Sender<Report>,
+) -> Vec<Option<Box<dyn Seat>>> {
+    let pinned = topology::pin(topology::cores().get(id).copied());
+    let mut number = 0;
+    while let Some(order) = control.next(number) {
+        number = order.number;
+        if let Some(seat) = seats.get_mut(order.row).and_then(Option::as_mut) {
+            let sample = drive(seat.as_mut(), order, &control.stop);
+            let core = topology::current_core();
+            // Who measures waits for this; if it does not, it is because another thread panicked.
+            let _ = done.send(Report { id, sample, core, pinned, account: seat.account() });
+        }
+    }
+    seats
+}
+
+struct Report {
+    id: usize,
+    sample: Sample,
+    core: Option<usize>,
+    pinned: bool,
+    account: Account,
+}
+
+/// Who gives the orders.
+struct Conductor<'a> {
+    control: &'a Control,
+    done: mpsc::Receiver<Report>,
+    number: u64,
+    slice: Duration,
+    clocks: Vec<Duration>,
+    seats: Vec<usize>,
+    threads: Vec<(Option<usize>, bool)>,
+}
+
+impl Conductor<'_> {
+    /// One slice of one row: what it did, and the accounts of its seats.
+    fn slice(&mut self, row: usize, observe: bool) -> Result<(Sample, Vec<Account>), String> {
+        self.number += 1;
+        let begin = Instant::now();
+        self.control.give(Some(Order {
+            number: self.number,
+            row,
+            clock: begin - self.clocks[row],
+            observe,
+        }));
+        thread::sleep(self.slice + WARM_UP);
+        // ORDERING: Relaxed, a wish.
+        self.control.stop.store(true, Ordering::Relaxed);
+        let mut whole = Sample { ns: 0, bytes: 0, waited: 0.0 };
+        let mut accounts = vec![Account::default(); self.seats[row]];
+        for _ in 0..self.seats[row] {
+            let report = self
+                .done
+                .recv_timeout(Duration::from_secs(20))
+                .map_err(|_| "a thread does not come to an end".to_owned())?;
+            // The first seat tells the time.
+            if report.id == 0 {
+                whole.ns = report.sample.ns;
+            }
+            whole.bytes += report.sample.bytes;
+            whole.waited = whole.waited.max(report.sample.waited);
+            accounts[report.id] = report.account;
+            self.threads[report.id] = (report.core, report.pinned);
+        }
+        self.clocks[row] += begin.elapsed();
+        Ok((whole, accounts))
+    }
+
+    /// One slice of every row, beginning with another one each time.
+    fn round(&mut self, first: usize) -> Result<Vec<Sample>, String> {
+        let rows = self.seats.len();
+        let mut samples = vec![Sample { ns: 1, bytes: 0, waited: 0.0 }; rows];
+        for i in 0..rows {
+            let row = (first + i) % rows;
+            samples[row] = self.slice(row, false)?.0;
+        }
+        Ok(samples)
+    }
+}
+
+/// Measures `rounds` rounds of all rows, in slices of `slice`. Returns the rows with the measurement.
+///
+/// # Errors
+/// If a row failed its own checks, or stands still.
+pub fn measure(
+    mut rows: Vec<Row>,
+    slice: Duration,
+    rounds: usize,
+) -> Result<Measured, String> {
+    let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
+    let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
+    let clocks = rows.iter().map(|row| Duration::from_nanos(row.clock_ns)).collect();
+    let mut by_thread: Vec<Vec<Option<Box<dyn Seat>>>> = Vec::new();
+    by_thread.resize_with(threads, Vec::new);
+    for row in &mut rows {
+        let mut seats = row.seats.drain(..);
+        for thread in &mut by_thread {
+            thread.push(seats.next());
+        }
+    }
+    let control = Control::default();
+    let (sender, done) = mpsc::channel();
+    thread::scope(|scope| {
+        let spawn = |(id, seats)| {
+            let (control, sender) = (&control, sender.clone());
+            scope.spawn(move || work(id, seats, control, &sender))
+        };
+        let handles: Vec<_> = by_thread.into_iter().enumerate().map(spawn).collect();
+        let mut conductor = Conductor {
+            control: &control,
+            done,
+            number: 0,
+            slice,
+            clocks,
+            seats: lengths,
+            threads: vec![(None, false); threads],
+        };
+        let measured = conduct(&mut conductor, rounds);
+        control.give(None);
+        for handle in handles {
+            let seats = handle.join().map_err(|_| "a thread panicked".to_owned())?;
+            for (row, seat) in rows.iter_mut().zip(seats) {
+                row.seats.extend(seat);
+            }
+        }
+        for row in &rows {
+            row.check()?;
+        }
+        measured
+    })
+}
+
+fn conduct(conductor: &mut Conductor<'_>, rounds: usize) -> Result<Measured, String> {
+    // Once for nothing: caches, branch predictors, congestion windows.
+    conductor.round(0)?;
+    let mut kept = Vec::new();
+    let (mut disturbed, mut repeated) = (0, 0);
+    while kept.len() < rounds {
+        let samples = conductor.round(kept.len())?;
+        if samples.iter().any(|sample| sample.waited > MAY_WAIT) {
+            if repeated < rounds {
+                repeated += 1;
+                continue;
+            }
+            disturbed += 1;
+        }
+        kept.push(samples);
+    }
+    let mut accounts = Vec::new();
+    for row in 0..conductor.seats.len() {
+        accounts.push(conductor.slice(row, true)?.1);
+    }
+    Ok(Measured {
+        rounds: kept,
+        disturbed,
+        repeated,
+        accounts,
+        threads: conductor.threads.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    struct Counter {
+        turns: u64,
+        together: Arc<AtomicU64>,
+        latest: time::Instant,
+    }
+
+    impl Seat for Counter {
+        fn turn(&mut self, now: time::Instant) -> usize {
+            assert!(now >= self.latest, "a row's clock went back");
+            self.latest = now;
+            self.turns += 1;
+            self.together.fetch_add(1, Ordering::Relaxed);
+            1
+        }
+
+        fn bytes(&self) -> u64 {
+            self.turns
+        }
+
+        fn check(&self) -> Result<(), String> {
+            if self.turns > 0 { Ok(()) } else { Err("it never had a turn".to_owned()) }
+        }
+    }
+
+    #[test]
+    fn every_seat_of_every_row_has_its_turn_and_is_counted() {
+        let together = Arc::new(AtomicU64::new(0));
+        let seat = || -> Box<dyn Seat> {
+            Box::new(Counter {
+                turns: 0,
+                together: Arc::clone(&together),
+                latest: time::Instant::ZERO,
+            })
+        };
+        let rows = vec![
+            Row::new("one", vec![seat()]),
+            Row::new("two", vec![seat(), seat()]),
+        ];
+        let measured = measure(rows, Duration::from_millis(2), 3).unwrap();
+        assert_eq!(measured.rounds.len(), 3);
+        assert_eq!(measured.accounts.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2]);
+        let counted: u64 = measured.rounds.iter().flatten().map(|s| s.bytes).sum();
+        assert!(counted > 0 && counted <= together.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,94 @@
+//! The machine: cores to pin to, and what a figure should be read with.
+
+use std::fs;
+use std::process::Command;
+
+use core_affinity::CoreId;
+use serde::Serialize;
+
+/// Cores that this process may use.
+pub fn cores() -> Vec<CoreId> {
+    core_affinity::get_core_ids().unwrap_or_default()
+}
+
+/// Pins the calling thread; says whether that worked.
+pub(crate) fn pin(core: Option<CoreId>) -> bool {
+    core.is_some_and(core_affinity::set_for_current)
+}
+
+/// The core that the calling thread runs on, if the system says so.
+pub(crate) fn current_core() -> Option<usize> {
+    let stat = fs::read_to_string("/proc/thread-self/stat").ok()?;
+    // Fields after the name, which may hold anything but a closing bracket; the 39th of all is the core.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
+}
+
+/// How long the calling thread has waited for a core although it could have run, in nanoseconds.
+pub(crate) fn waited_ns() -> u64 {
+    let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    stat.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// What a figure should be read with.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Caches of the first core, as the system names their sizes.
+    pub caches: Vec<String>,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Load average over one minute when the run began.
+    pub load_1min: Option<f64>,
+    /// Commit of the sources, with a plus sign if they were changed since.
+    pub commit: Option<String>,
+}
+
+impl Machine {
+    /// This machine, now.
+    pub fn here() -> Machine {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let cpu = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_owned()))
+            .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let cache = |index: usize| {
+            let file = |name| read(&format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"));
+            let (level, kind, size) = (file("level"), file("type"), file("size"));
+            (!size.is_empty() && kind != "Instruction").then(|| format!("L{level} {size}"))
+        };
+        Machine {
+            cpu,
+            cores: cores().len(),
+            caches: (0..8).filter_map(cache).collect(),
+            kernel: read("/proc/sys/kernel/osrelease"),
+            load_1min: read("/proc/loadavg").split_whitespace().next().and_then(|w| w.parse().ok()),
+            commit: commit(),
+        }
+    }
+}
+
+fn commit() -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let hash = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&["status", "--porcelain"])?;
+    Some(if changed.is_empty() { hash } else { hash + "+" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_has_a_core_and_a_thread_is_on_one() {
+        assert!(Machine::here().cores >= 1);
+        if cfg!(target_os = "linux") {
+            assert!(current_core().is_some());
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What is sent, how much of it at a time, and from which seed.
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// What all rows of an experiment have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Workload {
+    /// Payload octets of a segment.
+    pub segment_bytes: usize,
+    /// Frames in circulation, in octets: above every private cache, as a network card would leave them.
+    pub pool_bytes: usize,
+    /// Receive and send ring of the connection, in octets.
+    pub ring_bytes: u32,
+    /// Requests that may be in the log of a replicated stack.
+    pub log_requests: usize,
+    /// Whether segments that arrive together are merged into runs.
+    pub merge: bool,
+    /// Makes payloads and keys.
+    pub seed: u64,
+    /// How long one row runs before another takes its place.
+    #[serde(rename = "slice_ns", serialize_with = "nanos")]
+    pub slice: Duration,
+    /// Slices per row that are measured.
+    pub rounds: usize,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Workload {
+            segment_bytes: 1448,
+            pool_bytes: 64 << 20,
+            ring_bytes: 1 << 20,
+            log_requests: 512,
+            merge: true,
+            seed: 1,
+            slice: Duration::from_millis(100),
+            rounds: 40,
+        }
+    }
+}
+
+impl Workload {
+    /// Octets of a receive buffer with one frame of this workload: whole cache lines, counting what the
+    /// allocator keeps beside it.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        (crate::headers::HEADERS + self.segment_bytes).next_multiple_of(64) + 48
+    }
+
+    /// Frames that make up the pool.
+    pub(crate) fn frames(&self) -> usize {
+        (self.pool_bytes / (self.buffer_bytes() + 16)).max(256)
+    }
+
+    /// Transmit slots that make up the pool as nearly as a power of two can.
+    pub(crate) fn transmit_slots(&self) -> u32 {
+        let slots = (self.pool_bytes / 1600).max(1) as u32;
+        // The nearer of the two powers, on a logarithmic scale.
+        let below = 1 << slots.ilog2();
+        let nearer = if slots > below + below / 2 { 2 * below } else { below };
+        nearer.clamp(512, 1 << 20)
+    }
+
+    /// The octets of one segment, the same in all; the first four are replaced by the stream offset.
+    pub(crate) fn payload(&self) -> Vec<u8> {
+        bytes(self.seed, self.segment_bytes)
+    }
+}
+
+/// `len` octets that follow from `seed` (splitmix64).
+pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = state;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let mut out: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
+    out.truncate(len);
+    out
+}
+
+fn nanos<S: serde::Serializer>(slice: &Duration, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_u64(slice.as_nanos() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_is_about_as_large_as_it_is_said_to_be() {
+        let w = Workload::default();
+        let receive = w.frames() * (w.buffer_bytes() + 16);
+        assert!(receive.abs_diff(w.pool_bytes) < w.pool_bytes / 100);
+        let send = w.transmit_slots() as usize * 1600;
+        assert!(send > w.pool_bytes / 2 && send < 2 * w.pool_bytes);
+    }
+
+    #[test]
+    fn bytes_follow_from_the_seed() {
+        assert_eq!(bytes(3, 1448), bytes(3, 1448));
+        assert_ne!(bytes(3, 64), bytes(4, 64));
+    }
+}

@@ -1,0 +1,191 @@
+//! What an acceptable acknowledgment changes (RFC 9293 section 3.10.7.4, fifth step).
+
+use super::arrive::Acceptable;
+use super::congestion::Verdict;
+use super::retransmit::Timer;
+use super::send::Due;
+use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
+use crate::digest::{Flags, Segment};
+use crate::effect::{Effect, EffectSink, Event};
+use crate::seqnum::SeqNum;
+
+impl Tcb {
+    /// Tells the connection's socket.
+    pub(super) fn tell<S: EffectSink>(&self, event: Event, cx: &mut Cx<'_, S>) {
+        cx.out.push(Effect::Event {
+            conn: self.conn,
+            event,
+        });
+    }
+
+    /// Our SYN was acknowledged by `ack`: ESTABLISHED, and on to FIN-WAIT-1 if everything is said.
+    pub(super) fn establish<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        self.enter(State::Established);
+        let echoed = self.echoed(seg);
+        let snd = &mut self.snd;
+        self.retransmit.on_ack(seg.ack, echoed, cx.now);
+        self.retransmit.establish(snd.syn_lost);
+        self.congestion.establish(u32::from(snd.mss), snd.syn_lost);
+        self.timers.stop(Timer::Retransmit);
+        snd.begin_text(seg.ack, cx.now);
+        self.tell(Event::Established, cx);
+        if self.snd.fin {
+            self.enter(State::FinWait1);
+        }
+    }
+
+    /// Fifth step in the states of a synchronized connection. Returns whether the segment goes on.
+    pub(super) fn acknowledge<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let seg = acceptable.segment();
+        let snd = &self.snd;
+        // RFC 5961 section 5.2: neither what was never sent nor what is older than any window.
+        if seg.ack.after(snd.max) || seg.ack.before(snd.una - snd.wnd_max) {
+            self.challenge(cx);
+            return false;
+        }
+        if self.persists() {
+            // It answers: the probes may go on.
+            self.retransmit.retries = 0;
+        }
+        if seg.ack.after(snd.una) {
+            self.advance(seg, cx);
+        } else if self.is_duplicate(seg) {
+            self.duplicate();
+        }
+        self.update_window(seg);
+        if self.snd.is_fin_acknowledged() {
+            self.on_fin_acknowledged(cx);
+        }
+        true
+    }
+
+    /// Whether a closed window is being probed.
+    #[inline]
+    pub(super) fn persists(&self) -> bool {
+        self.timers.runs(Timer::Persist)
+    }
+
+    /// TSecr, if timestamps are in use.
+    #[inline]
+    pub(super) fn echoed(&self, seg: &Segment<'_>) -> Option<u32> {
+        match seg.timestamps {
+            Some((_, ts_ecr)) if self.rcv.timestamps => Some(ts_ecr),
+            _ => None,
+        }
+    }
+
+    /// `seg.ack` acknowledges something new.
+    #[inline]
+    pub(super) fn advance<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        let echoed = self.echoed(seg);
+        let snd = &mut self.snd;
+        let una = seg.ack;
+        let acked = una.since(snd.una);
+        let flight = snd.max.since(snd.una);
+        let fin = snd.fin && una == snd.end;
+        snd.una = una;
+        snd.una_offset += u64::from(acked - u32::from(fin));
+        if snd.nxt.before(una) {
+            snd.nxt = una;
+        }
+        self.retransmit.on_ack(una, echoed, cx.now);
+        self.retransmit.retries = 0;
+        let mss = u32::from(snd.mss);
+        let keeps_timer = self.congestion.keeps_timer();
+        if self.congestion.on_ack(una, acked, flight, mss) == Verdict::Resend {
+            snd.due = Due::Resend;
+        }
+        // RFC 6298 sections 5.2 and 5.3.
+        if una == snd.max {
+            self.timers.stop(Timer::Retransmit);
+        } else if self.timers.runs(Timer::Retransmit)
+            && !(keeps_timer && self.congestion.keeps_timer())
+        {
+            self.timers
+                .start(Timer::Retransmit, cx.now + self.retransmit.rto);
+        }
+        self.timers.stop(Timer::Persist);
+    }
+
+    /// Whether an acknowledgment is a duplicate in the sense of RFC 5681 section 2.
+    fn is_duplicate(&self, seg: &Segment<'_>) -> bool {
+        let snd = &self.snd;
+        seg.len == 0
+            && seg.ack == snd.una
+            && snd.nxt != snd.una
+            && !seg.flags.any(Flags::SYN.with(Flags::FIN))
+            && u32::from(seg.wnd) << snd.shift == snd.wnd
+    }
+
+    fn duplicate(&mut self) {
+        let snd = &mut self.snd;
+        let flight = snd.max.since(snd.una);
+        let mss = u32::from(snd.mss);
+        let verdict = self
+            .congestion
+            .on_duplicate(snd.una, snd.max, flight, mss);
+        if verdict == Verdict::Resend {
+            snd.due = Due::Resend;
+        }
+    }
+
+    /// Takes over the window of `seg` unless a newer segment has told it already.
+    #[inline]
+    pub(super) fn update_window(&mut self, seg: &Segment<'_>) {
+        let snd = &self.snd;
+        let newer = snd.wl1.before(seg.seq)
+            || (snd.wl1 == seg.seq && snd.wl2.at_or_before(seg.ack));
+        if newer && seg.ack.at_or_after(snd.una) {
+            self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << snd.shift);
+        }
+    }
+
+    /// SND.WND, SND.WL1, SND.WL2.
+    #[inline]
+    pub(super) fn set_window(&mut self, seq: SeqNum, ack: SeqNum, wnd: u32) {
+        let snd = &mut self.snd;
+        snd.wnd = wnd;
+        snd.wnd_max = snd.wnd_max.max(wnd);
+        snd.wl1 = seq;
+        snd.wl2 = ack;
+    }
+
+    /// The peer has everything, our FIN included.
+    fn on_fin_acknowledged<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        match self.state {
+            State::FinWait1 => {
+                self.tell(Event::AllAcknowledged, cx);
+                self.enter(State::FinWait2);
+                self.linger_without_reader(cx);
+            }
+            State::Closing => {
+                self.tell(Event::AllAcknowledged, cx);
+                self.wait_for_old_segments(cx);
+            }
+            State::LastAck => {
+                self.tell(Event::AllAcknowledged, cx);
+                self.enter(State::Closed);
+            }
+            _ => {}
+        }
+    }
+
+    /// FIN-WAIT-2 without a reader does not last for ever.
+    pub(super) fn linger_without_reader<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        if self.orphan && self.state == State::FinWait2 {
+            self.timers.start(Timer::Linger, cx.now + FIN_WAIT_2);
+        }
+    }
+
+    /// TIME-WAIT, from now on for two MSL.
+    pub(super) fn wait_for_old_segments<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        if self.state != State::TimeWait {
+            self.enter(State::TimeWait);
+        }
+        self.timers.start(Timer::Linger, cx.now + MSL.times(2));
+    }
+}

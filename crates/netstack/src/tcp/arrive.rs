@@ -1,0 +1,481 @@
+//! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after it.
+
+use super::send::Due;
+use super::window::{AckDue, SHIFT_MAX};
+use super::{Cx, State, Tcb};
+use crate::config::Limits;
+use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
+use crate::effect::{Deliver, Effect, EffectSink, Event, Transmit};
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// MSS of a peer that announces none (RFC 9293 section 3.7.1).
+const MSS_DEFAULT: u16 = 536;
+
+/// Least MSS that a peer is believed to mean: smaller ones only multiply frames.
+const MSS_LEAST: u16 = 64;
+
+/// Octets of every segment that a timestamp option takes (RFC 7323 appendix A).
+const TIMESTAMP_LEN: u16 = 12;
+
+/// A segment that passed the first step: some of it, or at least its acknowledgment, counts.
+pub(super) struct Acceptable<'s, 'o> {
+    seg: &'s Segment<'o>,
+    /// Where its text begins, relative to RCV.NXT.
+    from: i64,
+}
+
+impl<'s, 'o> Acceptable<'s, 'o> {
+    /// The segment.
+    pub(super) const fn segment(&self) -> &'s Segment<'o> {
+        self.seg
+    }
+}
+
+/// CLOSED (RFC 9293 section 3.10.7.1): the reset that answers a segment which no connection wants, if it
+/// deserves one. Returns whether it left; without room for a frame it does not.
+pub fn reset_for<S: EffectSink>(
+    seg: &Segment<'_>,
+    flow: Flow,
+    mac: Mac,
+    cx: &mut Cx<'_, S>,
+) -> bool {
+    if seg.flags.has(Flags::RST) || cx.frames.next >= cx.frames.limit {
+        return false;
+    }
+    let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
+        (seg.ack, SeqNum(0), Flags::RST)
+    } else {
+        let controls =
+            u32::from(seg.flags.has(Flags::SYN)) + u32::from(seg.flags.has(Flags::FIN));
+        let end = seg.seq + seg.len + controls;
+        (SeqNum(0), end, Flags::RST.with(Flags::ACK))
+    };
+    cx.out.push(Effect::Transmit(Transmit {
+        first_frame: cx.frames.next,
+        count: 1,
+        payload_len: 0,
+        payload_offset: 0,
+        conn: ConnId::NONE,
+        frame_len: u32::from(MSS_DEFAULT),
+        seq,
+        ack,
+        mss: MSS_DEFAULT,
+        wnd: 0,
+        window_end: 0,
+        flags,
+        mac,
+        flow,
+        timestamps: None,
+        syn: None,
+    }));
+    cx.frames.next += 1;
+    true
+}
+
+impl Tcb {
+    /// The whole road, for every segment that [`Tcb::predicted`] leaves.
+    #[inline(never)]
+    pub(super) fn arrives<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        match self.state {
+            State::Closed | State::Listen => {}
+            State::SynSent => self.arrives_in_syn_sent(seg, cx),
+            _ => self.arrives_otherwise(seg, cx),
+        }
+    }
+
+    /// RFC 9293 section 3.10.7.3.
+    fn arrives_in_syn_sent<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        // First, the ACK bit. Only our SYN can have been acknowledged.
+        let acknowledges = seg.flags.has(Flags::ACK);
+        if acknowledges && (seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss) {
+            reset_for(seg, self.flow, self.mac, cx);
+            return;
+        }
+        // Second, the RST bit.
+        if seg.flags.has(Flags::RST) {
+            if acknowledges {
+                self.fail(Event::Refused, cx);
+            }
+            return;
+        }
+        // Third, security: none. Fourth, the SYN bit.
+        if !seg.flags.has(Flags::SYN) {
+            return;
+        }
+        self.synchronize(seg, cx.limits, cx.now);
+        if !acknowledges {
+            // Simultaneous open: our SYN leaves again, as a SYN-ACK.
+            self.enter(State::SynReceived);
+            self.snd.nxt = self.snd.iss;
+            self.retransmit.retries = 0;
+            return;
+        }
+        self.establish(seg, cx);
+        // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
+        self.set_window(seg.seq, seg.ack, u32::from(seg.wnd));
+        self.rcv.ack = AckDue::Now;
+        // Sixth to eighth step, with what stands behind the SYN.
+        let behind = Segment {
+            seq: seg.seq + 1,
+            flags: seg.flags.without(Flags::SYN),
+            ..*seg
+        };
+        let acceptable = Acceptable {
+            seg: &behind,
+            from: 0,
+        };
+        self.check_urg();
+        let complete = self.text(&acceptable, cx);
+        self.check_fin(&acceptable, complete, cx);
+    }
+
+    /// What the peer's SYN says: IRS and options, the smaller of which hold for both.
+    pub(super) fn synchronize(&mut self, syn: &Segment<'_>, limits: &Limits, now: Instant) {
+        let options = match syn.options {
+            Options::Syn(options) => *options,
+            _ => SynOptions::default(),
+        };
+        self.rcv.begin(syn.seq, syn.timestamps, &options, now);
+        let snd = &mut self.snd;
+        snd.scaled = options.window_scale.is_some();
+        snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
+        let announced = options.mss.unwrap_or(MSS_DEFAULT).max(MSS_LEAST);
+        let taken = if self.rcv.timestamps { TIMESTAMP_LEN } else { 0 };
+        snd.mss = announced.min(limits.mss()).saturating_sub(taken).max(1);
+        snd.wnd = u32::from(syn.wnd);
+        snd.wnd_max = snd.wnd;
+        snd.wl1 = syn.seq;
+        snd.wl2 = snd.iss;
+    }
+
+    /// RFC 9293 section 3.10.7.4.
+    fn arrives_otherwise<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if self.state == State::SynReceived
+            && seg.flags.has(Flags::SYN)
+            && !seg.flags.has(Flags::RST)
+            && seg.seq == self.rcv.irs
+        {
+            return self.repeated_syn(seg, cx);
+        }
+        let Some(acceptable) = self.check_sequence(seg, cx) else {
+            return;
+        };
+        if !self.check_rst(&acceptable, cx) || !self.check_syn(&acceptable, cx) {
+            return;
+        }
+        if !self.check_ack(&acceptable, cx) {
+            return;
+        }
+        self.check_urg();
+        let complete = self.text(&acceptable, cx);
+        self.check_fin(&acceptable, complete, cx);
+    }
+
+    /// The SYN that brought us into SYN-RECEIVED once more. By itself it says that our answer was lost;
+    /// with ACK it is the peer's answer in a simultaneous open, and what stands behind it counts.
+    fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if !seg.flags.has(Flags::ACK) {
+            self.snd.nxt = self.snd.iss;
+            self.snd.syn_lost = true;
+            return;
+        }
+        let behind = Segment {
+            seq: seg.seq + 1,
+            flags: seg.flags.without(Flags::SYN),
+            // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
+            wnd: seg.wnd >> self.snd.shift,
+            ..*seg
+        };
+        self.arrives_otherwise(&behind, cx);
+    }
+
+    /// First, the sequence number; before it the timestamp (RFC 7323 section 5.3).
+    fn check_sequence<'s, 'o, S: EffectSink>(
+        &mut self,
+        seg: &'s Segment<'o>,
+        cx: &mut Cx<'_, S>,
+    ) -> Option<Acceptable<'s, 'o>> {
+        let reset = seg.flags.has(Flags::RST);
+        if self.rcv.timestamps && !reset {
+            match seg.timestamps {
+                // RFC 7323 section 3.2: once agreed upon, every segment has the option.
+                None => return None,
+                Some((ts_val, _)) if self.rcv.is_old(ts_val, cx.now) => {
+                    self.reject(seg, cx);
+                    return None;
+                }
+                Some(_) => {}
+            }
+        }
+        let from = i64::from(seg.seq.since(self.rcv.nxt) as i32);
+        let controls = i64::from(seg.flags.any(Flags::SYN)) + i64::from(seg.flags.any(Flags::FIN));
+        let seg_len = i64::from(seg.len) + controls;
+        let wnd = i64::from(self.rcv.wnd());
+        let acceptable = if seg_len == 0 {
+            (0..=wnd).contains(&from)
+        } else {
+            // A closed window takes nothing, but the next segment's ACK, RST and FIN count.
+            (from < wnd || (wnd == 0 && from == 0)) && from + seg_len > 0
+        };
+        if !acceptable {
+            if !reset {
+                self.reject(seg, cx);
+            }
+            return None;
+        }
+        Some(Acceptable { seg, from })
+    }
+
+    /// An unacceptable segment is answered with where we stand. What carries text is answered always, as
+    /// its sender waits for just that; bare segments could answer each other for ever.
+    fn reject<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if self.state == State::TimeWait && seg.flags.has(Flags::FIN) {
+            // The eighth step there: our acknowledgment of the FIN was lost.
+            self.wait_for_old_segments(cx);
+        }
+        if seg.len > 0 || seg.flags.has(Flags::FIN) {
+            self.rcv.ack = AckDue::Now;
+        } else {
+            self.challenge(cx);
+        }
+    }
+
+    /// An acknowledgment that the segment did not deserve (RFC 5961), within bounds.
+    pub(super) fn challenge<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        if self.challenges.allow(cx.now) {
+            self.rcv.ack = AckDue::Now;
+        }
+    }
+
+    /// Second, the RST bit (RFC 5961 section 3.2). Returns whether the segment goes on.
+    fn check_rst<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        if !acceptable.seg.flags.has(Flags::RST) {
+            return true;
+        }
+        if acceptable.from != 0 {
+            self.challenge(cx);
+            return false;
+        }
+        match self.state {
+            // Back to LISTEN, which the connection was never in for its user.
+            State::SynReceived if self.passive => self.enter(State::Closed),
+            State::SynReceived => self.fail(Event::Refused, cx),
+            State::Closing | State::LastAck | State::TimeWait => self.enter(State::Closed),
+            _ => self.fail(Event::Reset, cx),
+        }
+        false
+    }
+
+    /// Fourth, the SYN bit (RFC 5961 section 4.2). Returns whether the segment goes on.
+    fn check_syn<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        if !acceptable.seg.flags.has(Flags::SYN) {
+            return true;
+        }
+        if self.state == State::SynReceived && self.passive {
+            self.enter(State::Closed);
+        } else {
+            self.challenge(cx);
+        }
+        false
+    }
+
+    /// Fifth, the ACK field. Returns whether the segment goes on.
+    fn check_ack<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let seg = acceptable.seg;
+        if !seg.flags.has(Flags::ACK) {
+            return false;
+        }
+        if self.state == State::SynReceived {
+            if seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss {
+                reset_for(seg, self.flow, self.mac, cx);
+                return false;
+            }
+            self.establish(seg, cx);
+            self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
+        } else if !self.acknowledge(acceptable, cx) {
+            return false;
+        }
+        if let (true, Some((ts_val, _))) = (self.rcv.timestamps, seg.timestamps) {
+            self.rcv.note_timestamp(seg.seq, ts_val, cx.now);
+        }
+        self.state != State::Closed
+    }
+
+    /// Sixth, the URG bit: urgent data is data (RFC 6093 section 6).
+    const fn check_urg(&self) {}
+
+    /// Seventh, the text. Returns whether all of it was taken, now or earlier.
+    fn text<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let Acceptable { seg, from } = *acceptable;
+        if !self.state.takes_text() || seg.len == 0 {
+            return true;
+        }
+        let end = from + i64::from(seg.len);
+        let before_fin = self.rcv.fin_at.saturating_sub(self.rcv.offset);
+        let room = i64::from(self.rcv.room(cx.limits)).min(before_fin.min(1 << 32) as i64);
+        let (first, last) = (from.max(0), end.min(room));
+        if self.orphan && end > 0 {
+            // Nobody will read it, and its sender shall know (RFC 9293 section 3.6.1).
+            self.reset();
+            return false;
+        }
+        if first >= last {
+            self.rcv.ack = AckDue::Now;
+            return end <= room;
+        }
+        let run_offset = seg.run_offset.wrapping_add((first - from) as u32);
+        let len = (last - first) as u32;
+        let cut = (first, last) != (from, end);
+        if first == 0 && self.reassembly.is_empty() {
+            self.take_in_order(run_offset, len, cx);
+            self.ack_soon(seg.count, len, cx);
+            if cut {
+                self.rcv.ack = AckDue::Now;
+            }
+            return last == end;
+        }
+        // RFC 5681 section 4.2: what is out of order, or fills a gap, is acknowledged at once.
+        self.rcv.ack = AckDue::Now;
+        self.take_out_of_order(run_offset, first as u64, last as u64, cx) && last == end
+    }
+
+    /// Text at RCV.NXT, nothing being out of order.
+    #[inline]
+    pub(super) fn take_in_order<S: EffectSink>(
+        &mut self,
+        run_offset: u32,
+        len: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let rcv = &mut self.rcv;
+        cx.hold(Deliver {
+            conn: self.conn,
+            run_offset,
+            len,
+            stream_offset: rcv.offset,
+            delivery: rcv.deliveries,
+            end: rcv.offset,
+            last: false,
+        });
+        rcv.nxt += len;
+        rcv.offset += u64::from(len);
+    }
+
+    /// Text `first..last` relative to RCV.NXT: straight to its place, each gap that it fills by itself.
+    /// Returns false if it could not be remembered and was dropped.
+    fn take_out_of_order<S: EffectSink>(
+        &mut self,
+        run_offset: u32,
+        first: u64,
+        last: u64,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let rcv = &mut self.rcv;
+        let (start, end) = (rcv.offset + first, rcv.offset + last);
+        let deliver = |from: u64, to: u64| {
+            cx.hold(Deliver {
+                conn: self.conn,
+                run_offset: run_offset.wrapping_add((from - start) as u32),
+                len: (to - from) as u32,
+                stream_offset: from,
+                delivery: rcv.deliveries,
+                end: rcv.offset,
+                last: false,
+            });
+        };
+        if first > 0 {
+            return self.reassembly.insert(start, end, deliver);
+        }
+        let reached = self.reassembly.advance(start, end, deliver);
+        rcv.nxt += (reached - start) as u32;
+        rcv.offset = reached;
+        true
+    }
+
+    /// Eighth, the FIN bit; a FIN behind a gap is remembered. `complete` says that no text before it was
+    /// cut off.
+    fn check_fin<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        complete: bool,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let seg = acceptable.seg;
+        if self.state == State::TimeWait {
+            if seg.flags.has(Flags::FIN) {
+                self.rcv.ack = AckDue::Now;
+                self.wait_for_old_segments(cx);
+            }
+            return;
+        }
+        if !self.state.takes_text() {
+            return;
+        }
+        if seg.flags.has(Flags::FIN) && complete && self.rcv.fin_at == u64::MAX {
+            // The text's end relative to where RCV.NXT was; its sequence number is as good.
+            let end = i64::from((seg.seq + seg.len).since(self.rcv.nxt) as i32);
+            let at = self.rcv.offset.saturating_add_signed(end);
+            if end >= 0 && at >= self.reassembly.end() {
+                self.rcv.fin_at = at;
+            }
+            self.rcv.ack = AckDue::Now;
+        }
+        if self.rcv.fin_at == self.rcv.offset {
+            self.peer_finished(cx);
+        }
+    }
+
+    /// RCV.NXT has reached the peer's FIN.
+    fn peer_finished<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let rcv = &mut self.rcv;
+        rcv.nxt += 1;
+        rcv.edge = rcv.edge.max(rcv.nxt);
+        rcv.ack = AckDue::Now;
+        let end = rcv.offset;
+        self.tell(Event::PeerFinished { end }, cx);
+        match self.state {
+            State::Established => self.enter(State::CloseWait),
+            State::FinWait1 => self.enter(State::Closing),
+            State::FinWait2 => self.wait_for_old_segments(cx),
+            state => debug_assert!(false, "text was taken in {state:?}"),
+        }
+    }
+
+    /// The connection ends with an RST.
+    pub(super) fn reset(&mut self) {
+        self.enter(State::Closed);
+        self.snd.due = Due::Reset;
+    }
+
+    /// Whether `syn` may begin a new connection in place of this one in TIME-WAIT (RFC 9293
+    /// section 3.6.1, RFC 6191 section 2): it cannot be an old one.
+    pub fn may_reopen(&self, syn: &Segment<'_>) -> bool {
+        let controls = Flags::SYN.with(Flags::ACK).with(Flags::RST).with(Flags::FIN);
+        if self.state != State::TimeWait || syn.flags.0 & controls.0 != Flags::SYN.0 {
+            return false;
+        }
+        match syn.timestamps {
+            Some((ts_val, _)) if self.rcv.timestamps && ts_val != self.rcv.ts_recent => {
+                (ts_val.wrapping_sub(self.rcv.ts_recent) as i32) > 0
+            }
+            _ => syn.seq.after(self.rcv.nxt),
+        }
+    }
+}

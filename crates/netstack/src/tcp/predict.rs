@@ -1,0 +1,68 @@
+//! Header prediction: the short road for the segments of a bulk transfer.
+//!
+//! A segment that comes next, with nothing out of order, no loss known and no control bit but ACK and PSH,
+//! does exactly what [`arrive.rs`](super) would do with it, and most of the questions asked there have
+//! known answers. That holds while text flows in either direction: in ESTABLISHED, FIN-WAIT-1, FIN-WAIT-2
+//! and CLOSE-WAIT. A property test holds the two roads equal.
+
+use super::{Cx, Tcb};
+use crate::digest::{Flags, Segment};
+use crate::effect::EffectSink;
+
+impl Tcb {
+    /// Takes `seg` if it is as expected; returns false, with nothing changed, if it is not.
+    #[inline]
+    pub(super) fn predicted<S: EffectSink>(
+        &mut self,
+        seg: &Segment<'_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let Tcb { rcv, snd, .. } = &*self;
+        if !self.state.carries_text()
+            || seg.flags.without(Flags::PSH) != Flags::ACK
+            || seg.seq != rcv.nxt
+            || seg.timestamps.is_some() != rcv.timestamps
+            || self.persists()
+        {
+            return false;
+        }
+        if let Some((ts_val, _)) = seg.timestamps
+            && (ts_val.wrapping_sub(rcv.ts_recent) as i32) < 0
+        {
+            return false;
+        }
+        let acked = seg.ack.since(snd.una);
+        if acked > snd.max.since(snd.una) {
+            return false;
+        }
+        if acked == 0 {
+            // A bare acknowledgment of nothing new may be a duplicate.
+            if seg.len == 0 {
+                return false;
+            }
+        } else if !self.congestion.is_calm() || (snd.fin && seg.ack == snd.end) {
+            return false;
+        }
+        if seg.len > 0
+            && (seg.len > rcv.room(cx.limits)
+                || !self.reassembly.is_empty()
+                || rcv.fin_at != u64::MAX
+                || self.orphan)
+        {
+            return false;
+        }
+
+        if acked != 0 {
+            self.advance(seg, cx);
+        }
+        self.update_window(seg);
+        if let Some((ts_val, _)) = seg.timestamps {
+            self.rcv.note_timestamp(seg.seq, ts_val, cx.now);
+        }
+        if seg.len > 0 {
+            self.take_in_order(seg.run_offset, seg.len, cx);
+            self.ack_soon(seg.count, seg.len, cx);
+        }
+        true
+    }
+}

@@ -1,0 +1,154 @@
+//! The calls of the application (RFC 9293 section 3.10): OPEN, SEND and RECEIVE as moving cursors,
+//! CLOSE, ABORT.
+
+use super::congestion::Congestion;
+use super::reassembly::Reassembly;
+use super::retransmit::{Retransmit, Timers};
+use super::send::Snd;
+use super::window::Rcv;
+use super::{Challenges, Cx, State, Tcb};
+use crate::config::Limits;
+use crate::digest::{ConnId, Flow, Mac, Segment};
+use crate::effect::{EffectSink, Event};
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+impl Tcb {
+    /// Active OPEN (section 3.10.1): SYN-SENT. The SYN leaves in [`Tcb::finish`].
+    pub fn open(
+        conn: ConnId,
+        flow: Flow,
+        mac: Mac,
+        iss: SeqNum,
+        limits: &Limits,
+        now: Instant,
+    ) -> Tcb {
+        Tcb {
+            rcv: Rcv::new(limits),
+            snd: Snd::new(iss, limits.mss(), now),
+            state: State::SynSent,
+            orphan: false,
+            passive: false,
+            conn,
+            mac,
+            flow,
+            timers: Timers::new(),
+            congestion: Congestion::new(iss),
+            retransmit: Retransmit::new(),
+            challenges: Challenges::default(),
+            reassembly: Reassembly::new(),
+        }
+    }
+
+    /// `syn` arrived for a listening port (section 3.10.7.2): SYN-RECEIVED. The SYN-ACK leaves in
+    /// [`Tcb::finish`].
+    pub fn passive(
+        conn: ConnId,
+        flow: Flow,
+        mac: Mac,
+        iss: SeqNum,
+        syn: &Segment<'_>,
+        limits: &Limits,
+        now: Instant,
+    ) -> Tcb {
+        let mut tcb = Tcb::open(conn, flow, mac, iss, limits, now);
+        tcb.passive = true;
+        tcb.state = State::SynReceived;
+        tcb.synchronize(syn, limits, now);
+        tcb
+    }
+
+    /// SEND and RECEIVE (sections 3.10.2 and 3.10.3): the application has read and written up to these
+    /// offsets of its streams. Cursors never go back; older ones are ignored.
+    #[inline]
+    pub fn progress<S: EffectSink>(&mut self, app_read: u64, app_written: u64, cx: &mut Cx<'_, S>) {
+        if app_read > self.rcv.read {
+            self.on_read(app_read, cx);
+        }
+        if app_written > self.snd.written {
+            self.on_written(app_written, cx);
+        }
+    }
+
+    /// [`Tcb::progress`] from the low halves of the cursors.
+    #[inline]
+    pub fn progress_low<S: EffectSink>(
+        &mut self,
+        app_read: u32,
+        app_written: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let read = app_read.wrapping_sub(self.rcv.read as u32);
+        if (read as i32) > 0 {
+            self.on_read(self.rcv.read + u64::from(read), cx);
+        }
+        let written = app_written.wrapping_sub(self.snd.written as u32);
+        if (written as i32) > 0 {
+            self.on_written(self.snd.written + u64::from(written), cx);
+        }
+    }
+
+    /// There is more to send, at most what the send ring holds.
+    fn on_written<S: EffectSink>(&mut self, app_written: u64, cx: &Cx<'_, S>) {
+        let snd = &mut self.snd;
+        if snd.fin || self.state == State::Closed {
+            return;
+        }
+        let most = snd.una_offset + u64::from(cx.limits.send_buffer);
+        let app_written = app_written.min(most);
+        if app_written > snd.written {
+            snd.end += (app_written - snd.written) as u32;
+            snd.written = app_written;
+        }
+    }
+
+    /// CLOSE (section 3.10.4), of our side: FIN follows what was written. The peer may go on.
+    pub fn shutdown<S: EffectSink>(&mut self, _cx: &mut Cx<'_, S>) {
+        if self.snd.fin || self.state == State::Closed {
+            return;
+        }
+        self.snd.fin = true;
+        self.snd.end += 1;
+        match self.state {
+            State::Established => self.enter(State::FinWait1),
+            State::CloseWait => self.enter(State::LastAck),
+            // SYN-SENT and SYN-RECEIVED: queued until the handshake is complete.
+            _ => {}
+        }
+    }
+
+    /// Nobody holds the connection any more: our side is shut down, and what arrives has no reader. If
+    /// something was not read already, the peer learns it by an RST (RFC 9293 section 3.6.1, RFC 2525
+    /// section 2.17).
+    pub fn orphan<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        if self.orphan || self.state == State::Closed {
+            return;
+        }
+        self.orphan = true;
+        if self.state == State::SynSent {
+            return self.enter(State::Closed);
+        }
+        let unread = self.rcv.offset > self.rcv.read || !self.reassembly.is_empty();
+        if unread && self.state != State::TimeWait {
+            return self.reset();
+        }
+        self.shutdown(cx);
+        self.linger_without_reader(cx);
+    }
+
+    /// ABORT (section 3.10.5): over at once, with an RST where the peer believes in a connection.
+    pub fn abort<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        match self.state {
+            State::Closed | State::Listen => return,
+            State::SynReceived
+            | State::Established
+            | State::FinWait1
+            | State::FinWait2
+            | State::CloseWait => self.reset(),
+            State::SynSent | State::Closing | State::LastAck | State::TimeWait => {
+                self.enter(State::Closed);
+            }
+        }
+        self.tell(Event::Aborted, cx);
+    }
+}

@@ -1,0 +1,193 @@
+//! Sockets as an application sees them, over running stacks in memory.
+
+use std::io::{BufRead, Read, Write};
+use std::net::SocketAddrV4;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{SocketError, Stack};
+
+/// Long enough for anything but a call that never returns.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn pair(replicas: usize) -> (Stack, Stack) {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let server = Stack::builder("10.0.0.1/24").replicas(replicas).start(left);
+    let client = Stack::builder("10.0.0.2/24").replicas(replicas).start(right);
+    (server.unwrap(), client.unwrap())
+}
+
+fn server_at(port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new([10, 0, 0, 1].into(), port)
+}
+
+/// Runs `what` on a thread and fails if it does not come back.
+fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    let thread = thread::spawn(move || tell.send(what()));
+    let result = told.recv_timeout(PATIENCE).expect("the call did not return");
+    thread.join().unwrap().unwrap();
+    result
+}
+
+#[test]
+fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
+    for replicas in [1, 2, 3] {
+        let (server, client) = pair(replicas);
+        let listener = server.listen(7, 4).unwrap();
+        let echo = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).unwrap();
+            stream.write_all(&all).unwrap();
+        });
+        let heard = within_patience(move || {
+            let mut stream = client.connect(server_at(7)).unwrap();
+            let sent: Vec<u8> = (0..300_000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+            stream.write_all(&sent).unwrap();
+            stream.shutdown_write();
+            let mut heard = Vec::new();
+            stream.read_to_end(&mut heard).unwrap();
+            assert_eq!(stream.fill_buf().unwrap(), &[0u8; 0]);
+            heard == sent
+        });
+        assert!(heard, "with {replicas} replicas");
+        echo.join().unwrap();
+        assert!(server.compare().is_ok());
+    }
+}
+
+#[test]
+fn a_port_where_nobody_listens_refuses() {
+    let (_server, client) = pair(1);
+    let refused = within_patience(move || client.connect(server_at(9)).err());
+    assert_eq!(refused, Some(SocketError::Refused));
+}
+
+#[test]
+fn an_address_that_nobody_has_is_unreachable() {
+    let (_server, client) = pair(1);
+    let nobody = SocketAddrV4::new([10, 0, 0, 77].into(), 7);
+    let far = SocketAddrV4::new([10, 9, 0, 1].into(), 7);
+    let (near, far) = within_patience(move || (client.connect(nobody).err(), client.connect(far).err()));
+    assert_eq!(near, Some(SocketError::Unreachable));
+    assert_eq!(far, Some(SocketError::Unreachable));
+}
+
+#[test]
+fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
+    let (server, _client) = pair(1);
+    let first = server.listen(7, 1).unwrap();
+    assert_eq!(server.listen(7, 1).err(), Some(SocketError::PortTaken));
+    drop(first);
+    assert!(server.listen(7, 1).is_ok());
+}
+
+#[test]
+fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
+    for replicas in [1, 2] {
+        let (server, client) = pair(replicas);
+        let listener = server.listen(7, 4).unwrap();
+        let (_silent, mut full, client) = within_patience(move || {
+            let silent = client.connect(server_at(7)).unwrap();
+            (silent, client.connect(server_at(7)).unwrap(), client)
+        });
+        let (mut unread, mut quiet) = (listener.accept().unwrap().0, listener.accept().unwrap().0);
+        if unread.peer_addr() != full.local_addr() {
+            std::mem::swap(&mut unread, &mut quiet);
+        }
+        let reader = thread::spawn(move || quiet.read(&mut [0; 10]).map_err(|e| e.kind()));
+        let acceptor = thread::spawn(move || listener.accept().err());
+        // Nobody reads what it writes, so it fills both rings and blocks.
+        let writer = thread::spawn(move || {
+            loop {
+                if let Err(error) = full.write(&[0; 1000]) {
+                    return error.kind();
+                }
+            }
+        });
+        // However far they got, the shutdown must end them.
+        thread::sleep(Duration::from_millis(50));
+        within_patience(move || {
+            server.shutdown();
+            client.shutdown();
+        });
+        let down = std::io::ErrorKind::ConnectionAborted;
+        assert_eq!(reader.join().unwrap(), Err(down));
+        assert_eq!(acceptor.join().unwrap(), Some(SocketError::Down));
+        assert_eq!(writer.join().unwrap(), down);
+    }
+}
+
+#[test]
+fn many_connections_at_once_are_all_served() {
+    for replicas in [1, 2] {
+        let (server, client) = pair(replicas);
+        let listener = server.listen(7, 64).unwrap();
+        let serving = thread::spawn(move || {
+            let streams: Vec<_> = (0..40).map(|_| listener.accept().unwrap().0).collect();
+            for mut stream in streams {
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                stream.write_all(&all).unwrap();
+            }
+        });
+        let served = within_patience(move || {
+            let mut streams: Vec<_> = (0..40).map(|_| client.connect(server_at(7)).unwrap()).collect();
+            for (i, stream) in streams.iter_mut().enumerate() {
+                stream.write_all(&vec![i as u8; 5000]).unwrap();
+                stream.shutdown_write();
+            }
+            streams.iter_mut().enumerate().all(|(i, stream)| {
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                all == vec![i as u8; 5000]
+            })
+        });
+        assert!(served);
+        serving.join().unwrap();
+    }
+}
+
+#[test]
+fn places_of_closed_connections_are_used_again() {
+    let (server, client) = pair(2);
+    let listener = server.listen(7, 16).unwrap();
+    let rounds = 3 * server.limits().connections as usize;
+    let serving = thread::spawn(move || {
+        for _ in 0..rounds {
+            let (stream, _) = listener.accept().unwrap();
+            // Both ends abort, so that no place waits out TIME-WAIT.
+            stream.abort();
+        }
+    });
+    within_patience(move || {
+        for _ in 0..rounds {
+            let mut stream = client.connect(server_at(7)).unwrap();
+            assert!(stream.read(&mut [0; 1]).is_err());
+        }
+    });
+    serving.join().unwrap();
+}
+
+#[test]
+fn settings_out_of_range_are_refused_with_what_would_do() {
+    let (left, _) = memory::pair(MemoryConfig::default());
+    let error = Stack::builder("10.0.0.1").start(left).unwrap_err();
+    assert!(error.to_string().contains("10.0.0.1/24"));
+    let (left, _) = memory::pair(MemoryConfig::default());
+    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    setup.limits.receive_buffer = 1000;
+    let error = Single::new(setup, Box::new(left)).err().unwrap();
+    assert!(error.to_string().contains("power of two"), "{error}");
+    let (left, _) = memory::pair(MemoryConfig::default());
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    let mut layout = Layout::default();
+    layout.replicas = 0;
+    assert!(Group::new(setup, layout, Box::new(left)).is_err());
+}

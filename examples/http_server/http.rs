@@ -1,0 +1,286 @@
+//! HTTP/1.1 as far as files need it: heads by `httparse`, bodies, answers.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+
+/// Longest head of a request, and longest line within a chunked body, in octets.
+pub(crate) const HEAD: usize = 16 << 10;
+/// Header fields of a request.
+pub(crate) const FIELDS: usize = 64;
+
+/// A status code with its phrase (RFC 9110 section 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Status(pub(crate) u16, pub(crate) &'static str);
+
+impl Status {
+    pub(crate) const OK: Status = Status(200, "OK");
+    pub(crate) const CREATED: Status = Status(201, "Created");
+    pub(crate) const NO_CONTENT: Status = Status(204, "No Content");
+    pub(crate) const BAD: Status = Status(400, "Bad Request");
+    pub(crate) const FORBIDDEN: Status = Status(403, "Forbidden");
+    pub(crate) const NOT_FOUND: Status = Status(404, "Not Found");
+    pub(crate) const METHOD: Status = Status(405, "Method Not Allowed");
+    pub(crate) const CONFLICT: Status = Status(409, "Conflict");
+    pub(crate) const LENGTH_REQUIRED: Status = Status(411, "Length Required");
+    pub(crate) const TOO_LONG: Status = Status(431, "Request Header Fields Too Large");
+    pub(crate) const INTERNAL: Status = Status(500, "Internal Server Error");
+    pub(crate) const NOT_IMPLEMENTED: Status = Status(501, "Not Implemented");
+    pub(crate) const UNAVAILABLE: Status = Status(503, "Service Unavailable");
+    pub(crate) const FULL: Status = Status(507, "Insufficient Storage");
+}
+
+impl From<io::Error> for Status {
+    /// What the client is told, should it still be there.
+    fn from(error: io::Error) -> Status {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Status::NOT_FOUND,
+            io::ErrorKind::PermissionDenied => Status::FORBIDDEN,
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Status::BAD,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::FULL,
+            _ => Status::INTERNAL,
+        }
+    }
+}
+
+/// What is known of a request once its head is read.
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) framing: Framing,
+    pub(crate) expects_continue: bool,
+    /// Whether the connection may serve another one.
+    pub(crate) keep: bool,
+}
+
+/// How long the body of a request is (RFC 9112 section 6).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Framing {
+    Octets(u64),
+    Chunks,
+}
+
+impl Request {
+    /// Reads a head. `None`: the client has no more requests.
+    pub(crate) fn read(reader: &mut impl BufRead) -> Result<Option<Request>, Status> {
+        let mut head = Vec::new();
+        loop {
+            let octets = reader.fill_buf()?;
+            if octets.is_empty() {
+                return if head.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(Status::BAD)
+                };
+            }
+            let (before, more) = (head.len(), octets.len().min(HEAD - head.len()));
+            head.extend_from_slice(&octets[..more]);
+            let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+            let mut parsed = httparse::Request::new(&mut fields);
+            match parsed.parse(&head) {
+                Ok(httparse::Status::Complete(len)) => {
+                    let request = Request::understand(&parsed);
+                    reader.consume(len - before);
+                    return request.map(Some);
+                }
+                Ok(httparse::Status::Partial) if head.len() < HEAD => reader.consume(more),
+                Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+                    return Err(Status::TOO_LONG);
+                }
+                Err(_) => return Err(Status::BAD),
+            }
+        }
+    }
+
+    fn understand(parsed: &httparse::Request<'_, '_>) -> Result<Request, Status> {
+        let method = parsed.method.unwrap_or_default();
+        // Without a query, and without scheme and host in front (RFC 9112 section 3.2.2).
+        let target = parsed.path.unwrap_or_default();
+        let target = target.split(['?', '#']).next().unwrap_or_default();
+        let path = match target.strip_prefix("http://") {
+            Some(rest) => rest.find('/').map_or("/", |slash| &rest[slash..]),
+            None => target,
+        };
+        let (mut length, mut chunks) = (None, false);
+        let mut expects_continue = false;
+        let mut keep = parsed.version == Some(1);
+        for field in parsed.headers.iter() {
+            let value = str::from_utf8(field.value).map_err(|_| Status::BAD)?.trim();
+            match &*field.name.to_ascii_lowercase() {
+                "content-length" => {
+                    // `parse` alone would take a sign.
+                    let digits = value.bytes().all(|octet| octet.is_ascii_digit());
+                    let value: u64 = value.parse().map_err(|_| Status::BAD)?;
+                    if !digits || length.is_some_and(|length| length != value) {
+                        return Err(Status::BAD);
+                    }
+                    length = Some(value);
+                }
+                "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => chunks = true,
+                "transfer-encoding" => return Err(Status::NOT_IMPLEMENTED),
+                "expect" => expects_continue = value.eq_ignore_ascii_case("100-continue"),
+                "connection" => {
+                    let close = |option: &str| option.trim().eq_ignore_ascii_case("close");
+                    keep &= !value.split(',').any(close);
+                }
+                _ => {}
+            }
+        }
+        let framing = match (length, chunks) {
+            // Two answers to where the body ends: somebody is being fooled (RFC 9112 section 6.1).
+            (Some(_), true) => return Err(Status::BAD),
+            (None, true) => Framing::Chunks,
+            (Some(length), false) => Framing::Octets(length),
+            (None, false) if method == "PUT" => return Err(Status::LENGTH_REQUIRED),
+            (None, false) => Framing::Octets(0),
+        };
+        Ok(Request {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            framing,
+            expects_continue,
+            keep,
+        })
+    }
+}
+
+/// The body of a request, to be read until it ends.
+pub(crate) struct Body<'a, R> {
+    reader: &'a mut R,
+    /// Octets left, of the chunk if there are chunks.
+    left: u64,
+    /// Another chunk follows.
+    more: bool,
+}
+
+impl<'a, R: BufRead> Body<'a, R> {
+    pub(crate) fn new(reader: &'a mut R, framing: Framing) -> Self {
+        let (left, more) = match framing {
+            Framing::Octets(left) => (left, false),
+            Framing::Chunks => (0, true),
+        };
+        Body { reader, left, more }
+    }
+
+    /// Whether nothing of it is left on the connection.
+    pub(crate) fn is_read(&self) -> bool {
+        self.left == 0 && !self.more
+    }
+
+    /// Reads the size of the next chunk, and what trails the last one (RFC 9112 section 7.1).
+    fn next_chunk(&mut self) -> io::Result<()> {
+        match httparse::parse_chunk_size(&self.line()?) {
+            Ok(httparse::Status::Complete((_, size))) => self.left = size,
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        if self.left == 0 {
+            for _ in 0..FIELDS {
+                if self.line()? == b"\r\n" {
+                    self.more = false;
+                    return Ok(());
+                }
+            }
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(())
+    }
+
+    fn line(&mut self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        self.reader.take(HEAD as u64).read_until(b'\n', &mut line)?;
+        if line.ends_with(b"\r\n") {
+            Ok(line)
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+}
+
+impl<R: BufRead> Read for Body<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 && self.more {
+            self.next_chunk()?;
+        }
+        let room = into
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        if room == 0 {
+            return Ok(0);
+        }
+        let len = self.reader.read(&mut into[..room])?;
+        if len == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= len as u64;
+        if self.left == 0 && self.more && self.line()? != b"\r\n" {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(len)
+    }
+}
+
+/// What a client is told.
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) kind: &'static str,
+    pub(crate) content: Content,
+}
+
+pub(crate) enum Content {
+    Text(String),
+    File(File, u64),
+}
+
+impl From<Status> for Answer {
+    fn from(status: Status) -> Answer {
+        Answer::text(status, format!("{} {}\n", status.0, status.1))
+    }
+}
+
+impl Answer {
+    pub(crate) fn text(status: Status, text: String) -> Answer {
+        Answer {
+            status,
+            kind: "text/plain; charset=utf-8",
+            content: Content::Text(text),
+        }
+    }
+
+    pub(crate) fn send(
+        self,
+        writer: &mut impl Write,
+        head_only: bool,
+        keep: bool,
+    ) -> io::Result<()> {
+        let Answer {
+            status: Status(code, phrase),
+            kind,
+            content,
+        } = self;
+        write!(writer, "HTTP/1.1 {code} {phrase}\r\n")?;
+        if code == Status::METHOD.0 {
+            write!(writer, "Allow: GET, HEAD, PUT\r\n")?;
+        }
+        if !keep {
+            write!(writer, "Connection: close\r\n")?;
+        }
+        let len = match &content {
+            Content::Text(text) => text.len() as u64,
+            Content::File(_, len) => *len,
+        };
+        if code != Status::NO_CONTENT.0 {
+            write!(writer, "Content-Type: {kind}\r\nContent-Length: {len}\r\n")?;
+        }
+        write!(writer, "\r\n")?;
+        match content {
+            _ if head_only => {}
+            Content::Text(text) => writer.write_all(text.as_bytes())?,
+            Content::File(file, len) => {
+                if io::copy(&mut file.take(len), writer)? < len {
+                    // The file became shorter; all that is left is to break the connection.
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+        }
+        writer.flush()
+    }
+}

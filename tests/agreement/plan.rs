@@ -1,0 +1,235 @@
+//! What varies from case to case.
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::support::Rng;
+
+/// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) replicas: usize,
+    pub(crate) log: usize,
+    pub(crate) request_chunk: usize,
+    pub(crate) frame_chunk: usize,
+    pub(crate) keep: usize,
+    pub(crate) ahead_bytes: usize,
+    pub(crate) fingerprint_every: u64,
+    pub(crate) limits: Bounds,
+    /// Log positions before the faults end.
+    pub(crate) positions: u64,
+    pub(crate) bad: Bad,
+    pub(crate) peers: Peers,
+    pub(crate) app: App,
+    /// How often, per mille, a step is a whole turn of a worker and no single step of it.
+    pub(crate) turns: u32,
+    pub(crate) device: Device,
+}
+
+/// Bounds of the stack, all of them small.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) connections: u32,
+    pub(crate) receive_buffer: u32,
+    pub(crate) send_buffer: u32,
+    pub(crate) tx_slots: u32,
+    pub(crate) mtu: u16,
+    pub(crate) quantum: u32,
+}
+
+/// What goes wrong on the wire, per mille of the frames, in both directions.
+#[derive(Clone, Debug)]
+pub(crate) struct Bad {
+    pub(crate) loss: u32,
+    pub(crate) duplication: u32,
+    pub(crate) reordering: u32,
+    pub(crate) corruption: u32,
+    /// Re-sent data with other segment boundaries, per mille of what the peer sends.
+    pub(crate) overlap: u32,
+    /// Frames for nobody.
+    pub(crate) strays: u32,
+}
+
+/// How the far side behaves.
+#[derive(Clone, Debug)]
+pub(crate) struct Peers {
+    /// Connections at a time.
+    pub(crate) count: usize,
+    /// Connections that the stack opens, per mille.
+    pub(crate) opened_by_stack: u32,
+    /// Octets that a peer has room for.
+    pub(crate) buffer: u64,
+    /// How often a peer reads, per mille of its steps.
+    pub(crate) reads: u32,
+    /// Whether most segments are as long as may be, many in a row.
+    pub(crate) bulk: bool,
+    pub(crate) timestamps: bool,
+    pub(crate) sack: bool,
+    pub(crate) scale: Option<u8>,
+    pub(crate) rto_ms: u64,
+    /// Streams that end early, per mille.
+    pub(crate) short: u32,
+    /// Connections that the peer resets, per mille.
+    pub(crate) resets: u32,
+}
+
+/// How our application behaves.
+#[derive(Clone, Debug)]
+pub(crate) struct App {
+    /// How often it reads, per mille of its steps.
+    pub(crate) reads: u32,
+    /// Octets that it reads at once, at most.
+    pub(crate) read_size: usize,
+    pub(crate) write_size: usize,
+    /// Connections that it aborts or drops early, per mille.
+    pub(crate) gives_up: u32,
+    /// Whether both sides finish their streams in the end.
+    pub(crate) finishes: bool,
+}
+
+/// What the device does for the stack.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    /// Frames whose checksum it vouches for, per mille.
+    pub(crate) vouches: u32,
+    /// Longest frame that it cuts into segments; 0: it does not.
+    pub(crate) cuts: usize,
+    /// How often it has no room, per mille.
+    pub(crate) busy: u32,
+}
+
+/// Nothing in every third case, else 1 to `most` per mille.
+fn rate(most: u32) -> impl Strategy<Value = u32> {
+    prop_oneof![1 => Just(0), 2 => 1..=most]
+}
+
+fn power(from: u32, to: u32) -> impl Strategy<Value = u64> {
+    (from..=to).prop_map(|bits| 1 << bits)
+}
+
+fn bounds() -> impl Strategy<Value = Bounds> {
+    let sizes = (power(10, 14), power(10, 14), power(3, 6));
+    (2u32..=4, sizes, 200u16..=600, 1u32..=16).prop_map(
+        |(connections, (receive, send, slots), mtu, quantum)| Bounds {
+            connections,
+            receive_buffer: receive as u32,
+            send_buffer: send as u32,
+            tx_slots: slots as u32,
+            mtu,
+            quantum,
+        },
+    )
+}
+
+fn bad() -> impl Strategy<Value = Bad> {
+    (rate(200), rate(150), rate(300), rate(120), rate(250), rate(20)).prop_map(
+        |(loss, duplication, reordering, corruption, overlap, strays)| Bad {
+            loss,
+            duplication,
+            reordering,
+            corruption,
+            overlap,
+            strays,
+        },
+    )
+}
+
+fn peers() -> impl Strategy<Value = Peers> {
+    let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, 50u32..=900);
+    let options = (any::<bool>(), any::<bool>(), prop::option::of(0u8..=3));
+    let life = (any::<bool>(), 60u64..=400, rate(500), rate(150));
+    (shape, options, life).prop_map(
+        |(
+            (count, opened_by_stack, buffer, reads),
+            (timestamps, sack, scale),
+            (bulk, rto_ms, short, resets),
+        )| {
+            Peers {
+                count,
+                opened_by_stack,
+                buffer,
+                reads,
+                bulk,
+                timestamps,
+                sack,
+                scale,
+                rto_ms,
+                short,
+                resets,
+            }
+        },
+    )
+}
+
+fn app() -> impl Strategy<Value = App> {
+    (50u32..=900, 1usize..=5000, 1usize..=4000, rate(150), any::<bool>()).prop_map(
+        |(reads, read_size, write_size, gives_up, finishes)| App {
+            reads,
+            read_size,
+            write_size,
+            gives_up,
+            finishes,
+        },
+    )
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    let cuts = prop_oneof![3 => Just(0usize), 1 => 1000usize..=4000];
+    (rate(1000), cuts, 0u32..=600).prop_map(|(vouches, cuts, busy)| Device {
+        vouches,
+        cuts,
+        busy,
+    })
+}
+
+fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
+    let layout = (replicas, power(4, 6), power(2, 4), power(2, 4));
+    let memory = (0usize..=64, power(6, 18), 1u64..=64);
+    let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
+    let sides = (bad(), peers(), app(), device());
+    (any::<u64>().no_shrink(), layout, memory, bounds(), load, sides).prop_map(
+        |(
+            seed,
+            (replicas, log, request_chunk, frame_chunk),
+            (keep, ahead_bytes, fingerprint_every),
+            limits,
+            (positions, turns),
+            (bad, peers, app, device),
+        )| Plan {
+            seed,
+            replicas,
+            log: log as usize,
+            request_chunk: request_chunk.min(log / 2) as usize,
+            frame_chunk: frame_chunk as usize,
+            keep,
+            ahead_bytes: ahead_bytes as usize,
+            fingerprint_every,
+            limits,
+            positions,
+            bad,
+            peers,
+            app,
+            turns,
+            device,
+        },
+    )
+}
+
+/// The plan that belongs to `seed`, with what proptest needs to make it plainer.
+pub(crate) fn tree(
+    seed: u64,
+    replicas: core::ops::RangeInclusive<usize>,
+) -> impl ValueTree<Value = Plan> {
+    let mut rng = Rng::new(seed);
+    let mut bytes = [0; 32];
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next().to_le_bytes());
+    }
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    plans(replicas)
+        .new_tree(&mut runner)
+        .expect("these strategies reject nothing")
+}

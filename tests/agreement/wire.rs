@@ -1,0 +1,121 @@
+//! The bad wire, and what happened on it.
+
+use std::collections::VecDeque;
+
+use super::plan::Bad;
+use crate::support::Rng;
+
+/// What a case went through. The run counts the cases that had each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) loss: bool,
+    pub(crate) duplication: bool,
+    pub(crate) reordering: bool,
+    pub(crate) corruption: bool,
+    pub(crate) overlap: bool,
+    pub(crate) retransmission: bool,
+    pub(crate) peer_window_closed: bool,
+    pub(crate) our_window_closed: bool,
+    pub(crate) merged: bool,
+    pub(crate) opened_by_stack: bool,
+    pub(crate) finished: bool,
+    pub(crate) reset: bool,
+    pub(crate) credit_ran_out: bool,
+}
+
+impl Seen {
+    pub(crate) const COUNT: usize = 13;
+
+    /// What there is to count, and whether a run must have it in one case of twenty.
+    pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
+        ("loss", true),
+        ("duplication", true),
+        ("reordering", true),
+        ("corruption", true),
+        ("overlap", true),
+        ("retransmission by the stack", true),
+        ("a zero window of the peer", true),
+        ("a zero window of the stack", true),
+        ("runs of several segments", true),
+        ("a connection opened by the stack", true),
+        ("streams finished on both sides", true),
+        ("a reset connection", true),
+        ("transmit credit used up", true),
+    ];
+
+    pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
+        [
+            self.loss,
+            self.duplication,
+            self.reordering,
+            self.corruption,
+            self.overlap,
+            self.retransmission,
+            self.peer_window_closed,
+            self.our_window_closed,
+            self.merged,
+            self.opened_by_stack,
+            self.finished,
+            self.reset,
+            self.credit_ran_out,
+        ]
+    }
+}
+
+/// A frame under way.
+#[derive(Clone, Debug)]
+pub(crate) struct OnWire {
+    pub(crate) bytes: Vec<u8>,
+    /// Whether the device that it comes to may vouch for it, or must complete its checksum.
+    pub(crate) partial: bool,
+    pub(crate) damaged: bool,
+    /// Payload octets of the segments that a longer frame stands for.
+    pub(crate) cut: Option<u16>,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+pub(crate) struct Wire {
+    under_way: VecDeque<OnWire>,
+}
+
+impl Wire {
+    pub(crate) fn len(&self) -> usize {
+        self.under_way.len()
+    }
+
+    pub(crate) fn put(&mut self, frame: OnWire, bad: &Bad, rng: &mut Rng, seen: &mut Seen) {
+        if rng.chance(bad.loss) {
+            seen.loss = true;
+            return;
+        }
+        if rng.chance(bad.duplication) {
+            seen.duplication = true;
+            self.under_way.push_back(frame.clone());
+        }
+        let mut frame = frame;
+        if rng.chance(bad.corruption) {
+            seen.corruption = true;
+            frame.damaged = true;
+            damage(&mut frame, rng);
+        }
+        self.under_way.push_back(frame);
+    }
+
+    pub(crate) fn take(&mut self, bad: &Bad, rng: &mut Rng, seen: &mut Seen) -> Option<OnWire> {
+        if self.under_way.len() > 1 && rng.chance(bad.reordering) {
+            seen.reordering = true;
+            let at = 1 + rng.index(self.under_way.len() - 1);
+            return self.under_way.remove(at);
+        }
+        self.under_way.pop_front()
+    }
+}
+
+/// One bit behind the Ethernet header, which a real wire would not let through; mostly of the TCP payload.
+fn damage(frame: &mut OnWire, rng: &mut Rng) {
+    let bytes = &mut frame.bytes;
+    let first = if bytes.len() > 80 && rng.chance(700) { 80 } else { 14 };
+    let at = first + rng.index(bytes.len() - first);
+    bytes[at] ^= 1 << rng.index(8);
+}
