@@ -1,1 +1,311 @@
-fn main() {}
+//! The whole stack against the kernel's: the example `http_server` on a device, asked by `curl` and `ping`.
+//!
+//! Each test makes its own network namespaces and removes them, so nothing on the machine is touched:
+//!
+//! - `tap`: the server opens a TAP interface, whose other end is the kernel of the same namespace.
+//! - `packet`: the server opens one end of a veth pair through a packet socket. The kernel's stack has no address in
+//!   the server's namespace; the one in the namespace of the other end is the peer. There checksums are left
+//!   unfinished by whoever sends, and segments undivided, so both must understand the other's virtio headers.
+//!
+//! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,tools` makes
+//! that a failure. Tests run one after the other unless told otherwise, since each keeps all cores busy. In the end
+//! stand the rates that were seen, with the congestion control of who sent: the peer's is the machine's default. To
+//! see another one, set `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
+//!
+//! ```text
+//! sudo -E env "PATH=$PATH" cargo test --release --test host
+//! ```
+
+#[path = "host/lab.rs"]
+mod lab;
+
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::DeviceError;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use lab::{Device, Lab, Namespace, OURS, Temporary};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+/// Octets of the large file.
+const LARGE: usize = 200_000_000;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let needs = if arguments.list {
+        Needs::default()
+    } else {
+        Needs::look()
+    };
+    let figures = Figures::default();
+    let mut trials = Vec::new();
+    for device in [Device::Tap, Device::Packet] {
+        for replicas in [1, 2] {
+            for &(name, test) in TESTS {
+                let (prefix, missing) = match device {
+                    Device::Tap => ("tap", needs.missing("tap", &needs.tap)),
+                    Device::Packet => ("packet", needs.missing("packet", &needs.packet)),
+                };
+                let name = format!("{prefix}::replicas_{replicas}::{name}");
+                let figures = figures.clone();
+                trials.push(Trial::ignorable_test(name.clone(), move || {
+                    if let Some(missing) = missing {
+                        return missing;
+                    }
+                    let mut lab = Lab::new(device, replicas)?;
+                    test(&lab, &|figure| figures.note(&name, &figure))
+                        .map_err(|failed| lab.explain(&failed))?;
+                    Ok(Completion::Completed)
+                }));
+            }
+        }
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    figures.print();
+    conclusion.exit_code()
+}
+
+// Tests --------------------------------------------------------------------------------------------------------------
+
+/// A test of a running server; it may leave a figure for the end.
+type Test = fn(&Lab, &dyn Fn(String)) -> Result<(), Failed>;
+
+const TESTS: &[(&str, Test)] = &[
+    ("ping_loses_nothing", ping_loses_nothing),
+    ("curl_downloads_200_mb", curl_downloads_200_mb),
+    ("curl_uploads_200_mb", curl_uploads_200_mb),
+    (
+        "ten_curls_at_once_all_succeed",
+        ten_curls_at_once_all_succeed,
+    ),
+];
+
+fn ping_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let said = lab.run("ping", &["-q", "-c", "100", "-i", "0.01", OURS])?;
+    if !said.contains(" 100 received, 0% packet loss") || said.contains("duplicates") {
+        return Err(said.into());
+    }
+    figure(said.lines().last().unwrap_or_default().to_owned());
+    Ok(())
+}
+
+fn curl_downloads_200_mb(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let written = lab.root.write("large", LARGE, 1)?;
+    let peers = Temporary::new()?;
+    let start = Instant::now();
+    download(lab, "large", &peers.file("got"))?.finish()?;
+    figure(rate(LARGE, start.elapsed(), "of ours: NewReno"));
+    same(peers.hash("got")? == written, "the file that curl got")
+}
+
+fn curl_uploads_200_mb(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let peers = Temporary::new()?;
+    let written = peers.write("large", LARGE, 2)?;
+    let start = Instant::now();
+    upload(lab, &peers.file("large"), "got")?.finish()?;
+    figure(rate(LARGE, start.elapsed(), &lab.congestion_control()));
+    same(
+        lab.root.hash("got")? == written,
+        "the file that the server got",
+    )
+}
+
+/// Five downloads and five uploads, of several lengths, each a connection with a port of its own.
+fn ten_curls_at_once_all_succeed(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
+    let peers = Temporary::new()?;
+    let mut transfers = Vec::new();
+    for i in 0..10 {
+        let from = if i % 2 == 0 { &lab.root } else { &peers };
+        let (name, len) = (format!("from{i}"), i * 1_234_567);
+        transfers.push((i, from.write(&name, len, i as u64)?, name, format!("to{i}")));
+    }
+    let mut curls = Vec::new();
+    for (i, _, from, to) in &transfers {
+        curls.push(match i % 2 {
+            0 => download(lab, from, &peers.file(to))?,
+            _ => upload(lab, &peers.file(from), to)?,
+        });
+    }
+    for curl in curls {
+        curl.finish()?;
+    }
+    for (i, written, _, to) in &transfers {
+        let at = if i % 2 == 0 { &peers } else { &lab.root };
+        same(at.hash(to)? == *written, to)?;
+    }
+    Ok(())
+}
+
+fn download(lab: &Lab, name: &str, to: &str) -> Result<lab::Running, Failed> {
+    curl(lab, &["--output", to, &format!("http://{OURS}/{name}")])
+}
+
+fn upload(lab: &Lab, from: &str, name: &str) -> Result<lab::Running, Failed> {
+    curl(
+        lab,
+        &["--upload-file", from, &format!("http://{OURS}/{name}")],
+    )
+}
+
+fn curl(lab: &Lab, arguments: &[&str]) -> Result<lab::Running, Failed> {
+    let bounded = [
+        "--silent",
+        "--show-error",
+        "--fail",
+        "--noproxy",
+        "*",
+        "--max-time",
+        "50",
+    ];
+    lab.start("curl", &[&bounded, arguments].concat())
+}
+
+fn same(same: bool, what: &str) -> Result<(), Failed> {
+    if same {
+        Ok(())
+    } else {
+        Err(format!("{what} has another SHA-256").into())
+    }
+}
+
+fn rate(octets: usize, took: Duration, congestion_control: &str) -> String {
+    let gigabits = octets as f64 * 8e-9 / took.as_secs_f64();
+    format!(
+        "{gigabits:.1} Gbit/s ({} ms, {congestion_control})",
+        took.as_millis()
+    )
+}
+
+/// What tests saw, to be printed after all of them.
+#[derive(Clone, Default)]
+struct Figures(Arc<Mutex<Vec<String>>>);
+
+impl Figures {
+    fn note(&self, test: &str, figure: &str) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.push(format!("{test:45} {figure}"));
+    }
+
+    fn print(&self) {
+        for line in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            println!("{line}");
+        }
+    }
+}
+
+// What can run -------------------------------------------------------------------------------------------------------
+
+/// Why tests cannot run here, if so, by the word that `REQUIRE` has for it.
+#[derive(Default)]
+struct Needs {
+    tools: Option<String>,
+    tap: Option<String>,
+    packet: Option<String>,
+    required: String,
+}
+
+impl Needs {
+    fn look() -> Needs {
+        let mut needs = Needs {
+            tools: missing_tools(),
+            required: std::env::var("REQUIRE").unwrap_or_default(),
+            ..Needs::default()
+        };
+        if needs.tools.is_none() {
+            match Namespace::new("probe") {
+                Ok(probe) => {
+                    needs.tap = missing_tap(&probe);
+                    needs.packet = missing_packet(&probe);
+                }
+                Err(failed) => {
+                    let reason = format!(
+                        "needs root for network namespaces: {}; \
+                         try: sudo -E env \"PATH=$PATH\" cargo test --test host",
+                        one_line(&failed)
+                    );
+                    needs.tap = Some(reason.clone());
+                    needs.packet = Some(reason);
+                }
+            }
+        }
+        needs
+    }
+
+    /// How a test ends that cannot run: ignored, or failed if what is missing is required.
+    fn missing(&self, word: &str, device: &Option<String>) -> Option<Result<Completion, Failed>> {
+        let (word, reason) = match (&self.tools, device) {
+            (Some(reason), _) => ("tools", reason),
+            (None, Some(reason)) => (word, reason),
+            (None, None) => return None,
+        };
+        Some(
+            if self
+                .required
+                .split(',')
+                .any(|required| required.trim() == word)
+            {
+                Err(format!("required, but {reason}").into())
+            } else {
+                Ok(Completion::ignored_with(reason))
+            },
+        )
+    }
+}
+
+fn missing_tools() -> Option<String> {
+    let tools = [
+        ("curl", "--version", "curl"),
+        ("ping", "-V", "iputils-ping"),
+        ("ip", "-V", "iproute2"),
+    ];
+    let missing = tools.into_iter().filter(|&(program, argument, _)| {
+        let mut command = Command::new(program);
+        command.arg(argument).stdin(Stdio::null());
+        !command.output().is_ok_and(|output| output.status.success())
+    });
+    let (programs, packages): (Vec<_>, Vec<_>) = missing
+        .map(|(program, _, package)| (program, package))
+        .unzip();
+    (!programs.is_empty()).then(|| {
+        format!(
+            "needs {}; try: sudo apt-get install {}",
+            programs.join(", "),
+            packages.join(" ")
+        )
+    })
+}
+
+fn missing_tap(probe: &Namespace) -> Option<String> {
+    let failed = probe.ip("tuntap add dev probe0 mode tap").err()?;
+    Some(format!(
+        "needs TAP interfaces: {}; try: sudo modprobe tun",
+        one_line(&failed)
+    ))
+}
+
+fn missing_packet(probe: &Namespace) -> Option<String> {
+    // The loopback interface is no Ethernet; finding that out takes a packet socket.
+    match AfPacket::open("lo", AfPacketOptions::default()) {
+        Err(DeviceError::Unsuitable { .. }) => {}
+        Err(error) => return Some(error.to_string()),
+        Ok(_) => return Some("the loopback interface is an Ethernet".to_owned()),
+    }
+    let failed = probe
+        .ip("link add probe1 type veth peer name probe2")
+        .err()?;
+    Some(format!(
+        "needs veth interfaces: {}; try: sudo modprobe veth",
+        one_line(&failed)
+    ))
+}
+
+fn one_line(failed: &Failed) -> String {
+    failed
+        .message()
+        .unwrap_or_default()
+        .lines()
+        .collect::<Vec<_>>()
+        .join(", ")
+}

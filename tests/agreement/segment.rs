@@ -92,9 +92,8 @@ impl Segment {
         frame
     }
 
-    /// Reads a frame that the stack sent; `None` if it is no TCP segment or damaged. With `partial` its
-    /// checksum covers the pseudo-header only, as a device that completes it expects.
-    pub(crate) fn read(frame: &[u8], partial: bool) -> Option<Segment> {
+    /// Reads a frame that the stack sent; `None` if it is no TCP segment or damaged.
+    pub(crate) fn read(frame: &[u8]) -> Option<Segment> {
         if frame.len() < LOWER + 20 || frame[12..14] != [0x08, 0x00] || frame[14] != 0x45 {
             return None;
         }
@@ -105,11 +104,7 @@ impl Segment {
         }
         let frame = &frame[..14 + total];
         let pseudo = pseudo(STACK, FAR, total - 20);
-        let good = if partial {
-            frame[LOWER + 16..LOWER + 18] == fold(pseudo).to_be_bytes()
-        } else {
-            fold(pseudo + sum_of_tcp(frame)) == 0xffff
-        };
+        let good = fold(pseudo + sum_of_tcp(frame)) == 0xffff;
         let header = usize::from(frame[LOWER + 12] >> 4) * 4;
         if !good || header < 20 || LOWER + header > frame.len() {
             return None;
@@ -202,4 +197,17 @@ fn fold(mut sum: u64) -> u16 {
         sum = (sum >> 16) + (sum & 0xffff);
     }
     sum as u16
+}
+
+/// Completes the checksum of a TCP frame as a device does that was handed a partial one. Says whether the
+/// field held what it must: the sum of the pseudo-header.
+pub(crate) fn complete(frame: &mut [u8]) -> bool {
+    let pseudo = fold(pseudo(STACK, FAR, frame.len() - LOWER));
+    let field = LOWER + 16..LOWER + 18;
+    if frame[field.clone()] != pseudo.to_be_bytes() {
+        return false;
+    }
+    let sum = !fold(sum_of_tcp(frame));
+    frame[field].copy_from_slice(&sum.to_be_bytes());
+    true
 }

@@ -66,8 +66,6 @@ impl Seen {
 #[derive(Clone, Debug)]
 pub(crate) struct OnWire {
     pub(crate) bytes: Vec<u8>,
-    /// Whether the device that it comes to may vouch for it, or must complete its checksum.
-    pub(crate) partial: bool,
     pub(crate) damaged: bool,
     /// Payload octets of the segments that a longer frame stands for.
     pub(crate) cut: Option<u16>,

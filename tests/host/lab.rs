@@ -1,13 +1,12 @@
 //! Network namespaces with a server in them, commands with a deadline, files with their hashes. All that is made here
 //! goes with its owner, be it by a panic.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -57,7 +56,9 @@ impl Lab {
             Device::Packet => {
                 let ours = Namespace::new("ours")?;
                 let name = &peer.name;
-                ours.ip(&format!("link add veth0 type veth peer name veth0 netns {name}"))?;
+                ours.ip(&format!(
+                    "link add veth0 type veth peer name veth0 netns {name}"
+                ))?;
                 ours.ip("link set veth0 up")?;
                 (Some(ours), "--interface", "veth0")
             }
@@ -66,12 +67,22 @@ impl Lab {
         peer.ip(&format!("link set {interface} up"))?;
         let mut command = ours.as_ref().unwrap_or(&peer).command(program);
         command.args([option, interface, "--addr", &format!("{OURS}/24")]);
-        command.args(["--replicas", &replicas.to_string(), "--seconds", SERVER_SECONDS]);
+        command.args([
+            "--replicas",
+            &replicas.to_string(),
+            "--seconds",
+            SERVER_SECONDS,
+        ]);
         command.arg("--root").arg(&root.0);
         let server = Server::start(command)?;
         // The interface of a TAP carries frames once its other end is open, and a moment later says so.
         peer.wait_until_running(interface)?;
-        Ok(Lab { server, peer, _ours: ours, root })
+        Ok(Lab {
+            server,
+            peer,
+            _ours: ours,
+            root,
+        })
     }
 
     /// Runs a command where the peer is, and returns what it prints.
@@ -86,17 +97,9 @@ impl Lab {
         Running::start(command)
     }
 
-    /// What the server said, for a failure.
-    pub(crate) fn explain(&mut self, failed: Failed) -> Failed {
-        let mut text = failed.message().unwrap_or("failed").to_owned();
-        let said = self.server.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = match self.server.child.try_wait() {
-            Ok(None) => "runs".to_owned(),
-            Ok(Some(status)) => format!("ended with {status}"),
-            Err(error) => error.to_string(),
-        };
-        let _ = write!(text, "\nthe server {state}, and said:\n{said}");
-        text.into()
+    /// A failure, with what the server has to say about it.
+    pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
+        self.server.explain(failed.message().unwrap_or("failed"))
     }
 
     /// Which congestion control the kernel uses, that is for uploads.
@@ -161,7 +164,11 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         // The interfaces in it go with it.
         if let Err(failed) = ip(&format!("netns del {}", self.name)) {
-            eprintln!("{} stays: {}", self.name, failed.message().unwrap_or_default());
+            eprintln!(
+                "{} stays: {}",
+                self.name,
+                failed.message().unwrap_or_default()
+            );
         }
     }
 }
@@ -175,43 +182,243 @@ fn ip(arguments: &str) -> Result<String, Failed> {
 
 // Processes ----------------------------------------------------------------------------------------------------------
 
-/// A command with a deadline, which is killed when nobody waits for it any more.
-pub(crate) struct Running {
-    /// What it is, for messages.
-    what: String,
-    child: Child,
-    deadline: Instant,
-    said: [thread::JoinHandle<String>; 2],
-}
+/// A process that is killed when nobody waits for it any more.
+struct Process(Child);
 
-impl Running {
-    fn start(mut command: Command) -> Result<Running, Failed> {
-        let what = format!("{command:?}").replace('"', "");
+impl Process {
+    fn start(command: &mut Command) -> Result<Process, Failed> {
         let spawned = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = spawned.map_err(|error| format!("{what}: {error}"))?;
-        let said = [collect(child.stdout.take()), collect(child.stderr.take())];
-        Ok(Running { what, child, deadline: Instant::now() + PATIENCE, said })
+        match spawned {
+            Ok(child) => Ok(Process(child)),
+            Err(error) => Err(format!("{}: {error}", describe(command)).into()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails if it has ended, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command line, for messages.
+fn describe(command: &Command) -> String {
+    format!("{command:?}").replace('"', "")
+}
+
+/// A command with a deadline.
+pub(crate) struct Running {
+    what: String,
+    process: Process,
+    deadline: Instant,
+    out: thread::JoinHandle<String>,
+    err: thread::JoinHandle<String>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Result<Running, Failed> {
+        let mut process = Process::start(&mut command)?;
+        Ok(Running {
+            what: describe(&command),
+            out: collect(process.0.stdout.take()),
+            err: collect(process.0.stderr.take()),
+            process,
+            deadline: Instant::now() + PATIENCE,
+        })
     }
 
     /// Waits until it ends, and returns what it printed. A failure holds what it complained about.
     pub(crate) fn finish(mut self) -> Result<String, Failed> {
-        let status = loop {
-            match self.child.try_wait()? {
-                Some(status) => break status.to_string(),
+        let outcome = loop {
+            match self.process.0.try_wait()? {
+                Some(status) if status.success() => break None,
+                Some(status) => break Some(status.to_string()),
                 None if Instant::now() < self.deadline => thread::sleep(GLANCE),
-                None => break format!("killed after {} s", PATIENCE.as_secs()),
+                None => break Some(format!("killed after {} s", PATIENCE.as_secs())),
             }
         };
-        end(&mut self.child);
-        let [out, err] = self.said.map(|thread| thread.join().unwrap_or_default());
-        if status == "exit status: 0" {
-            return Ok(out);
+        drop(self.process);
+        let [out, err] = [self.out, self.err].map(|thread| thread.join().unwrap_or_default());
+        match outcome {
+            None => Ok(out),
+            Some(outcome) => Err(format!("{}: {outcome}\n{out}{err}", self.what).into()),
         }
-        Err(format!("{}: {status}\n{out}{err}", self.what).into())
     }
 }
 
+/// Reads what a process prints, lest it wait for a reader.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut octets = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What came before an error is still of use.
+            let _ = pipe.read_to_end(&mut octets);
+        }
+        String::from_utf8_lossy(&octets).into_owned()
+    })
+}
+
+/// The example `http_server`, ready to be asked.
+struct Server {
+    process: Process,
+    said: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts it, and waits until it says that it listens.
+    fn start(mut command: Command) -> Result<Server, Failed> {
+        let mut process = Process::start(&mut command)?;
+        let said = Arc::new(Mutex::new(String::new()));
+        let (ready, is_ready) = mpsc::channel();
+        let out = process.0.stdout.take();
+        let err = process.0.stderr.take();
+        let listen = |pipe: Option<Box<dyn Read + Send>>| {
+            let (said, ready) = (Arc::clone(&said), ready.clone());
+            thread::spawn(move || {
+                for line in pipe
+                    .into_iter()
+                    .flat_map(|pipe| BufReader::new(pipe).lines())
+                {
+                    let Ok(line) = line else { break };
+                    if line.starts_with("listening on ") {
+                        // Nobody waits any more if this comes late.
+                        let _ = ready.send(());
+                    }
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+            });
+        };
+        listen(out.map(|pipe| Box::new(pipe) as Box<_>));
+        listen(err.map(|pipe| Box::new(pipe) as Box<_>));
+        drop(ready);
+        let mut server = Server { process, said };
+        // If it ends, so do its pipes, and then nothing holds the channel.
+        match is_ready.recv_timeout(PATIENCE) {
+            Ok(()) => Ok(server),
+            Err(_) => Err(server.explain(&format!("{} is not ready", describe(&command)))),
+        }
+    }
+
+    fn explain(&mut self, failure: &str) -> Failed {
+        let state = match self.process.0.try_wait() {
+            Ok(None) => "still runs".to_owned(),
+            Ok(Some(status)) => format!("ended with {status}"),
+            Err(error) => error.to_string(),
+        };
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        format!("{failure}\nThe server {state}. It said:\n{said}").into()
+    }
+}
+
+/// Where the example is, once it is built.
+///
+/// Cargo tells integration tests where binaries are, but not examples, and may not have built this one: so it is
+/// built here, which is quick if it was, in the profile of this program.
+fn server_program() -> Result<&'static Path, Failed> {
+    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    match PROGRAM.get_or_init(|| build_server().map_err(|error| error.to_string())) {
+        Ok(path) => Ok(path),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn build_server() -> io::Result<PathBuf> {
+    // TARGET/PROFILE/deps/host-HASH
+    let this = std::env::current_exe()?;
+    let folder = this.ancestors().nth(2).unwrap_or(&this);
+    let target = folder.parent().unwrap_or(folder);
+    // The profile `test` shares its folder with `dev`.
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "test",
+        Some(profile) => profile,
+    };
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args([
+            "build",
+            "--quiet",
+            "--example",
+            "http_server",
+            "--profile",
+            profile,
+        ])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null())
+        .status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!(
+            "cargo build --example http_server: {status}"
+        )));
+    }
+    Ok(folder.join("examples/http_server"))
+}
+
+// Files --------------------------------------------------------------------------------------------------------------
+
+/// A folder that goes when its owner does.
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn new() -> io::Result<Temporary> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(format!("dominoes-host-{process}-{number}"));
+        fs::create_dir(&path)?;
+        Ok(Temporary(path))
+    }
+
+    /// The path of a file in it, as an argument.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// Writes a file of `len` octets without a pattern that follow from `seed` (Marsaglia's xorshift64); returns
+    /// its hash.
+    pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
+        let mut file = File::create(self.0.join(name))?;
+        let mut hash = Sha256::new();
+        let mut state = seed + 1;
+        let mut chunk = vec![0; 1 << 20];
+        let mut left = len;
+        while left > 0 {
+            for word in chunk.chunks_exact_mut(8) {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                word.copy_from_slice(&state.to_le_bytes());
+            }
+            let octets = &chunk[..left.min(chunk.len())];
+            file.write_all(octets)?;
+            hash.update(octets);
+            left -= octets.len();
+        }
+        Ok(hash.finalize())
+    }
+
+    /// The hash of a file in it.
+    pub(crate) fn hash(&self, name: &str) -> io::Result<Hash> {
+        let mut hash = Sha256::new();
+        io::copy(&mut File::open(self.0.join(name))?, &mut hash)?;
+        Ok(hash.finalize())
+    }
+}
+
+/// SHA-256.
+pub(crate) type Hash = sha2::digest::Output<Sha256>;
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{} stays: {error}", self.0.display());
+        }
+    }
+}

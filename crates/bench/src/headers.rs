@@ -21,7 +21,6 @@ pub(crate) mod flags {
     pub(crate) const SYN: u8 = 0x02;
     pub(crate) const RST: u8 = 0x04;
     pub(crate) const FIN: u8 = 0x01;
-    pub(crate) const PSH: u8 = 0x08;
     pub(crate) const ACK: u8 = 0x10;
 }
 
@@ -178,7 +177,7 @@ pub(crate) fn window_scale(mut options: &[u8]) -> u8 {
         match *options {
             [3, 3, scale, ..] => return scale,
             [1, ref rest @ ..] => options = rest,
-            [2.., len, ..] if len >= 2 => options = options.get(usize::from(len)..).unwrap_or(&[]),
+            [kind, len, ..] if kind > 1 && len >= 2 => options = options.get(usize::from(len)..).unwrap_or(&[]),
             _ => return 0,
         }
     }

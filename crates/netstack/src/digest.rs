@@ -292,12 +292,12 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
-    /// A neighbour's link-layer address is (now) this.
+    /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
     Neighbor {
-        /// Its address.
-        address: Ipv4Addr,
-        /// Where frames for it go.
-        mac: Mac,
+        /// What it was.
+        old: Mac,
+        /// What it is.
+        new: Mac,
     },
 }
 

@@ -187,8 +187,9 @@ impl Connecting {
             return Ok(None);
         };
         let life = stream.half.stream()?.life();
-        if life.established() {
-            // What ended it since is for the stream to tell.
+        // A reset ends only what was established, though its news may overtake that. What ended the
+        // connection since is for the stream to tell.
+        if life.established() || life.ending() == Some(Ending::Reset) {
             return Ok(self.opened.take());
         }
         match life.ending() {

@@ -167,8 +167,8 @@ fn places_of_closed_connections_are_used_again() {
         }
     });
     within_patience(move || {
-        for _ in 0..rounds {
-            let mut stream = client.connect(server_at(7)).unwrap();
+        for round in 0..rounds {
+            let mut stream = client.connect(server_at(7)).unwrap_or_else(|e| panic!("round {round}: {e}"));
             assert!(stream.read(&mut [0; 1]).is_err());
         }
     });

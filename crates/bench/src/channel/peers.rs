@@ -184,28 +184,27 @@ impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
 
 struct DisruptorRx<B>(disruptor::EventPoller<Message, B>, Backoff);
 
-impl<B: disruptor_barrier::Barrier> Rx for DisruptorRx<B> {
-    #[inline]
-    fn some(&mut self, check: &mut Check) {
-        match self.0.poll() {
-            Ok(mut events) => {
-                for message in &mut events {
-                    check.see(message);
-                }
-                self.1.reset();
+// For each of the two barriers by name: the trait that `EventPoller::poll` asks for is not exported.
+macro_rules! disruptor_rx {
+    ($($barrier:ident)*) => {$(
+        impl Rx for DisruptorRx<disruptor::$barrier> {
+            #[inline]
+            fn some(&mut self, check: &mut Check) {
+                match self.0.poll() {
+                    Ok(mut events) => {
+                        for message in &mut events {
+                            check.see(message);
+                        }
+                        self.1.reset();
+                    }
+                    Err(_) => self.1.wait(),
+                };
             }
-            Err(_) => self.1.wait(),
-        };
-    }
+        }
+    )*};
 }
 
-/// The crate does not export the bound of `EventPoller::poll` under a stable path.
-mod disruptor_barrier {
-    pub(super) use disruptor::SingleProducerBarrier;
-    /// Barriers whose pollers we use.
-    pub(super) trait Barrier: Send + Sync + 'static {}
-    impl Barrier for SingleProducerBarrier {}
-}
+disruptor_rx!(SingleProducerBarrier MultiProducerBarrier);
 
 macro_rules! disruptor_at {
     ($name:ident, $build:ident, |$producer:ident, $publishers:ident| $txs:expr) => {

@@ -170,3 +170,25 @@ pub const VARIANTS: &[Variant] = &[
         make: replicated::row,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every variant brings verified octets through, in both directions.
+    #[test]
+    fn every_row_settles() {
+        let workload = Workload {
+            pool_bytes: 1 << 20,
+            ..Workload::default()
+        };
+        for variant in VARIANTS {
+            for direction in [Direction::Receive, Direction::Send] {
+                for cores in if variant.scales { 1..=3 } else { 1..=1 } {
+                    let mut row = (variant.make)(direction, &workload, cores).unwrap();
+                    row.settle(4 << 20).unwrap();
+                }
+            }
+        }
+    }
+}

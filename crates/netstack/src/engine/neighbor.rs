@@ -55,21 +55,21 @@ impl Neighbors {
     }
 
     /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping. Returns the
-    /// opens that waited for it, and whether an address that was known has moved.
+    /// opens that waited for it, and the old link-layer address if it was known by another.
     pub(crate) fn learn(
         &mut self,
         address: Ipv4Addr,
         mac: Mac,
         wanted: bool,
-    ) -> (Vec<WaitingOpen>, bool) {
+    ) -> (Vec<WaitingOpen>, Option<Mac>) {
         let known = self.table.len();
         let moved = match self.table.get_mut(&address) {
-            Some(old) => core::mem::replace(old, mac) != mac,
+            Some(known) => Some(core::mem::replace(known, mac)).filter(|old| *old != mac),
             None => {
                 if wanted && known < MAX_NEIGHBORS {
                     self.table.insert(address, mac);
                 }
-                false
+                None
             }
         };
         let mut opens = Vec::new();
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
         assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
         let (ready, moved) = n.learn(PEER, MAC, true);
-        assert_eq!((ready, moved), (vec![open(1), open(2)], false));
+        assert_eq!((ready, moved), (vec![open(1), open(2)], None));
         assert_eq!(n.lookup(PEER), Some(MAC));
         assert_eq!(n.next_deadline(), Instant::NEVER);
     }
@@ -173,6 +173,6 @@ mod tests {
         n.learn(PEER, MAC, false);
         assert_eq!(n.lookup(PEER), None);
         n.learn(PEER, MAC, true);
-        assert_eq!(n.learn(PEER, Mac([2; 6]), false), (vec![], true));
+        assert_eq!(n.learn(PEER, Mac([2; 6]), false), (vec![], Some(MAC)));
     }
 }

@@ -147,6 +147,16 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     stats.sent_bytes += u64::from(len);
 }
 
+/// The TCP checksum of a frame whose IPv4 header has no options and whose checksum field is zero.
+pub(crate) fn checksum(frame: &[u8]) -> u16 {
+    let (ip, segment) = frame[ETHERNET_HEADER..].split_at(20);
+    let [.., a, b, c, d, e, f, g, h] = *ip else { return 0 };
+    Sum::default()
+        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, segment.len())
+        .add(segment)
+        .finish()
+}
+
 /// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
 pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
     match *effect {

@@ -37,7 +37,8 @@ fn vouched(checksum: RxChecksum) -> bool {
     !matches!(checksum, RxChecksum::Verify)
 }
 
-fn is_good(frame: &[u8]) -> bool {
+/// Whether the TCP checksum of a frame is right.
+pub(crate) fn is_good(frame: &[u8]) -> bool {
     let Some((src, dst, segment)) = wire::checksummed(frame) else {
         return false;
     };

@@ -518,12 +518,8 @@ impl RxPump {
             );
             self.control(reply);
         }
-        if moved {
-            let body = Body::Neighbor {
-                address: arp.sender,
-                mac,
-            };
-            self.publish_command(now, body, log);
+        if let Some(old) = moved {
+            self.publish_command(now, Body::Neighbor { old, new: mac }, log);
         }
     }
 

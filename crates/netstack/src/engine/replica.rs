@@ -475,12 +475,10 @@ impl Replica {
                     self.free.push(conn.index);
                 }
             }
-            Body::Neighbor { address, mac } => {
-                for place in &mut self.places {
-                    if let Some(tcb) = &mut place.tcb
-                        && *tcb.flow().remote.ip() == address
-                    {
-                        tcb.set_mac(mac);
+            Body::Neighbor { old, new } => {
+                for tcb in self.places.iter_mut().filter_map(|place| place.tcb.as_mut()) {
+                    if tcb.mac() == old {
+                        tcb.set_mac(new);
                     }
                 }
             }

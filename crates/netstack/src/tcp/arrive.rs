@@ -5,7 +5,7 @@ use super::window::{AckDue, SHIFT_MAX};
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
-use crate::effect::{Deliver, Effect, EffectSink, Event, Transmit};
+use crate::effect::{Effect, EffectSink, Event, Transmit};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -365,15 +365,7 @@ impl Tcb {
         cx: &mut Cx<'_, S>,
     ) {
         let rcv = &mut self.rcv;
-        cx.hold(Deliver {
-            conn: self.conn,
-            run_offset,
-            len,
-            stream_offset: rcv.offset,
-            delivery: rcv.deliveries,
-            end: rcv.offset,
-            last: false,
-        });
+        rcv.deliver(self.conn, run_offset, rcv.offset, len, cx);
         rcv.nxt += len;
         rcv.offset += u64::from(len);
     }
@@ -390,15 +382,8 @@ impl Tcb {
         let rcv = &mut self.rcv;
         let (start, end) = (rcv.offset + first, rcv.offset + last);
         let deliver = |from: u64, to: u64| {
-            cx.hold(Deliver {
-                conn: self.conn,
-                run_offset: run_offset.wrapping_add((from - start) as u32),
-                len: (to - from) as u32,
-                stream_offset: from,
-                delivery: rcv.deliveries,
-                end: rcv.offset,
-                last: false,
-            });
+            let at = run_offset.wrapping_add((from - start) as u32);
+            rcv.deliver(self.conn, at, from, (to - from) as u32, cx);
         };
         if first > 0 {
             return self.reassembly.insert(start, end, deliver);

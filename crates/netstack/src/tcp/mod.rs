@@ -53,6 +53,8 @@ mod ack;
 mod arrive;
 mod congestion;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod pair;
 mod predict;
 mod reassembly;
@@ -114,7 +116,7 @@ pub struct Cx<'a, S: EffectSink> {
     /// Takes the effects.
     pub out: &'a mut S,
     /// The newest delivery, held back because only the last of a request says so.
-    held: Option<Deliver>,
+    held: Held,
 }
 
 impl<'a, S: EffectSink> Cx<'a, S> {
@@ -131,18 +133,46 @@ impl<'a, S: EffectSink> Cx<'a, S> {
             frames,
             limits,
             out,
-            held: None,
+            held: Held::NONE,
         }
     }
 
-    /// Holds `deliver` back and lets the one before it go.
+    /// Lets the delivery that was held back go.
     #[inline]
-    fn hold(&mut self, deliver: Deliver) {
-        if let Some(before) = self.held.replace(deliver) {
-            debug_assert!(before.conn == deliver.conn, "finish was not called");
-            self.out.push(Effect::Deliver(before));
-        }
+    fn push_held(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
+        let Held {
+            stream_offset,
+            run_offset,
+            len,
+        } = self.held;
+        self.held.len = 0;
+        self.out.push(Effect::Deliver(Deliver {
+            conn,
+            run_offset,
+            len,
+            stream_offset,
+            delivery,
+            end,
+            last,
+        }));
     }
+}
+
+/// What of a delivery its connection does not know by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    stream_offset: u64,
+    run_offset: u32,
+    /// 0: nothing is held back.
+    len: u32,
+}
+
+impl Held {
+    const NONE: Held = Held {
+        stream_offset: 0,
+        run_offset: 0,
+        len: 0,
+    };
 }
 
 /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
@@ -218,12 +248,10 @@ impl State {
         )
     }
 
-    /// Whether text flows in one direction at least, and the answer does not change the state.
+    /// Whether text may flow in one direction at least.
+    #[inline]
     const fn carries_text(self) -> bool {
-        matches!(
-            self,
-            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
-        )
+        self.is_synchronized() && !matches!(self, State::TimeWait)
     }
 
     /// Whether text of the peer is still taken.
@@ -308,6 +336,11 @@ impl Tcb {
     #[inline]
     pub const fn is_passive(&self) -> bool {
         self.passive
+    }
+
+    /// Where its frames go.
+    pub const fn mac(&self) -> Mac {
+        self.mac
     }
 
     /// Where its frames go from now on.

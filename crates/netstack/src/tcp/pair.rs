@@ -341,7 +341,6 @@ pub(super) fn both_roads(
         assert_eq!((&*tcb, cx.held), (&slow, held));
         assert_eq!((&*cx.out, *cx.frames), (&out, frames));
     } else {
-        if std::env::var("DBG").is_ok(){eprintln!("{:?} seq{} len{} acked{} ooo{} fin_at{} room{} calm{} persist{} ts{}",before.state,seg.seq.0.wrapping_sub(before.rcv.nxt.0) as i32, seg.len, seg.ack.0.wrapping_sub(before.snd.una.0) as i32, before.reassembly.count(), before.rcv.fin_at!=u64::MAX, before.rcv.room(cx.limits), before.congestion.is_calm(), before.persists(), seg.timestamps.map_or(0,|t|t.0.wrapping_sub(before.rcv.ts_recent) as i32));}
         assert_eq!(*tcb, before, "a refused prediction changed something");
         tcb.segment(seg, cx);
         assert_eq!(*tcb, slow);
@@ -527,7 +526,6 @@ impl Pair {
         if deadline < at {
             for end in &mut self.ends {
                 if end.tcb.as_ref().is_some_and(|t| t.next_deadline() <= self.now) {
-                    if std::env::var("TRACE").is_ok() { eprintln!("{:?} timer of {:?} {:?}", self.now, end.limits, end.tcb.as_ref().map(|t| (&t.timers, &t.snd))); }
                     end.request(self.now, &[], |tcb, cx| tcb.on_time(cx));
                     let next = end.tcb.as_ref().map(Tcb::next_deadline);
                     assert!(next > Some(self.now), "a due timer did not fire");
@@ -595,7 +593,6 @@ impl Pair {
             }
             return;
         }
-        if std::env::var("TRACE").is_ok() { for (o,w) in run { eprintln!("{:?} to {side} {:?} rcv {:?}: {o} {w:?}", now, end.state(), end.tcb.as_ref().map(|t| (t.rcv.nxt, t.rcv.wnd()))); } }
         end.arrive(now, run, progress);
     }
 

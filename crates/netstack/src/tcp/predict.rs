@@ -2,8 +2,8 @@
 //!
 //! A segment that comes next, with nothing out of order, no loss known and no control bit but ACK and PSH,
 //! does exactly what [`arrive.rs`](super) would do with it, and most of the questions asked there have
-//! known answers. That holds while text flows in either direction: in ESTABLISHED, FIN-WAIT-1, FIN-WAIT-2
-//! and CLOSE-WAIT. A property test holds the two roads equal.
+//! known answers. That holds in every state in which text may flow in one direction, up to the
+//! acknowledgment of our FIN. A property test holds the two roads equal.
 
 use super::{Cx, Tcb};
 use crate::digest::{Flags, Segment};

@@ -261,12 +261,10 @@ impl Tcb {
     /// leave what may, acknowledges what must be.
     #[inline]
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
-        if let Some(mut deliver) = cx.held.take() {
-            debug_assert!(deliver.conn == self.conn, "delivery of another connection");
-            deliver.end = self.rcv.offset;
-            deliver.last = true;
-            self.rcv.deliveries += 1;
-            cx.out.push(Effect::Deliver(deliver));
+        if cx.held.len != 0 {
+            let rcv = &mut self.rcv;
+            cx.push_held(self.conn, rcv.deliveries, rcv.offset, true);
+            rcv.deliveries += 1;
         }
         let mut finish = Finish::default();
         let snd = &self.snd;

@@ -8,9 +8,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
-use super::{Cx, DELAYED_ACK, State, Tcb};
+use super::{Cx, DELAYED_ACK, Held, State, Tcb};
 use crate::config::Limits;
-use crate::digest::SynOptions;
+use crate::digest::{ConnId, SynOptions};
 use crate::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -125,6 +125,26 @@ impl Rcv {
     #[inline]
     pub(super) fn room(&self, limits: &Limits) -> u32 {
         self.wnd().min(self.capacity(limits))
+    }
+
+    /// Holds a delivery back, and lets the one before it go.
+    #[inline]
+    pub(super) fn deliver<S: EffectSink>(
+        &self,
+        conn: ConnId,
+        run_offset: u32,
+        stream_offset: u64,
+        len: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        if cx.held.len != 0 {
+            cx.push_held(conn, self.deliveries, self.offset, false);
+        }
+        cx.held = Held {
+            stream_offset,
+            run_offset,
+            len,
+        };
     }
 
     /// The window field of a segment that leaves now. With `syn` it is not scaled (RFC 7323 section 2.2).

@@ -23,6 +23,26 @@ use crate::engine::world::World;
 use crate::error::ConfigError;
 use crate::wire::MAX_HEADERS;
 
+/// The costly steps of every variant as they stand, to be measured alone.
+pub mod kernel {
+    use crate::engine::{perform, prepare};
+
+    /// Whether the TCP checksum of a frame (Ethernet, IPv4) is right.
+    #[inline]
+    pub fn verify(frame: &[u8]) -> bool {
+        prepare::is_good(frame)
+    }
+
+    /// The TCP checksum of a frame (Ethernet, IPv4 without options) whose checksum field is zero.
+    ///
+    /// # Panics
+    /// If the frame is shorter than these headers.
+    #[inline]
+    pub fn checksum(frame: &[u8]) -> u16 {
+        perform::checksum(frame)
+    }
+}
+
 /// What a stack is made of, in every variant.
 #[derive(Debug)]
 #[non_exhaustive]

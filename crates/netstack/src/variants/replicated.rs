@@ -751,6 +751,11 @@ impl<T: Tamper> Worker<T> {
         self.stats
     }
 
+    /// What the group's receive pump saw; `None` while somebody holds it.
+    pub fn pump_stats(&self) -> Option<PumpStats> {
+        self.shared.rx.try_take().map(|rx| rx.pump.stats)
+    }
+
     /// Effects that are kept, of this and of other primaries, oldest first.
     pub fn kept_effects(&self) -> impl Iterator<Item = &Effect> {
         self.kept.effects.iter()

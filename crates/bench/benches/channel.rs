@@ -1,0 +1,223 @@
+//! `cargo bench -p dominoes-bench --bench channel [-- --quick] [--rounds N] [--millis N] [--capacity N] [--batch N] [--shape PxS] [--peer NAME]`
+//!
+//! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0, subscribers on core 1.
+//! Rounds are interleaved: each round measures every peer at every point once; figures are medians over the rounds.
+
+#[path = "../src/channel/mod.rs"]
+mod channel;
+
+use channel::{
+    Message, Point, median,
+    peers::Peer,
+    pin,
+    report::{Report, Row},
+};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+struct Options {
+    rounds: usize,
+    window: Duration,
+    capacities: Vec<usize>,
+    batches: Vec<usize>,
+    shapes: Vec<(usize, usize)>,
+    peers: Vec<Peer>,
+    latency: bool,
+}
+
+fn options() -> Options {
+    let mut options = Options {
+        rounds: 9,
+        window: Duration::from_millis(60),
+        capacities: vec![1024, 4096],
+        batches: vec![1, 16, 64],
+        shapes: vec![(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)],
+        peers: Peer::ALL.to_vec(),
+        latency: true,
+    };
+    let mut args = std::env::args().skip(1);
+    let mut peers = Vec::new();
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().expect("an option is followed by its value");
+        match arg.as_str() {
+            "--quick" => (options.rounds, options.window) = (5, Duration::from_millis(25)),
+            "--rounds" => options.rounds = value().parse().expect("a number"),
+            "--millis" => options.window = Duration::from_millis(value().parse().expect("a number")),
+            "--capacity" => options.capacities = vec![value().parse().expect("a number")],
+            "--batch" => options.batches = vec![value().parse().expect("a number")],
+            "--shape" => {
+                let shape = value();
+                let (p, s) = shape.split_once('x').expect("publishers x subscribers, like 2x4");
+                options.shapes = vec![(p.parse().expect("a number"), s.parse().expect("a number"))];
+            }
+            "--peer" => {
+                let name = value();
+                peers.extend(Peer::ALL.into_iter().filter(|peer| peer.name() == name));
+            }
+            "--no-latency" => options.latency = false,
+            _ => {} // cargo's own, such as --bench
+        }
+    }
+    if !peers.is_empty() {
+        options.peers = peers;
+    }
+    options
+}
+
+fn main() {
+    let options = options();
+    let mut report = Report::default();
+    for &capacity in &options.capacities {
+        for &batch in &options.batches {
+            for &(publishers, subscribers) in &options.shapes {
+                let point = Point { publishers, subscribers, batch, capacity };
+                for &peer in options.peers.iter().filter(|peer| peer.can(point)) {
+                    report.rows.push(Row { point, peer, rates: Vec::new() });
+                }
+            }
+        }
+    }
+    for &capacity in &options.capacities {
+        let (_, log) = dominoes::channel::<Message, dominoes::SpinYield>(capacity);
+        println!("dominoes, capacity {capacity}: {} slots, {} KiB of storage", log.slots(), log.slots() * 64 / 1024);
+    }
+    println!("publishers on core 0, subscribers on core 1, {} rounds of {:?} a point", options.rounds, options.window);
+    for round in 0..options.rounds {
+        for row in &mut report.rows {
+            row.rates.push(row.peer.run(row.point, options.window));
+        }
+        eprintln!("round {} of {}", round + 1, options.rounds);
+    }
+    if options.latency {
+        micro(&mut report);
+        latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
+    }
+    report.judge();
+    print!("{}", report.table());
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/channel");
+    match report.write(&directory) {
+        Ok(()) => println!("channel.json and channel.svg are in {}", directory.display()),
+        Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
+    }
+}
+
+/// Nanoseconds of one call, on one thread: what the instructions cost when no line moves between cores.
+fn micro(report: &mut Report) {
+    let mut figure = |name: &str, mut run: Box<dyn FnMut(u64)>| {
+        let mut costs = Vec::new();
+        for _ in 0..15 {
+            let start = Instant::now();
+            run(200_000);
+            costs.push(start.elapsed().as_nanos() as f64 / 200_000.0);
+        }
+        report.figures.push((format!("{name}, ns"), median(&costs)));
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(0);
+            let (mut publisher, _log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
+            figure(
+                "publish alone, nobody reads",
+                Box::new(move |n| {
+                    (0..n).for_each(|n| {
+                        publisher.publish([n; 8]).unwrap();
+                    })
+                }),
+            );
+            let (mut publisher, _log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
+            let _other = publisher.clone();
+            figure(
+                "publish as one of two, nobody reads",
+                Box::new(move |n| {
+                    (0..n).for_each(|n| {
+                        publisher.publish([n; 8]).unwrap();
+                    })
+                }),
+            );
+            let (mut publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
+            let mut subscription = log.subscribe().unwrap();
+            figure(
+                "publish, poll, get and advance on one thread",
+                Box::new(move |n| {
+                    (0..n).for_each(|n| {
+                        let seq = publisher.publish([n; 8]).unwrap();
+                        subscription.poll();
+                        assert_eq!(subscription.get(seq).unwrap()[0], n);
+                        subscription.advance_to(seq + 1);
+                    })
+                }),
+            );
+            let (_publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
+            let mut subscription = log.subscribe().unwrap();
+            figure(
+                "poll, nothing there",
+                Box::new(move |n| {
+                    (0..n).for_each(|_| {
+                        std::hint::black_box(subscription.poll());
+                    })
+                }),
+            );
+        });
+    });
+}
+
+/// Time from a publish to the moment the sleeping subscriber on the other core has the message, in nanoseconds, medians; both kinds of
+/// channel in turn.
+fn latency(report: &mut Report, times: usize) {
+    let base = Instant::now();
+    let now = move || base.elapsed().as_nanos() as u64;
+    /// Long enough for the subscriber to be asleep.
+    const PAUSE: Duration = Duration::from_micros(300);
+
+    let ours = |times: usize| {
+        let (mut publisher, log) = dominoes::channel::<u64, dominoes::Park>(64);
+        let mut subscription = log.subscribe().unwrap();
+        let reader = thread::spawn(move || {
+            pin(1);
+            let mut costs = Vec::new();
+            while let Some(batch) = subscription.next_batch() {
+                let seen = now();
+                costs.extend(batch.iter().map(|(_, sent)| (seen - sent) as f64));
+            }
+            costs
+        });
+        pin(0);
+        for _ in 0..times {
+            thread::sleep(PAUSE);
+            publisher.publish(now()).unwrap();
+        }
+        drop(publisher);
+        reader.join().unwrap()
+    };
+    let theirs = |times: usize| {
+        let (sender, receiver) = crossbeam_channel::bounded::<u64>(64);
+        let reader = thread::spawn(move || {
+            pin(1);
+            let mut costs = Vec::new();
+            while let Ok(sent) = receiver.recv() {
+                costs.push((now() - sent) as f64);
+            }
+            costs
+        });
+        pin(0);
+        for _ in 0..times {
+            thread::sleep(PAUSE);
+            sender.send(now()).unwrap();
+        }
+        drop(sender);
+        reader.join().unwrap()
+    };
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    for _ in 0..10 {
+        here.extend(ours(times / 10));
+        there.extend(theirs(times / 10));
+    }
+    let (here, there) = (median(&here), median(&there));
+    report.figures.push(("publish to wake-up (Park), ns".to_string(), here));
+    report.figures.push(("crossbeam-channel send to wake-up, ns".to_string(), there));
+    let name = "wake-up latency against crossbeam-channel: at most 1.2x".to_string();
+    report.verdicts.push((name, here / there, "median".to_string(), here / there <= 1.2));
+}

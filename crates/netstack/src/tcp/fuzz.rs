@@ -1,0 +1,297 @@
+//! Arbitrary segments and calls in every state: nothing panics, both roads agree, and what
+//! [`mod.rs`](super) promises holds after every call.
+
+use proptest::prelude::*;
+
+use super::pair::{CONN, Rng, both_roads, check, flow};
+use super::{Cx, Finish, State, Tcb, reset_for};
+use crate::config::Limits;
+use crate::digest::{Flags, Mac, Options, Segment, SynOptions};
+use crate::effect::{Effect, Event, FrameNumbers};
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+/// A connection, everything around it, and what it has asked for so far.
+struct Victim {
+    tcb: Tcb,
+    frames: FrameNumbers,
+    limits: Limits,
+    now: Instant,
+    seen: Vec<u8>,
+    edge: u64,
+    released: u64,
+    events: Vec<Event>,
+    rng: Rng,
+}
+
+impl Victim {
+    fn new(seed: u64) -> Victim {
+        let mut rng = Rng::new(seed);
+        let limits = Limits {
+            receive_buffer: 1 << (10 + rng.below(8)),
+            send_buffer: 1 << (10 + rng.below(8)),
+            mtu: [68, 576, 1500, 65_535][rng.below(4) as usize],
+            tx_slots: [4, 64][rng.below(2) as usize],
+            frame_payload: [0, 65_475][rng.below(2) as usize],
+            quantum: [1, 64][rng.below(2) as usize],
+            ..Limits::default()
+        };
+        let iss = SeqNum(rng.next() as u32);
+        let now = Instant::from_millis(rng.below(1 << 30));
+        let frames = FrameNumbers {
+            next: 0,
+            limit: u64::from(limits.tx_slots),
+            sent: 0,
+        };
+        let mac = Mac::default();
+        let tcb = if rng.percent(50) {
+            Tcb::open(CONN, flow(0), mac, iss, &limits, now)
+        } else {
+            let options = options(&mut rng);
+            let syn = Segment {
+                seq: SeqNum(rng.next() as u32),
+                ack: SeqNum(0),
+                len: 0,
+                run_offset: 0,
+                count: 1,
+                wnd: rng.next() as u16,
+                flags: Flags::SYN,
+                timestamps: rng.percent(50).then_some((7, 0)),
+                ce: false,
+                options: &options,
+            };
+            Tcb::passive(CONN, flow(0), mac, iss, &syn, &limits, now)
+        };
+        Victim {
+            tcb,
+            frames,
+            limits,
+            now,
+            seen: vec![0; 1 << 20],
+            edge: 0,
+            released: 0,
+            events: Vec::new(),
+            rng,
+        }
+    }
+
+    /// A number close to one that matters, or any.
+    fn near(&mut self, numbers: &[SeqNum]) -> SeqNum {
+        let base = numbers[self.rng.below(numbers.len() as u64) as usize];
+        match self.rng.below(10) {
+            0 => SeqNum(self.rng.next() as u32),
+            1..=4 => base,
+            5..=7 => base + self.rng.below(3000) as u32,
+            _ => base - self.rng.below(3000) as u32,
+        }
+    }
+
+    /// A segment that has a chance to be taken.
+    fn arrive(&mut self) {
+        let (rcv, snd) = (&self.tcb.rcv, &self.tcb.snd);
+        let (seqs, acks) = (
+            [rcv.nxt, rcv.nxt, rcv.nxt, rcv.edge, rcv.irs],
+            [snd.una, snd.nxt, snd.max, snd.end],
+        );
+        let ts_recent = rcv.ts_recent;
+        let has_timestamps = rcv.timestamps != self.rng.percent(3);
+        let options = options(&mut self.rng);
+        let flags = match self.rng.below(20) {
+            0 => Flags(self.rng.next() as u8),
+            1 | 2 => Flags::SYN.with(Flags::ACK),
+            3 => Flags::RST,
+            4 | 5 => Flags::ACK.with(Flags::FIN),
+            6 => Flags::SYN,
+            _ => Flags::ACK,
+        };
+        let len = match self.rng.below(10) {
+            0 => self.rng.next() as u32,
+            1..=4 => 0,
+            _ => self.rng.below(4000) as u32,
+        };
+        let ts_val = ts_recent.wrapping_add(self.rng.below(12) as u32).wrapping_sub(1);
+        let seg = Segment {
+            seq: self.near(&seqs),
+            ack: self.near(&acks),
+            len,
+            run_offset: self.rng.below(1 << 16) as u32,
+            count: self.rng.below(9) as u8,
+            wnd: self.rng.next() as u16 >> self.rng.below(17).min(15),
+            flags,
+            timestamps: has_timestamps.then_some((ts_val, self.rng.next() as u32)),
+            ce: self.rng.percent(5),
+            options: &options,
+        };
+        self.request(|tcb, cx| {
+            both_roads(tcb, &seg, cx);
+        });
+    }
+
+    fn step(&mut self) {
+        let (a, b) = (self.rng.next(), self.rng.next());
+        match self.rng.below(100) {
+            0..=69 => self.arrive(),
+            70..=79 => {
+                let read = self.tcb.rcv.read + a % 5000;
+                let written = self.tcb.snd.written + b % 5000;
+                self.request(|tcb, cx| {
+                    if a % 7 < 3 {
+                        tcb.progress(read, written, cx);
+                    } else {
+                        tcb.progress_low(read as u32, written as u32, cx);
+                    }
+                });
+            }
+            80..=89 => {
+                let deadline = self.tcb.next_deadline();
+                if deadline != Instant::NEVER && a % 3 != 0 {
+                    self.now = self.now.max(deadline);
+                } else {
+                    self.now += Duration::from_millis(a % 3000);
+                }
+                self.request(|tcb, cx| tcb.on_time(cx));
+                assert!(self.tcb.next_deadline() > self.now);
+            }
+            90..=97 => {
+                self.frames.sent += a % (self.frames.next - self.frames.sent + 1);
+                self.frames.limit = self.frames.sent + u64::from(self.limits.tx_slots);
+                self.request(|_, _| ());
+            }
+            98 => match a % 12 {
+                0..=5 => self.request(|tcb, cx| tcb.shutdown(cx)),
+                6 | 7 => self.request(|tcb, cx| tcb.orphan(cx)),
+                8 => self.request(|tcb, cx| tcb.abort(cx)),
+                _ => {}
+            },
+            _ => self.request(|_, _| ()),
+        }
+    }
+
+    fn request(&mut self, what: impl FnOnce(&mut Tcb, &mut Cx<'_, Vec<Effect>>)) {
+        let mut out = Vec::new();
+        let before = self.tcb.clone();
+        let first = self.frames.next;
+        let delivery = self.tcb.rcv.deliveries;
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut out);
+        what(&mut self.tcb, &mut cx);
+        let finish: Finish = self.tcb.finish(&mut cx);
+        assert!(self.frames.next <= self.frames.limit);
+        check(&self.tcb, finish, &self.limits);
+        let tcb = &self.tcb;
+        if tcb.state.takes_text() {
+            let edge = tcb.rcv.offset + u64::from(tcb.rcv.wnd());
+            assert!(edge >= self.edge, "the right edge moved left");
+            self.edge = edge;
+        }
+        if *tcb != before {
+            assert!(tcb.first_difference(&before).is_some());
+            assert_ne!(tcb.fingerprint(), before.fingerprint());
+        }
+        let mut number = first;
+        for effect in &out {
+            match effect {
+                Effect::Deliver(d) => {
+                    assert_eq!(d.delivery, delivery);
+                    let (start, end) = (d.stream_offset, d.stream_offset + u64::from(d.len));
+                    assert!(d.len > 0);
+                    assert!(end <= tcb.rcv.read + u64::from(self.limits.receive_buffer));
+                    for seen in &mut self.seen[start as usize..end as usize] {
+                        assert_eq!(*seen, 0, "an octet was delivered twice");
+                        *seen = 1;
+                    }
+                }
+                Effect::Transmit(t) => {
+                    assert_eq!(t.first_frame, number);
+                    number += u64::from(t.count);
+                    assert!(t.payload_len == 0 || t.payload_offset >= self.released);
+                    assert!(t.payload_offset + u64::from(t.payload_len) <= tcb.snd.written);
+                    let most = u64::from(t.frame_len) * u64::from(t.count);
+                    assert!(u64::from(t.payload_len) <= most);
+                }
+                Effect::Release { upto, .. } => {
+                    assert!(*upto > self.released && *upto <= tcb.snd.una_offset);
+                    self.released = *upto;
+                }
+                Effect::Event { event, .. } => {
+                    assert!(!self.events.contains(event), "{event:?} twice");
+                    self.events.push(*event);
+                }
+                other => panic!("{other:?} is not for a connection"),
+            }
+        }
+        assert_eq!(number, self.frames.next);
+        let reached = tcb.rcv.offset as usize;
+        assert!(self.seen[..reached].iter().all(|&n| n == 1), "a hole");
+    }
+}
+
+fn options(rng: &mut Rng) -> Options {
+    match rng.below(4) {
+        0 => Options::None,
+        1 => Options::Sack {
+            count: 1,
+            blocks: [(SeqNum(1), SeqNum(2)); 4],
+        },
+        _ => Options::Syn(SynOptions {
+            mss: rng.percent(80).then_some(rng.next() as u16),
+            window_scale: rng.percent(80).then_some(rng.next() as u8),
+            sack_permitted: rng.percent(50),
+        }),
+    }
+}
+
+#[test]
+fn no_sequence_of_segments_and_calls_breaks_a_promise() {
+    let mut met = Vec::new();
+    for seed in 0..3000 {
+        let mut victim = Victim::new(seed);
+        for _ in 0..120 {
+            victim.step();
+            if !met.contains(&victim.tcb.state) {
+                met.push(victim.tcb.state);
+            }
+            if victim.tcb.is_closed() {
+                break;
+            }
+        }
+    }
+    for state in State::ALL {
+        assert!(met.contains(&state) || state == State::Listen, "{state:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_segment_says_in_whatever_state_nothing_panics(
+        seed in any::<u64>(),
+        fields in proptest::collection::vec(any::<(u32, u32, u32, u32, u8, u16, u8, Option<(u32, u32)>)>(), 1..8),
+        steps in 0usize..60,
+    ) {
+        let mut victim = Victim::new(seed);
+        for _ in 0..steps {
+            victim.step();
+        }
+        let options = options(&mut victim.rng);
+        for (seq, ack, len, run_offset, count, wnd, flags, timestamps) in fields {
+            let seg = Segment {
+                seq: SeqNum(seq),
+                ack: SeqNum(ack),
+                len,
+                run_offset,
+                count,
+                wnd,
+                flags: Flags(flags),
+                timestamps,
+                ce: false,
+                options: &options,
+            };
+            victim.request(|tcb, cx| {
+                both_roads(tcb, &seg, cx);
+            });
+            let mut out = Vec::new();
+            let mut cx = Cx::new(victim.now, &mut victim.frames, &victim.limits, &mut out);
+            let left = reset_for(&seg, flow(0), Mac::default(), &mut cx);
+            prop_assert_eq!(left, out.len() == 1);
+        }
+    }
+}

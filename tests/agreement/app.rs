@@ -1,0 +1,271 @@
+//! Our application: it accepts, opens, reads, writes and closes, and checks every octet that it reads.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream};
+
+use super::peer::{FIRST_PORT, SERVER, keys, octets};
+use super::plan::App;
+use super::segment::FAR;
+use crate::support::Rng;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u16 = 8;
+
+/// One connection as the application has it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Which peer is at its other end.
+    pub(crate) peer: usize,
+    stream: Option<TcpStream>,
+    /// Everything that was read.
+    pub(crate) received: Vec<u8>,
+    pub(crate) written: u64,
+    /// What will be written in all, once decided.
+    until: Option<u64>,
+    shut: bool,
+    /// The peer's stream ended and was read to its end.
+    pub(crate) eof: bool,
+    /// How the connection ended early, if it did.
+    pub(crate) ended: Option<SocketError>,
+    gives_up_after: Option<usize>,
+    /// It was aborted, or dropped before its time.
+    pub(crate) gave_up: bool,
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> Connection {
+        Connection {
+            peer: usize::from(stream.peer_addr().port() - FIRST_PORT),
+            stream: Some(stream),
+            received: Vec::new(),
+            written: 0,
+            until: None,
+            shut: false,
+            eof: false,
+            ended: None,
+            gives_up_after: None,
+            gave_up: false,
+        }
+    }
+
+    /// Reads at most `most` octets. Says how many that were.
+    ///
+    /// # Errors
+    /// If they are not those that the peer sends.
+    pub(crate) fn read(&mut self, seed: u64, most: usize) -> Result<usize, String> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(0);
+        };
+        let mut buffer = vec![0; most];
+        let got = match stream.try_read(&mut buffer) {
+            Ok(0) => {
+                self.eof = true;
+                0
+            }
+            Ok(got) => got,
+            Err(SocketError::WouldBlock) => 0,
+            Err(error) => {
+                self.ended = Some(error);
+                0
+            }
+        };
+        let (_, key) = keys(seed, self.peer);
+        let offset = self.received.len();
+        let expected = octets(key, offset as u64, got);
+        if let Some(at) = (0..got).find(|&i| expected[i] != buffer[i]) {
+            return Err(format!(
+                "connection {}: octet {} that was read is {:#04x}, should be {:#04x}",
+                self.peer,
+                offset + at,
+                buffer[at],
+                expected[at]
+            ));
+        }
+        self.received.extend(&buffer[..got]);
+        Ok(got)
+    }
+
+    /// Reads everything that there is.
+    ///
+    /// # Errors
+    /// As [`Connection::read`].
+    pub(crate) fn read_all(&mut self, seed: u64) -> Result<usize, String> {
+        let before = self.received.len();
+        while self.read(seed, 1 << 14)? > 0 {}
+        Ok(self.received.len() - before)
+    }
+
+    fn write(&mut self, seed: u64, most: usize) -> usize {
+        let Some(stream) = &mut self.stream else {
+            return 0;
+        };
+        if self.shut || self.ended.is_some() {
+            return 0;
+        }
+        let left = self.until.map_or(u64::MAX, |until| until.saturating_sub(self.written));
+        let len = (most as u64).min(left) as usize;
+        let (key, _) = keys(seed, self.peer);
+        match stream.try_write(&octets(key, self.written, len)) {
+            Ok(took) => {
+                self.written += took as u64;
+                took
+            }
+            Err(SocketError::WouldBlock) => 0,
+            Err(error) => {
+                self.ended = Some(error);
+                0
+            }
+        }
+    }
+
+    fn shut_if_all_written(&mut self) {
+        if let Some(stream) = &mut self.stream
+            && !self.shut
+            && self.until == Some(self.written)
+        {
+            stream.shutdown_write();
+            self.shut = true;
+        }
+    }
+
+    fn give_up(&mut self, abort: bool) {
+        if let Some(stream) = self.stream.take() {
+            self.gave_up = true;
+            if abort {
+                stream.abort();
+            }
+        }
+    }
+
+    /// Lets go of a connection that is over.
+    fn close(&mut self) {
+        if self.shut && self.eof {
+            self.stream = None;
+        }
+    }
+}
+
+/// All of them.
+pub(crate) struct Application {
+    seed: u64,
+    sockets: Sockets,
+    listener: TcpListener,
+    connecting: Vec<(usize, Connecting)>,
+    pub(crate) connections: Vec<Connection>,
+    /// Peers that were connected to, in order.
+    pub(crate) opened: Vec<usize>,
+    /// Peers that could not be connected to.
+    pub(crate) failed: Vec<usize>,
+}
+
+impl Application {
+    pub(crate) fn new(sockets: Sockets, seed: u64) -> Application {
+        let listener = sockets.listen(SERVER, BACKLOG).expect("nobody else listens");
+        Application {
+            seed,
+            sockets,
+            listener,
+            connecting: Vec::new(),
+            connections: Vec::new(),
+            opened: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn open(&mut self, peer: usize) {
+        let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), FIRST_PORT + peer as u16);
+        let connecting = self.sockets.begin_connect(remote).expect("the stack is up");
+        self.connecting.push((peer, connecting));
+        self.opened.push(peer);
+    }
+
+    /// Takes connections that became established.
+    pub(crate) fn welcome(&mut self) -> usize {
+        let before = self.connections.len();
+        while let Ok((stream, _)) = self.listener.try_accept() {
+            self.connections.push(Connection::new(stream));
+        }
+        let (connections, failed) = (&mut self.connections, &mut self.failed);
+        self.connecting.retain_mut(|(peer, connecting)| match connecting.try_finish() {
+            Ok(None) => true,
+            Ok(Some(stream)) => {
+                connections.push(Connection::new(stream));
+                false
+            }
+            Err(_) => {
+                failed.push(*peer);
+                false
+            }
+        });
+        self.connections.len() - before
+    }
+
+    pub(crate) fn of(&self, peer: usize) -> Option<&Connection> {
+        self.connections.iter().find(|connection| connection.peer == peer)
+    }
+
+    pub(crate) fn is_connecting(&self, peer: usize) -> bool {
+        self.connecting.iter().any(|(other, _)| *other == peer)
+    }
+
+    /// One thing that an application may do.
+    ///
+    /// # Errors
+    /// If what was read is not what was sent.
+    pub(crate) fn step(&mut self, app: &App, short: u32, rng: &mut Rng) -> Result<(), String> {
+        let known = self.connections.len();
+        self.welcome();
+        for connection in &mut self.connections[known..] {
+            connection.until = rng.chance(short).then(|| rng.below(6000));
+            let gives_up = rng.chance(app.gives_up);
+            connection.gives_up_after = gives_up.then(|| rng.index(4000));
+        }
+        if self.connections.is_empty() {
+            return Ok(());
+        }
+        let at = rng.index(self.connections.len());
+        let connection = &mut self.connections[at];
+        if rng.chance(app.reads) {
+            connection.read(self.seed, 1 + rng.index(app.read_size))?;
+        } else if rng.chance(900) {
+            connection.write(self.seed, 1 + rng.index(app.write_size));
+        } else {
+            connection.shut_if_all_written();
+            connection.close();
+        }
+        if let Some(after) = connection.gives_up_after
+            && connection.received.len() >= after
+        {
+            connection.give_up(rng.chance(500));
+        }
+        Ok(())
+    }
+
+    /// No more is written from now on; with `finishes` that is told to the peers.
+    pub(crate) fn stop(&mut self, finishes: bool) {
+        for connection in &mut self.connections {
+            connection.until = finishes.then_some(connection.written);
+            connection.shut_if_all_written();
+        }
+    }
+
+    /// Reads everything, and finishes connections that came late.
+    ///
+    /// # Errors
+    /// If what was read is not what was sent.
+    pub(crate) fn drain(&mut self, finishes: bool) -> Result<usize, String> {
+        let known = self.connections.len();
+        let mut done = self.welcome();
+        for connection in &mut self.connections[known..] {
+            connection.until = finishes.then_some(0);
+            connection.shut_if_all_written();
+        }
+        for connection in &mut self.connections {
+            if !connection.eof && connection.ended.is_none() {
+                done += connection.read_all(self.seed)?;
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,204 @@
+//! What must be equal.
+
+use dominoes_drivers::memory::Script;
+use dominoes_netstack::Replica;
+use dominoes_netstack::variants::replicated::Group;
+use dominoes_netstack::variants::single::Single;
+
+use super::app::Application;
+use super::case::{self, Left, Outcome};
+use super::plan::Plan;
+
+/// Stands for the replayed `single` among the workers.
+pub(crate) const ORACLE: usize = usize::MAX;
+
+/// A disagreement, or something that must not happen.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) what: String,
+    /// Two workers, and the position at which their states differ.
+    pub(crate) at: Option<(usize, usize, u64)>,
+}
+
+impl Failure {
+    pub(crate) fn new(what: String) -> Failure {
+        Failure { what, at: None }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Failure {
+        Failure::new(what)
+    }
+}
+
+/// The first fingerprint that anybody had at each position.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    at: Vec<Option<(usize, u64)>>,
+}
+
+impl Marks {
+    /// `who` has this fingerprint after `position` requests.
+    ///
+    /// # Errors
+    /// If somebody else had another one there.
+    pub(crate) fn note(&mut self, who: usize, position: u64, mark: u64) -> Result<(), Failure> {
+        let index = position as usize;
+        if self.at.len() <= index {
+            self.at.resize(index + 1, None);
+        }
+        match self.at[index] {
+            None => self.at[index] = Some((who, mark)),
+            Some((_, known)) if known == mark => {}
+            Some((other, _)) => {
+                return Err(Failure {
+                    what: format!(
+                        "{} and {} differ at position {position}",
+                        name(other),
+                        name(who)
+                    ),
+                    at: Some((other, who, position)),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn name(who: usize) -> String {
+    if who == ORACLE {
+        "single".to_owned()
+    } else {
+        format!("replica {who}")
+    }
+}
+
+/// Replays the log of a case and compares all that can be seen of it.
+///
+/// # Errors
+/// The first thing that differs.
+pub(crate) fn replay(plan: &Plan, outcome: &mut Outcome) -> Result<(), Failure> {
+    let (device, script) = case::device(plan);
+    let mut setup = case::setup(plan);
+    setup.limits = outcome.limits;
+    let mut single = Single::new(setup, device).map_err(|e| Failure::new(e.to_string()))?;
+    let mut follower = Follower::new(Application::new(single.sockets(), plan.seed), outcome, script);
+    for (position, entry) in (1..).zip(&outcome.entries) {
+        single.replay(entry);
+        let mark = single.replica().fingerprint();
+        outcome.marks.note(ORACLE, position, mark)?;
+        follower.follow()?;
+    }
+    let diverged = single.effect_stats().diverged;
+    if diverged > 0 {
+        return Err(Failure::new(format!("single counts {diverged} divergences")));
+    }
+    follower.compare(outcome)
+}
+
+/// The same with a group of `replicas`.
+///
+/// # Errors
+/// The first thing that differs.
+pub(crate) fn replay_in_group(
+    plan: &Plan,
+    replicas: usize,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let (device, script) = case::device(plan);
+    let mut setup = case::setup(plan);
+    setup.limits = outcome.limits;
+    let mut layout = case::layout(plan);
+    layout.replicas = replicas;
+    let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
+    let mut follower = Follower::new(Application::new(group.sockets(), plan.seed), outcome, script);
+    for (position, entry) in (1..).zip(&outcome.entries) {
+        group.replay(entry);
+        for worker in group.workers() {
+            let mark = worker.replica().fingerprint();
+            outcome.marks.note(worker.id(), position, mark)?;
+        }
+        follower.follow()?;
+    }
+    follower.compare(outcome)
+}
+
+/// The state of `single` after `position` entries of a case.
+pub(crate) fn oracle_at(outcome: &Outcome, position: u64) -> Replica {
+    let mut replica = Replica::new(outcome.limits);
+    for entry in &outcome.entries[..position as usize] {
+        let verdict = entry.verdict.unwrap_or_else(|| entry.request.digest.all_good());
+        replica.apply(&entry.request, verdict, &mut Vec::new());
+    }
+    replica
+}
+
+/// The outside of a replayed stack.
+struct Follower {
+    app: Application,
+    script: Script,
+    left: Left,
+    seed_checked: usize,
+}
+
+impl Follower {
+    fn new(mut app: Application, outcome: &Outcome, script: Script) -> Follower {
+        for peer in &outcome.app.opened {
+            app.open(*peer);
+        }
+        Follower {
+            app,
+            script,
+            left: Vec::new(),
+            seed_checked: 0,
+        }
+    }
+
+    /// The application reads whatever there is, which is at least what it had read when the log was made.
+    fn follow(&mut self) -> Result<(), Failure> {
+        self.app.welcome();
+        for connection in &mut self.app.connections {
+            connection.read_everything()?;
+        }
+        self.left.append(&mut self.script.take_sent());
+        Ok(())
+    }
+
+    fn compare(&self, outcome: &Outcome) -> Result<(), Failure> {
+        let both = outcome.left.iter().zip(&self.left);
+        for (number, (ours, theirs)) in both.enumerate() {
+            if ours != theirs {
+                return Err(Failure::new(format!(
+                    "frame {number} differs from that of the replay:\n{ours:02x?}\n{theirs:02x?}"
+                )));
+            }
+        }
+        if outcome.left.len() != self.left.len() {
+            return Err(Failure::new(format!(
+                "{} frames left, {} in the replay",
+                outcome.left.len(),
+                self.left.len()
+            )));
+        }
+        for connection in &outcome.app.connections {
+            let again = self.app.of(connection.peer);
+            let again = again.map_or(&[][..], |again| &again.received);
+            let ours = &connection.received[..];
+            let equal = if connection.gave_up || connection.ended.is_some() {
+                again.starts_with(ours)
+            } else {
+                again == ours
+            };
+            if !equal {
+                return Err(Failure::new(format!(
+                    "connection {}: {} octets were read, {} in the replay, not the same",
+                    connection.peer,
+                    ours.len(),
+                    again.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
