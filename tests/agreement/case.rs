@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Device, Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
-use dominoes_netstack::digest::Request;
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
@@ -43,7 +42,6 @@ pub(crate) type Left = Vec<(Vec<u8>, TxMeta)>;
 /// A case that ended well.
 pub(crate) struct Outcome {
     pub(crate) limits: Limits,
-    pub(crate) entries: Vec<Entry>,
     pub(crate) left: Left,
     pub(crate) app: Application,
     pub(crate) marks: Marks,
@@ -54,6 +52,16 @@ pub(crate) struct Outcome {
 /// A log in memory.
 #[derive(Clone, Default)]
 struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Memory {
+    fn entries(&self) -> (Limits, Vec<Entry>) {
+        let bytes = self.0.lock().expect("no writer panics");
+        let recording = Recording::open(&bytes[..]).expect("the recorder wrote it");
+        let limits = recording.limits();
+        let entries: Result<Vec<Entry>, _> = recording.collect();
+        (limits, entries.expect("the recorder wrote it"))
+    }
+}
 
 impl Write for Memory {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -161,13 +169,21 @@ const KINDS: [(Step, u64); 13] = [
     (Step::Credit, 1),
 ];
 
+/// What became of a case.
+pub(crate) struct Report {
+    pub(crate) result: Result<Outcome, Failure>,
+    pub(crate) entries: Vec<Entry>,
+    /// The state that was asked for.
+    pub(crate) found: Option<Replica>,
+}
+
 /// Runs the case of `plan`, worker i tampered with by `tamper(i)`. If `watched` names a worker and a position,
-/// the worker's state there comes back, whatever else happens.
+/// the worker's state there comes back.
 pub(crate) fn run<T: Tamper>(
     plan: &Plan,
     tamper: impl Fn(usize) -> T,
     watched: Option<(usize, u64)>,
-) -> (Result<Outcome, Failure>, Option<Replica>) {
+) -> Report {
     let log = Memory::default();
     let (device, script) = device(plan);
     let mut setup = setup(plan);
@@ -196,7 +212,23 @@ pub(crate) fn run<T: Tamper>(
     };
     let result = case.noise().and_then(|()| case.calm()).and_then(|()| case.end());
     let found = case.found.take();
-    (result.and_then(|()| case.outcome(&log)), found)
+    let result = result.map(|()| case.outcome());
+    let (limits, entries) = log.entries();
+    let mut report = Report {
+        result,
+        entries,
+        found,
+    };
+    let Ok(outcome) = &mut report.result else {
+        return report;
+    };
+    outcome.limits = limits;
+    outcome.seen.merged = report.entries.iter().any(|entry| entry.request.digest.count > 1);
+    if (report.entries.len() as u64) < plan.positions {
+        let what = format!("{} entries are recorded", report.entries.len());
+        report.result = Err(Failure::new(what));
+    }
+    report
 }
 
 impl<T: Tamper> Case<'_, T> {
@@ -264,19 +296,16 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::Send => {
                 worker.send_one();
-                return self.collect();
+                return self.collect(&plan.bad);
             }
             Step::Turn => {
                 worker.turn(now);
                 self.mark(id)?;
-                return self.collect();
+                return self.collect(&plan.bad);
             }
             Step::Use => {
                 self.app.step(&plan.app, plan.peers.short, &mut self.rng)?;
-                for index in std::mem::take(&mut self.app.failed) {
-                    self.peers[index].phase = Phase::Reset;
-                    self.peers[index].reset_by_us = true;
-                }
+                self.forget_failed();
             }
             Step::ToStack => {
                 for _ in 0..self.rng.between(1, 12) {
@@ -306,6 +335,14 @@ impl<T: Tamper> Case<'_, T> {
         Ok(())
     }
 
+    /// Peers that the application could not connect to take no part any more.
+    fn forget_failed(&mut self) {
+        for index in std::mem::take(&mut self.app.failed) {
+            self.peers[index].phase = Phase::Reset;
+            self.peers[index].reset_by_us = true;
+        }
+    }
+
     /// A worker may have applied something: its state at a position is everybody's.
     fn mark(&mut self, id: usize) -> Result<(), Failure> {
         let replica = self.group.workers()[id].replica();
@@ -322,7 +359,7 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// What the device took goes on the wire.
-    fn collect(&mut self) -> Result<(), Failure> {
+    fn collect(&mut self, bad: &Bad) -> Result<(), Failure> {
         for (bytes, meta) in self.script.take_sent() {
             if bytes[12..14] == [0x08, 0x00] && bytes[23] == 6 {
                 self.left.push((bytes.clone(), meta));
@@ -338,7 +375,7 @@ impl<T: Tamper> Case<'_, T> {
                 damaged: false,
                 cut: None,
             };
-            self.to_peers.put(frame, &self.plan.bad, &mut self.rng, &mut self.seen);
+            self.to_peers.put(frame, bad, &mut self.rng, &mut self.seen);
         }
         Ok(())
     }
@@ -405,7 +442,7 @@ impl<T: Tamper> Case<'_, T> {
         };
         if segment::asks_for_us(&frame.bytes) {
             if !frame.damaged {
-                self.put(segment::arp(self.mac, true), None);
+                self.put(segment::arp(self.mac, true), None, bad);
             }
             return Ok(true);
         }
@@ -418,18 +455,18 @@ impl<T: Tamper> Case<'_, T> {
         };
         if let Some(answer) = peer.arrive(&seg, self.now)? {
             let frame = answer.frame(self.mac);
-            self.put(frame, None);
+            self.put(frame, None, bad);
         }
         Ok(true)
     }
 
-    fn put(&mut self, bytes: Vec<u8>, cut: Option<u16>) {
+    fn put(&mut self, bytes: Vec<u8>, cut: Option<u16>, bad: &Bad) {
         let frame = OnWire {
             bytes,
             damaged: false,
             cut,
         };
-        self.to_stack.put(frame, &self.plan.bad, &mut self.rng, &mut self.seen);
+        self.to_stack.put(frame, bad, &mut self.rng, &mut self.seen);
     }
 
     /// The far side may send: one of the peers, a stray, news of where it is, or a new connection.
@@ -444,7 +481,7 @@ impl<T: Tamper> Case<'_, T> {
         }
         if !self.peers.is_empty() && self.to_stack.len() < 64 {
             let index = self.rng.index(self.peers.len());
-            self.emit_from(index, plan.bad.overlap);
+            self.emit_from(index, &plan.bad);
         }
     }
 
@@ -466,9 +503,9 @@ impl<T: Tamper> Case<'_, T> {
         }
     }
 
-    fn emit_from(&mut self, index: usize, overlap: u32) -> usize {
+    fn emit_from(&mut self, index: usize, bad: &Bad) -> usize {
         let peer = &mut self.peers[index];
-        let out = peer.emit(self.now, &self.plan.peers, overlap, &mut self.rng, &mut self.seen);
+        let out = peer.emit(self.now, &self.plan.peers, bad.overlap, &mut self.rng, &mut self.seen);
         let count = out.len();
         let mut out = out.into_iter().peekable();
         while let Some(mut seg) = out.next() {
@@ -487,7 +524,7 @@ impl<T: Tamper> Case<'_, T> {
                     out.next();
                 }
             }
-            self.put(seg.frame(self.mac), cut);
+            self.put(seg.frame(self.mac), cut, bad);
         }
         count
     }
@@ -510,7 +547,7 @@ impl<T: Tamper> Case<'_, T> {
             seg.payload = vec![7; self.rng.index(40)];
             seg.frame(self.mac)
         };
-        self.put(frame, None);
+        self.put(frame, None, &self.plan.bad);
     }
 
     fn next_deadline(&mut self) -> u64 {
@@ -547,9 +584,10 @@ impl<T: Tamper> Case<'_, T> {
         let mut before = 0;
         loop {
             let mut done = self.app.drain(finishes)?;
+            self.forget_failed();
             for index in 0..self.peers.len() {
                 self.peers[index].read(u64::MAX >> 1);
-                done += self.emit_from_calmly(index);
+                done += self.emit_from(index, &GOOD);
             }
             while self.arrive(&GOOD) {
                 done += 1;
@@ -578,20 +616,6 @@ impl<T: Tamper> Case<'_, T> {
         }
     }
 
-    fn emit_from_calmly(&mut self, index: usize) -> usize {
-        let peer = &mut self.peers[index];
-        let out = peer.emit(self.now, &self.plan.peers, 0, &mut self.rng, &mut self.seen);
-        for seg in &out {
-            let frame = OnWire {
-                bytes: seg.frame(self.mac),
-                damaged: false,
-                cut: None,
-            };
-            self.to_stack.put(frame, &GOOD, &mut self.rng, &mut self.seen);
-        }
-        out.len()
-    }
-
     /// A turn of every worker.
     fn turns(&mut self) -> Result<usize, Failure> {
         let mut done = 0;
@@ -601,22 +625,7 @@ impl<T: Tamper> Case<'_, T> {
             done += self.group.workers()[id].turn(Instant::from_nanos(self.now));
             self.mark(id)?;
         }
-        for (bytes, meta) in self.script.take_sent() {
-            if bytes[12..14] == [0x08, 0x00] && bytes[23] == 6 {
-                self.left.push((bytes.clone(), meta));
-            }
-            let mut bytes = bytes;
-            if matches!(meta.checksum, TxChecksum::Partial { .. }) {
-                segment::complete(&mut bytes);
-            }
-            self.watch(&bytes)?;
-            let frame = OnWire {
-                bytes,
-                damaged: false,
-                cut: None,
-            };
-            self.to_peers.put(frame, &GOOD, &mut self.rng, &mut self.seen);
-        }
+        self.collect(&GOOD)?;
         Ok(done)
     }
 
@@ -686,29 +695,16 @@ impl<T: Tamper> Case<'_, T> {
         Ok(())
     }
 
-    fn outcome(mut self, log: &Memory) -> Result<Outcome, Failure> {
-        let stats = self.group.workers().iter().map(|worker| worker.stats()).collect();
-        let log = log.0.lock().expect("no writer panics");
-        let recording = Recording::open(&log[..]).map_err(|e| Failure::new(e.to_string()))?;
-        let limits = recording.limits();
-        let entries: Result<Vec<Entry>, _> = recording.collect();
-        let entries = entries.map_err(|e| Failure::new(e.to_string()))?;
-        self.seen.merged = entries.iter().any(|entry| is_run(&entry.request));
-        if (entries.len() as u64) < self.plan.positions {
-            return Err(Failure::new(format!("{} entries are recorded", entries.len())));
-        }
-        Ok(Outcome {
-            limits,
-            entries,
+    fn outcome(self) -> Outcome {
+        let mut group = self.group;
+        let stats = group.workers().iter().map(|worker| worker.stats()).collect();
+        Outcome {
+            limits: group.limits(),
             left: self.left,
             app: self.app,
             marks: self.marks,
             seen: self.seen,
             stats,
-        })
+        }
     }
-}
-
-fn is_run(request: &Request) -> bool {
-    request.digest.count > 1
 }

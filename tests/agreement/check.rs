@@ -1,7 +1,7 @@
 //! What must be equal.
 
 use dominoes_drivers::memory::Script;
-use dominoes_netstack::Replica;
+use dominoes_netstack::{Entry, Replica};
 use dominoes_netstack::variants::replicated::Group;
 use dominoes_netstack::variants::single::Single;
 
@@ -78,13 +78,17 @@ pub(crate) fn name(who: usize) -> String {
 ///
 /// # Errors
 /// The first thing that differs.
-pub(crate) fn replay(plan: &Plan, outcome: &mut Outcome) -> Result<(), Failure> {
+pub(crate) fn replay(
+    plan: &Plan,
+    entries: &[Entry],
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
     let (device, script) = case::device(plan);
     let mut setup = case::setup(plan);
     setup.limits = outcome.limits;
     let mut single = Single::new(setup, device).map_err(|e| Failure::new(e.to_string()))?;
     let mut follower = Follower::new(Application::new(single.sockets(), plan.seed), outcome, script);
-    for (position, entry) in (1..).zip(&outcome.entries) {
+    for (position, entry) in (1..).zip(entries) {
         single.replay(entry);
         let mark = single.replica().fingerprint();
         outcome.marks.note(ORACLE, position, mark)?;
@@ -104,6 +108,7 @@ pub(crate) fn replay(plan: &Plan, outcome: &mut Outcome) -> Result<(), Failure> 
 pub(crate) fn replay_in_group(
     plan: &Plan,
     replicas: usize,
+    entries: &[Entry],
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let (device, script) = case::device(plan);
@@ -113,7 +118,7 @@ pub(crate) fn replay_in_group(
     layout.replicas = replicas;
     let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
     let mut follower = Follower::new(Application::new(group.sockets(), plan.seed), outcome, script);
-    for (position, entry) in (1..).zip(&outcome.entries) {
+    for (position, entry) in (1..).zip(entries) {
         group.replay(entry);
         for worker in group.workers() {
             let mark = worker.replica().fingerprint();
@@ -124,14 +129,14 @@ pub(crate) fn replay_in_group(
     follower.compare(outcome)
 }
 
-/// The state of `single` after `position` entries of a case.
-pub(crate) fn oracle_at(outcome: &Outcome, position: u64) -> Replica {
-    let mut replica = Replica::new(outcome.limits);
-    for entry in &outcome.entries[..position as usize] {
-        let verdict = entry.verdict.unwrap_or_else(|| entry.request.digest.all_good());
-        replica.apply(&entry.request, verdict, &mut Vec::new());
+/// The state of `single` after the first `position` entries of a log.
+pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option<Replica> {
+    let (device, _script) = case::device(plan);
+    let mut single = Single::new(case::setup(plan), device).ok()?;
+    for entry in entries.get(..position as usize)? {
+        single.replay(entry);
     }
-    replica
+    Some(single.replica().clone())
 }
 
 /// The outside of a replayed stack.
@@ -139,7 +144,6 @@ struct Follower {
     app: Application,
     script: Script,
     left: Left,
-    seed_checked: usize,
 }
 
 impl Follower {
@@ -151,16 +155,12 @@ impl Follower {
             app,
             script,
             left: Vec::new(),
-            seed_checked: 0,
         }
     }
 
     /// The application reads whatever there is, which is at least what it had read when the log was made.
     fn follow(&mut self) -> Result<(), Failure> {
-        self.app.welcome();
-        for connection in &mut self.app.connections {
-            connection.read_everything()?;
-        }
+        self.app.drain(false)?;
         self.left.append(&mut self.script.take_sent());
         Ok(())
     }

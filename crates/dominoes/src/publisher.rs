@@ -2,7 +2,8 @@
 
 use crate::{
     BatchError, Closed, Log, Seq, SpinYield, TryPublishError, Wait,
-    ring::{Refusal, Writer},
+    ring::{Refusal, Ring, Writer},
+    sync::Arc,
 };
 use std::{fmt, ops::Range, time::Instant};
 
@@ -14,13 +15,15 @@ use std::{fmt, ops::Range, time::Instant};
 /// the `try_` calls there.
 pub struct Publisher<T, W: Wait = SpinYield> {
     writer: Writer<T, W>,
+    /// The writer's ring, once more, for waiting with the writer borrowed.
+    ring: Arc<Ring<T, W>>,
     /// Collects batches before they are claimed.
     buffer: Vec<T>,
 }
 
 impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     pub(crate) fn new(writer: Writer<T, W>) -> Self {
-        Publisher { writer, buffer: Vec::new() }
+        Publisher { ring: writer.ring().clone(), writer, buffer: Vec::new() }
     }
 
     /// Publishes `value`; waits while the channel is full. Returns its position.
@@ -249,8 +252,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// Waits until `n` entries fit or the channel is closed.
     #[cold]
     fn wait_for(&mut self, n: usize, deadline: Option<Instant>) -> bool {
-        let ring = self.writer.ring().clone();
-        ring.room.wait_until(deadline, || ring.is_closed() || self.writer.room(n as u64) >= n as u64)
+        let (ring, writer) = (&*self.ring, &mut self.writer);
+        ring.room.wait_until(deadline, || ring.is_closed() || writer.room(n as u64) >= n as u64)
     }
 
     /// How many entries may be published now without waiting, as seen by this publisher. Other publishers may take the room.
@@ -269,7 +272,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// The bound on entries that are published and not yet released by the slowest subscription.
     #[inline]
     pub fn capacity(&self) -> usize {
-        self.writer.ring().capacity()
+        self.ring.capacity()
     }
 
     /// Closes the channel for all publishers. Subscriptions read what was published, and then see the end.
@@ -279,12 +282,12 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
 
     /// Whether nothing can be published any more.
     pub fn is_closed(&self) -> bool {
-        self.writer.ring().is_closed()
+        self.ring.is_closed()
     }
 
     /// A handle of the channel, for subscribing and for its counts.
     pub fn log(&self) -> Log<T, W> {
-        Log::of(self.writer.ring())
+        Log::of(&self.ring)
     }
 }
 
@@ -297,7 +300,7 @@ enum Patience {
 
 impl<T, W: Wait> Clone for Publisher<T, W> {
     fn clone(&self) -> Self {
-        Publisher { writer: self.writer.clone(), buffer: Vec::new() }
+        Publisher { writer: self.writer.clone(), ring: self.ring.clone(), buffer: Vec::new() }
     }
 }
 

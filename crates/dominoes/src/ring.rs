@@ -64,7 +64,7 @@ use crate::{
     wait::Wait,
 };
 use crossbeam_utils::CachePadded;
-use std::{cell::Cell, mem};
+use std::{cell::Cell, mem, time::Instant};
 
 /// How many subscriptions a channel can have at a time.
 pub const MAX_SUBSCRIBERS: usize = if cfg!(loom) { 4 } else { 64 };
@@ -202,7 +202,7 @@ impl<T, W> Ring<T, W> {
         // ORDERING: Acquire, pairs with the Release in `Writer::claim_shared`: the limit read below is one that allowed these claims, so the
         // walk is no longer than the capacity.
         let tail = self.tail.load(Ordering::Acquire) & !CLOSED;
-        // ORDERING: Acquire, pairs with the Release stores in `Writer::show` and `Writer::clone`.
+        // ORDERING: Acquire, pairs with the Release stores in `show_alone` and `Writer::clone`.
         let published = self.published.load(Ordering::Acquire);
         if published & MULTI == 0 {
             return published;
@@ -211,6 +211,18 @@ impl<T, W> Ring<T, W> {
         // ORDERING: Acquire, pairs with the AcqRel in `Writer::refresh_limit`: that much is published for this thread, too.
         let known = self.limit.load(Ordering::Acquire).saturating_sub(self.capacity);
         self.walk(known.max(published & !MULTI), tail)
+    }
+
+    /// How far the channel is published, for a reader that gates at `position` and knows everything below `end` to be published.
+    #[inline(always)]
+    fn look(&self, position: Seq, end: Seq) -> Seq {
+        // ORDERING: Acquire, pairs with the Release stores in `show_alone` and `Writer::clone`.
+        let published = self.published.load(Ordering::Acquire);
+        if published & MULTI == 0 {
+            end.max(published)
+        } else {
+            self.walk(end.max(published & !MULTI), position + self.capacity)
+        }
     }
 
     /// Every subscription, present or future, has its position at or above the result, and all use of what lies below is over.
@@ -283,6 +295,17 @@ impl<T, W> Ring<T, W> {
         seq
     }
 
+    /// Publishes everything below `end`; for a publisher that is alone.
+    #[inline(always)]
+    fn show_alone(&self, end: Seq)
+    where
+        W: Wait,
+    {
+        // ORDERING: Release, pairs with the Acquire loads in `look`, `prefix` and `tail`.
+        self.published.store(end, Ordering::Release);
+        self.entries.notify();
+    }
+
     /// Drops what every subscriber has released. Nothing to do for payloads without a destructor.
     pub(crate) fn tidy(&self)
     where
@@ -312,6 +335,10 @@ impl<T, W> Ring<T, W> {
 
     pub(crate) fn members(&self) -> u64 {
         self.membership.members.load(Ordering::Relaxed)
+    }
+
+    fn evicted(&self) -> u64 {
+        self.membership.evicted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn publishers(&self) -> usize {
@@ -523,16 +550,15 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
     fn show(&mut self, seq: Seq, n: u64) {
         if self.alone.get() {
             self.next = seq + n;
-            // ORDERING: Release, pairs with the Acquire loads in `Reader::poll`, `Ring::prefix` and `Ring::tail`.
-            self.ring.published.store(seq + n, Ordering::Release);
+            self.ring.show_alone(seq + n);
         } else {
             // ORDERING: Release fence before the relaxed stores of lap bytes, pairs with the Acquire fence in `Ring::walk`.
             fence(Ordering::Release);
             for seq in seq..seq + n {
                 self.ring.laps[self.ring.index(seq)].store(self.ring.lap(seq), STORE_AFTER_FENCE);
             }
+            self.ring.entries.notify();
         }
-        self.ring.entries.notify();
     }
 
     /// Publishes `value`, or gives it back.
@@ -595,27 +621,31 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
             Err(refusal) => return Some(Err(refusal)),
         };
         /// Shows what is written, also when the iterator panics.
-        struct Show<'a, T: Send + Sync, W: Wait> {
-            writer: &'a mut Writer<T, W>,
-            first: Seq,
-            written: u64,
+        struct Show<'a, T, W: Wait> {
+            ring: &'a Ring<T, W>,
+            next: &'a mut Seq,
+            end: Seq,
         }
-        impl<T: Send + Sync, W: Wait> Drop for Show<'_, T, W> {
+        impl<T, W: Wait> Drop for Show<'_, T, W> {
+            #[inline(always)]
             fn drop(&mut self) {
-                if self.written != 0 {
-                    self.writer.show(self.first, self.written);
-                }
+                *self.next = self.end;
+                self.ring.show_alone(self.end);
             }
         }
         // The iterator cannot reach this publisher, which is borrowed: it stays alone and its position stays.
-        let mut show = Show { writer: self, first, written: 0 };
-        for value in values.take(n) {
-            let ring = &*show.writer.ring;
-            // SAFETY: as in `try_push`; being alone, nothing is claimed yet, and only what is written will be shown.
-            unsafe { ring.slots.write(ring.index(first + show.written), value) };
-            show.written += 1;
+        let ring = &*self.ring;
+        let mut show = Show { ring, next: &mut self.next, end: first };
+        let index = ring.index(first);
+        let head = n.min(ring.slots.len() - index);
+        for (index, len) in [(index, head), (0, n - head)] {
+            for (slot, value) in (index..index + len).zip(&mut *values) {
+                // SAFETY: as in `try_push`; being alone, nothing is claimed yet, and only what is written will be shown.
+                unsafe { ring.slots.write(slot, value) };
+                show.end += 1;
+            }
         }
-        let end = first + show.written;
+        let end = show.end;
         drop(show);
         Some(Ok(first..end))
     }
@@ -814,15 +844,17 @@ impl<T, W: Wait> Reader<T, W> {
     /// Looks how far the channel is published.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> Seq {
-        // ORDERING: Acquire, pairs with the Release stores in `Writer::show` and `Writer::clone`.
-        let published = self.ring.published.load(Ordering::Acquire);
-        if published & MULTI == 0 {
-            self.end = self.end.max(published);
-        } else {
-            let known = self.end.max(published & !MULTI);
-            self.end = self.ring.walk(known, self.position + self.ring.capacity);
-        }
+        self.end = self.ring.look(self.position, self.end);
         self.end
+    }
+
+    /// Waits until there is something beyond `end`, or a reason to stop waiting; false if the deadline passed first.
+    pub(crate) fn wait(&mut self, deadline: Option<Instant>) -> bool {
+        let (position, end, number) = (self.position, self.end, self.number());
+        let ring = &*self.ring;
+        ring.entries.wait_until(deadline, || {
+            ring.look(position, end) > end || ring.is_closed() || ring.evicted() >> number & 1 == 1
+        })
     }
 
     /// Whether the channel is closed and `end` is the end for good. Otherwise the caller may have to poll again.
@@ -836,7 +868,7 @@ impl<T, W: Wait> Reader<T, W> {
     }
 
     pub(crate) fn is_evicted(&self) -> bool {
-        self.ring.membership.evicted.load(Ordering::Relaxed) >> self.number() & 1 == 1
+        self.ring.evicted() >> self.number() & 1 == 1
     }
 
     /// The entry at `seq`, if it is in `position..end`.

@@ -95,12 +95,8 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
 
     fn batch_by(&mut self, deadline: Option<Instant>) -> Result<Batch<'_, T, W>, NoBatch> {
         let mut found = self.look();
-        if found == Err(NoBatch::Empty) {
-            let ring = self.reader.ring().clone();
-            ring.entries.wait_until(deadline, || {
-                found = self.look();
-                found != Err(NoBatch::Empty)
-            });
+        while found == Err(NoBatch::Empty) && self.reader.wait(deadline) {
+            found = self.look();
         }
         match found {
             Ok(to) => Ok(self.batch(to)),
@@ -194,12 +190,9 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
     }
 
     /// Waits until something is published beyond the last polled end, the channel is closed, or the subscription is asked to
-    /// leave (true), or `deadline` passes (false).
+    /// leave (true), or `deadline` passes (false). For those who have polled and found nothing to do.
     pub fn wait(&mut self, deadline: Option<Instant>) -> bool {
-        let ring = self.reader.ring().clone();
-        let end = self.reader.end();
-        ring.entries
-            .wait_until(deadline, || self.reader.poll() > end || self.reader.is_evicted() || self.reader.is_drained())
+        self.reader.wait(deadline)
     }
 }
 

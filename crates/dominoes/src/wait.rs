@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 /// A channel owns two values of the type, one for each side.
 pub trait Wait: Default + Send + Sync + 'static {
     /// Waits until `ready` returns true (then true) or `deadline` has passed (then false).
+    ///
+    /// The caller has just looked in vain, so a strategy that spins pauses before it calls `ready` for the first time.
     fn wait_until(&self, deadline: Option<Instant>, ready: impl FnMut() -> bool) -> bool;
 
     /// Called after each change that could make somebody's `ready` true.
@@ -41,13 +43,13 @@ impl Wait for Spin {
     #[inline]
     fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
         loop {
+            pause();
             if ready() {
                 return true;
             }
             if passed(deadline) {
                 return false;
             }
-            pause();
         }
     }
 
@@ -64,17 +66,17 @@ impl Wait for SpinYield {
     fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
         let mut round = 0;
         loop {
-            if ready() {
-                return true;
-            }
-            if passed(deadline) {
-                return false;
-            }
             if round < SPIN_ROUNDS {
                 round += 1;
                 pause();
             } else {
                 thread::yield_now();
+            }
+            if ready() {
+                return true;
+            }
+            if passed(deadline) {
+                return false;
             }
         }
     }
@@ -92,16 +94,16 @@ pub struct Park {
 impl Wait for Park {
     fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
         for round in 0..SPIN_ROUNDS + YIELD_ROUNDS {
+            if round < SPIN_ROUNDS {
+                pause();
+            } else {
+                thread::yield_now();
+            }
             if ready() {
                 return true;
             }
             if passed(deadline) {
                 return false;
-            }
-            if round < SPIN_ROUNDS {
-                pause();
-            } else {
-                thread::yield_now();
             }
         }
         loop {

@@ -40,6 +40,8 @@ pub enum Effect {
         conn: ConnId,
         /// How.
         event: Event,
+        /// How far the receive stream reaches without a gap at this point.
+        received: u64,
     },
     /// An active open got its place; or, with [`ConnId::NONE`], failed for want of room or ports.
     Opened {

@@ -383,7 +383,6 @@ impl ReadHalf {
     /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
     pub fn try_fill(&mut self) -> Result<&[u8], SocketError> {
         let stream = self.half.stream()?;
-        // What ended the connection is looked at first: octets delivered before it are then seen.
         let life = stream.life();
         let end = stream.peer_end();
         stream.look(&mut self.seen);
@@ -394,13 +393,14 @@ impl ReadHalf {
         if end == Some(self.seen.end) {
             return Ok(&[]);
         }
-        if let Some(ending) = life.ending() {
-            return Err(ending.into());
-        }
-        if self.half.world.is_down() || life.retired() {
+        if self.half.world.is_down() {
             return Err(SocketError::Down);
         }
-        Err(SocketError::WouldBlock)
+        match life.ending() {
+            // News of the end may overtake octets that came before it.
+            Some(ending) if stream.ended_at() <= self.seen.end => Err(ending.into()),
+            _ => Err(SocketError::WouldBlock),
+        }
     }
 
     /// The first `len` octets of what [`ReadHalf::try_fill`] gave have been used.
@@ -519,7 +519,10 @@ impl WriteHalf {
         if let Some(ending) = life.ending() {
             return Err(ending.into());
         }
-        if self.half.world.is_down() || life.retired() {
+        if life.retired() {
+            return Err(SocketError::ShutDown);
+        }
+        if self.half.world.is_down() {
             return Err(SocketError::Down);
         }
         Ok(stream)

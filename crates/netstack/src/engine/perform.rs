@@ -165,8 +165,12 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
             Some(stream) => stream.release(upto),
             None => stats.diverged += 1,
         },
-        Effect::Event { conn, event } => match world.streams.get(conn) {
-            Some(stream) => stream.event(event),
+        Effect::Event {
+            conn,
+            event,
+            received,
+        } => match world.streams.get(conn) {
+            Some(stream) => stream.event(event, received),
             None => stats.diverged += 1,
         },
         Effect::Opened { ticket, conn, flow } => {

@@ -189,6 +189,8 @@ struct StackSide {
     peer_end: AtomicU64,
     /// Right edge of the window as last advertised.
     advertised: AtomicU64,
+    /// How much had been received when the connection was ended.
+    ended_at: AtomicU64,
     /// Life bits.
     life: AtomicU32,
 }
@@ -228,6 +230,7 @@ impl Streams {
                 released: AtomicU64::new(0),
                 peer_end: AtomicU64::new(UNKNOWN),
                 advertised: AtomicU64::new(0),
+                ended_at: AtomicU64::new(0),
                 life: AtomicU32::new(0),
             }),
             rings: OnceLock::new(),
@@ -272,6 +275,7 @@ impl Streams {
         place.stack.released.store(0, Ordering::Relaxed);
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
+        place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.generation.store(conn.generation.wrapping_add(1), Ordering::Release);
@@ -362,7 +366,16 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    pub(crate) fn event(&self, event: Event) {
+    /// The connection's life moved on, when the stream reached to `received`.
+    pub(crate) fn event(&self, event: Event, received: u64) {
+        let ends = !matches!(
+            event,
+            Event::Established | Event::AllAcknowledged | Event::PeerFinished { .. }
+        );
+        if ends {
+            // Before the bit that says so, which is a Release.
+            self.place.stack.ended_at.store(received, Ordering::Relaxed);
+        }
         let bit = match event {
             Event::Established => ESTABLISHED,
             Event::AllAcknowledged => ACKNOWLEDGED,
@@ -396,6 +409,11 @@ impl<'a> StreamRef<'a> {
             // ORDERING: Acquire, pairs with the Release in `live`.
             bits: self.place.stack.life.load(Ordering::Acquire),
         }
+    }
+
+    /// How much had been received when the connection was ended; asked when [`Life::ending`] says it was.
+    pub(crate) fn ended_at(&self) -> u64 {
+        self.place.stack.ended_at.load(Ordering::Relaxed)
     }
 
     /// Where the receive stream ends, once known.
@@ -663,7 +681,7 @@ mod tests {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
         stream.write(b"x");
-        stream.event(Event::Reset);
+        stream.event(Event::Reset, 0);
         stream.stamp(&deliver(0, 0, 1, 1));
         streams.recycle(CONN);
         assert!(streams.get(CONN).is_none());

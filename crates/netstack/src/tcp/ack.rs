@@ -15,6 +15,7 @@ impl Tcb {
         cx.out.push(Effect::Event {
             conn: self.conn,
             event,
+            received: self.rcv.offset,
         });
     }
 
@@ -134,7 +135,7 @@ impl Tcb {
     }
 
     /// Takes over the window of `seg` unless a newer segment has told it already.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update_window(&mut self, seg: &Segment<'_>) {
         let snd = &self.snd;
         let newer = snd.wl1.before(seg.seq)
@@ -145,7 +146,7 @@ impl Tcb {
     }
 
     /// SND.WND, SND.WL1, SND.WL2.
-    #[inline]
+    #[inline(always)]
     pub(super) fn set_window(&mut self, seq: SeqNum, ack: SeqNum, wnd: u32) {
         let snd = &mut self.snd;
         snd.wnd = wnd;

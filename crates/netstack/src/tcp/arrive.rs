@@ -357,7 +357,7 @@ impl Tcb {
     }
 
     /// Text at RCV.NXT, nothing being out of order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_in_order<S: EffectSink>(
         &mut self,
         run_offset: u32,

@@ -138,7 +138,7 @@ impl<'a, S: EffectSink> Cx<'a, S> {
     }
 
     /// Lets the delivery that was held back go.
-    #[inline]
+    #[inline(always)]
     fn push_held(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
         let Held {
             stream_offset,

@@ -11,7 +11,7 @@ use crate::effect::EffectSink;
 
 impl Tcb {
     /// Takes `seg` if it is as expected; returns false, with nothing changed, if it is not.
-    #[inline]
+    #[inline(always)]
     pub(super) fn predicted<S: EffectSink>(
         &mut self,
         seg: &Segment<'_>,

@@ -88,6 +88,32 @@ pub(super) struct Snd {
     release_frame: u64,
 }
 
+/// Frames that are to leave, but for what every segment of the connection says.
+struct Outgoing {
+    seq: SeqNum,
+    flags: Flags,
+    count: u32,
+    payload_len: u32,
+    payload_offset: u64,
+    frame_len: u32,
+    syn: Option<SynOptions>,
+}
+
+impl Outgoing {
+    /// One frame without text.
+    const fn bare(seq: SeqNum, flags: Flags) -> Self {
+        Outgoing {
+            seq,
+            flags,
+            count: 1,
+            payload_len: 0,
+            payload_offset: 0,
+            frame_len: 0,
+            syn: None,
+        }
+    }
+}
+
 /// What the windows let leave.
 struct Allowed {
     /// Octets of data.
@@ -266,9 +292,22 @@ impl Tcb {
             cx.push_held(self.conn, rcv.deliveries, rcv.offset, true);
             rcv.deliveries += 1;
         }
-        let mut finish = Finish::default();
         let snd = &self.snd;
-        if snd.una_offset != snd.released {
+        if snd.nxt == snd.end
+            && snd.una_offset == snd.released
+            && snd.due == Due::Nothing
+            && self.rcv.ack != AckDue::Now
+        {
+            return Finish::default();
+        }
+        self.finish_sending(cx)
+    }
+
+    /// The rest of [`Tcb::finish`], if there is any.
+    #[inline(never)]
+    fn finish_sending<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
+        let mut finish = Finish::default();
+        if self.snd.una_offset != self.snd.released {
             finish.waits_for_sent = self.release(cx);
         }
         if self.snd.nxt != self.snd.end || self.snd.due != Due::Nothing {
@@ -323,51 +362,47 @@ impl Tcb {
         }
     }
 
-    /// The header of a segment that leaves now: what it says of our receive side is fixed here. Whatever
-    /// acknowledgment was owed is paid.
-    #[inline]
-    fn header<S: EffectSink>(&mut self, seq: SeqNum, flags: Flags, cx: &mut Cx<'_, S>) -> Transmit {
-        let syn = flags.has(Flags::SYN);
-        let ack = if flags.has(Flags::ACK) {
-            self.rcv.ack = AckDue::None;
+    /// Numbers the frames of `what` and asks for them. What they say of our receive side is fixed here;
+    /// whatever acknowledgment was owed is paid.
+    #[inline(always)]
+    fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
+        let rcv = &mut self.rcv;
+        let ack = if what.flags.has(Flags::ACK) {
+            rcv.ack = AckDue::None;
+            rcv.last_ack_sent = rcv.nxt;
             self.timers.stop(Timer::DelayedAck);
-            self.rcv.last_ack_sent = self.rcv.nxt;
-            self.rcv.nxt
+            rcv.nxt
         } else {
             SeqNum(0)
         };
-        Transmit {
-            first_frame: cx.frames.next,
-            count: 1,
-            payload_len: 0,
-            payload_offset: 0,
+        let wnd = rcv.advertise(cx.limits, what.flags.has(Flags::SYN));
+        let first_frame = cx.frames.next;
+        cx.frames.next += u64::from(what.count);
+        if what.payload_len > 0 {
+            self.snd.frames_end = cx.frames.next;
+        }
+        cx.out.push(Effect::Transmit(Transmit {
+            first_frame,
+            count: what.count,
+            payload_len: what.payload_len,
+            payload_offset: what.payload_offset,
             conn: self.conn,
-            frame_len: u32::from(self.snd.mss),
-            seq,
+            frame_len: what.frame_len,
+            seq: what.seq,
             ack,
             mss: self.snd.mss,
-            wnd: self.rcv.advertise(cx.limits, syn),
-            window_end: self.rcv.offset + u64::from(self.rcv.edge.since(self.rcv.nxt)),
-            flags,
+            wnd,
+            window_end: rcv.offset + u64::from(rcv.wnd()),
+            flags: what.flags,
             mac: self.mac,
             flow: self.flow,
-            timestamps: if self.rcv.timestamps {
-                Some((timestamp(cx.now), self.rcv.ts_recent))
+            timestamps: if rcv.timestamps {
+                Some((timestamp(cx.now), rcv.ts_recent))
             } else {
                 None
             },
-            syn: None,
-        }
-    }
-
-    /// Numbers the frames of `transmit` and asks for them.
-    #[inline]
-    fn emit<S: EffectSink>(&mut self, transmit: Transmit, cx: &mut Cx<'_, S>) {
-        cx.frames.next += u64::from(transmit.count);
-        if transmit.payload_len > 0 {
-            self.snd.frames_end = cx.frames.next;
-        }
-        cx.out.push(Effect::Transmit(transmit));
+            syn: what.syn,
+        }));
     }
 
     /// An acknowledgment by itself. Returns false if there is no room for it.
@@ -376,8 +411,7 @@ impl Tcb {
         if cx.frames.next >= cx.frames.limit {
             return false;
         }
-        let transmit = self.header(self.snd.control_seq(), Flags::ACK, cx);
-        self.emit(transmit, cx);
+        self.emit(Outgoing::bare(self.snd.control_seq(), Flags::ACK), cx);
         true
     }
 
@@ -391,9 +425,8 @@ impl Tcb {
             return true;
         }
         let flags = Flags::RST.with(Flags::ACK);
-        let transmit = self.header(self.snd.control_seq(), flags, cx);
         self.snd.due = Due::Nothing;
-        self.emit(transmit, cx);
+        self.emit(Outgoing::bare(self.snd.control_seq(), flags), cx);
         false
     }
 
@@ -410,12 +443,11 @@ impl Tcb {
         } else {
             Flags::SYN.with(Flags::ACK)
         };
-        let mut transmit = self.header(self.snd.iss, flags, cx);
-        transmit.syn = Some(SynOptions {
+        let options = SynOptions {
             mss: Some(cx.limits.mss()),
             window_scale: self.snd.scaled.then_some(self.rcv.shift),
             sack_permitted: false,
-        });
+        };
         let snd = &mut self.snd;
         if snd.max == snd.iss {
             self.retransmit.on_sent(snd.iss, cx.now);
@@ -426,7 +458,11 @@ impl Tcb {
         snd.max = snd.nxt;
         self.timers
             .start(Timer::Retransmit, cx.now + self.retransmit.rto);
-        self.emit(transmit, cx);
+        let syn = Outgoing {
+            syn: Some(options),
+            ..Outgoing::bare(self.snd.iss, flags)
+        };
+        self.emit(syn, cx);
         false
     }
 
@@ -521,12 +557,16 @@ impl Tcb {
         if fin {
             flags = flags.with(Flags::FIN);
         }
-        let mut transmit = self.header(seq, flags, cx);
-        transmit.count = count;
-        transmit.payload_len = octets;
-        transmit.payload_offset = self.snd.una_offset + u64::from(seq.since(self.snd.una));
-        transmit.frame_len = frame_len;
-        self.emit(transmit, cx);
+        let text = Outgoing {
+            seq,
+            flags,
+            count,
+            payload_len: octets,
+            payload_offset: self.snd.una_offset + u64::from(seq.since(self.snd.una)),
+            frame_len,
+            syn: None,
+        };
+        self.emit(text, cx);
     }
 
     /// The first unacknowledged segment again, and the timer from the start (RFC 6582 section 3.2).

@@ -122,13 +122,13 @@ impl Rcv {
     }
 
     /// Octets from `nxt` on that are taken: announced, and with a place in the ring.
-    #[inline]
+    #[inline(always)]
     pub(super) fn room(&self, limits: &Limits) -> u32 {
         self.wnd().min(self.capacity(limits))
     }
 
     /// Holds a delivery back, and lets the one before it go.
-    #[inline]
+    #[inline(always)]
     pub(super) fn deliver<S: EffectSink>(
         &self,
         conn: ConnId,
@@ -189,7 +189,7 @@ impl Rcv {
     }
 
     /// TS.Recent after a segment that begins at `seq` (RFC 7323 section 4.3, rule 2).
-    #[inline]
+    #[inline(always)]
     pub(super) fn note_timestamp(&mut self, seq: SeqNum, ts_val: u32, now: Instant) {
         if !seq.after(self.last_ack_sent) {
             self.ts_recent = ts_val;
@@ -233,7 +233,7 @@ impl Rcv {
 impl Tcb {
     /// Text arrived in order: acknowledge every second full segment at once, a single one soon
     /// (RFC 9293 section 3.8.6.3).
-    #[inline]
+    #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(&mut self, count: u8, len: u32, cx: &Cx<'_, S>) {
         let several = count >= 2 || len > u32::from(cx.limits.mss());
         if several || self.rcv.ack != AckDue::None {

@@ -1,0 +1,167 @@
+//! The same log gives the same state, in all replicas, and in `replicated` as in `single`.
+//!
+//! A case is one stack with one to four workers over a bad wire, driven on one thread: pump, prepare, apply,
+//! perform and send in random order, while peers and applications do what they like. Its log is recorded.
+//! Then these must hold:
+//!
+//! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it replays the log.
+//! 2. The frames that left, and the octets that applications read, are those of the replay, to the byte.
+//! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults have ended.
+//! 4. No primary found an effect that could not be.
+//!
+//! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_SEED=0x...` repeats one.
+
+mod app;
+mod case;
+mod check;
+mod peer;
+mod plan;
+mod segment;
+mod wire;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use proptest::strategy::ValueTree;
+
+use crate::support::{Rng, mix, number};
+use check::Failure;
+use plan::Plan;
+use wire::Seen;
+
+/// Cases under `cargo test`.
+const CASES: u64 = 1500;
+/// Cases that are tried to make a failing one plainer, at most.
+const SHRINKS: usize = 400;
+/// Where the seeds of a run begin.
+const FIRST_SEED: u64 = 0x5eed;
+
+fn seed_of(case: u64) -> u64 {
+    mix(FIRST_SEED.wrapping_add(case))
+}
+
+/// Runs a case and checks it.
+fn examine(plan: &Plan) -> Result<Seen, Failure> {
+    let report = case::run(plan, |_| (), None);
+    let mut outcome = report.result?;
+    check::replay(plan, &report.entries, &mut outcome)?;
+    let mut rng = Rng::new(!plan.seed);
+    if rng.chance(125) {
+        let replicas = 1 + (plan.replicas + rng.index(3)) % 4;
+        check::replay_in_group(plan, replicas, &report.entries, &mut outcome)?;
+    }
+    Ok(outcome.seen)
+}
+
+/// Names the first field in which the replicas of a failure differ.
+fn difference(plan: &Plan, failure: &Failure) -> Option<String> {
+    let (first, second, position) = failure.at?;
+    [second, first].into_iter().find_map(|id| {
+        let report = case::run(plan, |_| (), Some((id, position)));
+        let oracle = check::oracle_at(plan, &report.entries, position)?;
+        let field = report.found?.first_difference(&oracle)?;
+        Some(format!("replica {id} / single: {field}"))
+    })
+}
+
+fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));
+    caught.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(Failure::new(format!("panic: {}", text.unwrap_or_default())))
+    })
+}
+
+/// Examines the case of `seed`; makes it plainer if it fails, and says all about it.
+fn judge(seed: u64) -> Result<Seen, String> {
+    let mut tree = plan::tree(seed, 1..=4);
+    let mut failure = match panic_free(|| examine(&tree.current())) {
+        Ok(seen) => return Ok(seen),
+        Err(failure) => failure,
+    };
+    let original = failure.what.clone();
+    let mut plan = tree.current();
+    let mut moved = tree.simplify();
+    for _ in 0..SHRINKS {
+        if !moved {
+            break;
+        }
+        let candidate = tree.current();
+        moved = match panic_free(|| examine(&candidate)) {
+            Err(again) => {
+                (failure, plan) = (again, candidate);
+                tree.simplify()
+            }
+            Ok(_) => tree.complicate(),
+        };
+    }
+    let field = panic_free(|| Ok(difference(&plan, &failure))).ok().flatten();
+    Err(format!(
+        "{original}\n\nAGREEMENT_SEED={seed:#x} cargo test --release agreement\n\nplainest plan: {plan:#?}\n\
+         which fails so: {}\n{}",
+        failure.what,
+        field.unwrap_or_default()
+    ))
+}
+
+/// Lets all cores work at `cases` cases, until one of them says something.
+fn in_parallel<R: Send>(cases: u64, each: impl Fn(u64) -> Option<R> + Sync) -> Option<R> {
+    let next = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let said = Mutex::new(None);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let case = next.fetch_add(1, Ordering::Relaxed);
+                    if case >= cases {
+                        break;
+                    }
+                    if let Some(word) = each(case) {
+                        over.store(true, Ordering::Relaxed);
+                        said.lock().expect("nobody panics here").get_or_insert(word);
+                    }
+                }
+            });
+        }
+    });
+    said.into_inner().expect("nobody panics here")
+}
+
+#[test]
+fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() {
+    if let Some(seed) = number("AGREEMENT_SEED") {
+        if let Err(text) = judge(seed) {
+            panic!("{text}");
+        }
+        return;
+    }
+    let cases = number("AGREEMENT_CASES").unwrap_or(CASES);
+    let start = Instant::now();
+    let counts = [const { AtomicU64::new(0) }; Seen::COUNT];
+    let failure = in_parallel(cases, |case| match judge(seed_of(case)) {
+        Ok(seen) => {
+            for (count, seen) in counts.iter().zip(seen.all()) {
+                count.fetch_add(u64::from(seen), Ordering::Relaxed);
+            }
+            None
+        }
+        Err(text) => Some(format!("case {case}: {text}")),
+    });
+    if let Some(text) = failure {
+        panic!("{text}");
+    }
+    println!("{cases} cases in {:.1} s, of which had", start.elapsed().as_secs_f64());
+    let mut missing = Vec::new();
+    for ((name, wanted), count) in Seen::NAMES.iter().zip(&counts) {
+        let count = count.load(Ordering::Relaxed);
+        println!("  {:5.1} %  {name}", 100.0 * count as f64 / cases as f64);
+        if *wanted && count * 20 < cases {
+            missing.push(name);
+        }
+    }
+    assert!(cases < 100 || missing.is_empty(), "too few cases had {missing:?}");
+}
