@@ -59,7 +59,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tap::Tap;
@@ -76,6 +76,8 @@ const CONNECTIONS: usize = 64;
 const CHUNK: usize = 256 << 10;
 /// Octets that are read and thrown away after a final answer, so that the client gets to see it.
 const LINGER: u64 = 16 << 20;
+/// How often the stack is looked after.
+const GLANCE: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     let done = Options::from_command_line().and_then(|options| match options {
@@ -191,14 +193,32 @@ fn run(options: &Options) -> Outcome<()> {
         if options.replicas == 1 { "" } else { "s" },
     );
     let server = thread::spawn(move || accept(&listener, &root));
-    if let Some(seconds) = options.seconds {
-        thread::sleep(Duration::from_secs(seconds));
-        // Ends what waits: the listener, and every connection.
-        stack.shutdown();
-    }
+    let end = options
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let watched = watch(&stack, end);
+    // Ends what waits: the listener, and every connection.
+    stack.shutdown();
     server
         .join()
         .map_err(|_| "the server panicked, see above")?;
+    watched
+}
+
+/// Looks after a stack until the time is over, its device is gone, or its replicas disagree.
+fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
+    while end.is_none_or(|end| Instant::now() < end) {
+        match stack.take_device_error() {
+            Some(error) if error.is_temporary() => eprintln!("http_server: {error}"),
+            Some(error) => return Err(error.into()),
+            None => {}
+        }
+        stack.compare()?;
+        if stack.shares().iter().any(|share| share.diverged > 0) {
+            return Err("replicas differ in the work they found to do".into());
+        }
+        thread::sleep(GLANCE);
+    }
     Ok(())
 }
 

@@ -14,12 +14,15 @@
 mod app;
 mod case;
 mod check;
+mod faults;
 mod peer;
 mod plan;
+mod queues;
 mod segment;
 mod wire;
 
-use std::sync::Mutex;
+use std::cell::{Cell, RefCell};
+use std::sync::{Mutex, Once};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -27,6 +30,7 @@ use proptest::strategy::ValueTree;
 
 use crate::support::{Rng, mix, number};
 use check::Failure;
+use faults::{Fault, Faulty};
 use plan::Plan;
 use wire::Seen;
 
@@ -65,13 +69,29 @@ fn difference(plan: &Plan, failure: &Failure) -> Option<String> {
     })
 }
 
+thread_local! {
+    /// Whether a panic of this thread is an answer, and not to be printed.
+    static EXPECTED: Cell<bool> = const { Cell::new(false) };
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// A panic is a failure like others.
 fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if EXPECTED.get() {
+                PANIC.set(info.to_string());
+            } else {
+                usual(info);
+            }
+        }));
+    });
+    EXPECTED.set(true);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));
-    caught.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(Failure::new(format!("panic: {}", text.unwrap_or_default())))
-    })
+    EXPECTED.set(false);
+    caught.unwrap_or_else(|_| Err(Failure::new(PANIC.take())))
 }
 
 /// Examines the case of `seed`; makes it plainer if it fails, and says all about it.
@@ -164,4 +184,70 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
         }
     }
     assert!(cases < 100 || missing.is_empty(), "too few cases had {missing:?}");
+}
+
+/// Cases within which a planted fault must be noticed.
+const NOTICED_WITHIN: u64 = 1000;
+
+/// A case in which one worker, or all of them, have a fault.
+fn examine_faulty(seed: u64, fault: Fault) -> Result<(), Failure> {
+    let plan = plan::tree(seed, 2..=4).current();
+    let culprit = seed as usize % plan.replicas;
+    let report = case::run(&plan, |id| Faulty::new(fault, id, culprit, seed), None);
+    let mut outcome = report.result?;
+    check::replay(&plan, &report.entries, &mut outcome)
+}
+
+#[test]
+fn every_planted_fault_is_noticed_within_a_thousand_cases() {
+    let mut missed = Vec::new();
+    for fault in Fault::ALL {
+        let noticed = (0..NOTICED_WITHIN).find_map(|case| {
+            let examined = panic_free(|| examine_faulty(seed_of(case), fault));
+            Some((case + 1, examined.err()?))
+        });
+        match noticed {
+            Some((cases, failure)) => {
+                let what: String = failure.what.chars().take(100).collect();
+                println!("{fault:?} is noticed after {cases} cases: {what}");
+            }
+            None => missed.push(fault),
+        }
+    }
+    assert!(missed.is_empty(), "{NOTICED_WITHIN} cases do not show {missed:?}");
+}
+
+#[test]
+fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cases() {
+    let (mut states, mut frames) = (None, None);
+    for case in 0..NOTICED_WITHIN {
+        let plan = plan::tree(seed_of(case), 1..=1).current();
+        let report = case::run(&plan, |_| (), None);
+        let outcome = report.result.map_err(|failure| failure.what).unwrap();
+        let mut rng = Rng::new(plan.seed);
+        let parted = queues::part(&report.entries, outcome.limits, 2, &mut rng);
+        if states.is_none()
+            && let Some(failure) = parted.states
+        {
+            println!("separate queues are noticed after {} cases: {}", case + 1, failure.what);
+            states = Some(case);
+        }
+        if frames.is_none() && parted.frames {
+            println!("and after {} cases different frames would leave", case + 1);
+            frames = Some(case);
+        }
+        if states.is_some() && frames.is_some() {
+            return;
+        }
+    }
+    panic!("separate queues were not noticed: {states:?} {frames:?}");
+}
+
+#[test]
+fn the_same_log_in_one_queue_parts_nobody() {
+    for case in 0..20 {
+        let plan = plan::tree(seed_of(case), 2..=4).current();
+        let seen = panic_free(|| examine(&plan)).map_err(|failure| failure.what);
+        assert!(seen.is_ok(), "{seen:?}");
+    }
 }

@@ -56,6 +56,7 @@ fn main() -> ExitCode {
                     }
                     let mut lab = Lab::new(device, replicas)?;
                     test(&lab, &|figure| figures.note(&name, &figure))
+                        .and_then(|()| lab.check())
                         .map_err(|failed| lab.explain(&failed))?;
                     Ok(Completion::Completed)
                 }));
@@ -96,7 +97,7 @@ fn curl_downloads_200_mb(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Faile
     let peers = Temporary::new()?;
     let start = Instant::now();
     download(lab, "large", &peers.file("got"))?.finish()?;
-    figure(rate(LARGE, start.elapsed(), "of ours: NewReno"));
+    figure(rate(LARGE, start.elapsed(), "ours"));
     same(peers.hash("got")? == written, "the file that curl got")
 }
 
@@ -157,7 +158,7 @@ fn curl(lab: &Lab, arguments: &[&str]) -> Result<lab::Running, Failed> {
         "--noproxy",
         "*",
         "--max-time",
-        "50",
+        "100",
     ];
     lab.start("curl", &[&bounded, arguments].concat())
 }

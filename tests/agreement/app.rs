@@ -13,7 +13,6 @@ use crate::support::Rng;
 const BACKLOG: u16 = 8;
 
 /// One connection as the application has it.
-#[derive(Debug)]
 pub(crate) struct Connection {
     /// Which peer is at its other end.
     pub(crate) peer: usize,
@@ -31,6 +30,21 @@ pub(crate) struct Connection {
     gives_up_after: Option<usize>,
     /// It was aborted, or dropped before its time.
     pub(crate) gave_up: bool,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer)
+            .field("received", &self.received.len())
+            .field("written", &self.written)
+            .field("until", &self.until)
+            .field("shut", &self.shut)
+            .field("eof", &self.eof)
+            .field("ended", &self.ended)
+            .field("gave_up", &self.gave_up)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Connection {

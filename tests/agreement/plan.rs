@@ -137,7 +137,8 @@ fn bad() -> impl Strategy<Value = Bad> {
 }
 
 fn peers() -> impl Strategy<Value = Peers> {
-    let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, 50u32..=900);
+    let reads = prop_oneof![1 => 2u32..=40, 2 => 40u32..=900];
+    let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, reads);
     let options = (any::<bool>(), any::<bool>(), prop::option::of(0u8..=3));
     let life = (any::<bool>(), 60u64..=400, rate(500), rate(150));
     (shape, options, life).prop_map(
@@ -164,7 +165,8 @@ fn peers() -> impl Strategy<Value = Peers> {
 }
 
 fn app() -> impl Strategy<Value = App> {
-    (50u32..=900, 1usize..=5000, 1usize..=4000, rate(150), any::<bool>()).prop_map(
+    let reads = prop_oneof![1 => 5u32..=50, 2 => 50u32..=900];
+    (reads, 1usize..=5000, 1usize..=4000, rate(150), any::<bool>()).prop_map(
         |(reads, read_size, write_size, gives_up, finishes)| App {
             reads,
             read_size,

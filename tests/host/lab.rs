@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// After this a server ends by itself, should this program be killed.
-const SERVER_SECONDS: &str = "300";
+const SERVER_SECONDS: &str = "600";
 /// How often something is looked at that does not call.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -95,6 +95,15 @@ impl Lab {
         let mut command = self.peer.command(program);
         command.args(arguments);
         Running::start(command)
+    }
+
+    /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a panic.
+    pub(crate) fn check(&mut self) -> Result<(), Failed> {
+        let complained = self.server.said().lines().count() > 1;
+        match self.server.process.0.try_wait()? {
+            None if !complained => Ok(()),
+            _ => Err("the server has something to say".into()),
+        }
     }
 
     /// A failure, with what the server has to say about it.
@@ -307,13 +316,17 @@ impl Server {
         }
     }
 
+    fn said(&self) -> MutexGuard<'_, String> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn explain(&mut self, failure: &str) -> Failed {
         let state = match self.process.0.try_wait() {
             Ok(None) => "still runs".to_owned(),
             Ok(Some(status)) => format!("ended with {status}"),
             Err(error) => error.to_string(),
         };
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = self.said();
         format!("{failure}\nThe server {state}. It said:\n{said}").into()
     }
 }

@@ -61,6 +61,7 @@ struct Order {
     row: usize,
     /// When the row's own clock was at zero.
     clock: Instant,
+    slice: Duration,
     observe: bool,
 }
 
@@ -103,8 +104,8 @@ impl Control {
     }
 }
 
-/// Runs one slice of one seat.
-fn drive(seat: &mut dyn Seat, order: Order, stop: &AtomicBool) -> Sample {
+/// Runs one slice of one seat. The first seat ends it for all.
+fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> Sample {
     seat.observe(order.observe);
     let begin = Instant::now();
     let mut from = None;
@@ -113,7 +114,10 @@ fn drive(seat: &mut dyn Seat, order: Order, stop: &AtomicBool) -> Sample {
         if from.is_none() && now - begin >= WARM_UP {
             from = Some((now, seat.bytes(), topology::waited_ns()));
         }
-        // ORDERING: Relaxed, a wish.
+        // ORDERING: Relaxed both, a wish.
+        if first && now - begin >= order.slice + WARM_UP {
+            stop.store(true, Ordering::Relaxed);
+        }
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -141,7 +145,7 @@ fn work(
     while let Some(order) = control.next(number) {
         number = order.number;
         if let Some(seat) = seats.get_mut(order.row).and_then(Option::as_mut) {
-            let sample = drive(seat.as_mut(), order, &control.stop);
+            let sample = drive(seat.as_mut(), order, id == 0, &control.stop);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
             let _ = done.send(Report { id, sample, core, pinned, account: seat.account() });
@@ -178,11 +182,9 @@ impl Conductor<'_> {
             number: self.number,
             row,
             clock: begin - self.clocks[row],
+            slice: self.slice,
             observe,
         }));
-        thread::sleep(self.slice + WARM_UP);
-        // ORDERING: Relaxed, a wish.
-        self.control.stop.store(true, Ordering::Relaxed);
         let mut whole = Sample { ns: 0, bytes: 0, waited: 0.0 };
         let mut accounts = vec![Account::default(); self.seats[row]];
         for _ in 0..self.seats[row] {

@@ -44,6 +44,24 @@ pub(crate) struct Slots<T> {
     shadow: Shadow,
 }
 
+/// The address of the slots, by value, for loops: the compiler cannot know that writing to a slot leaves the `Slots` alone.
+pub(crate) struct View<'a, T> {
+    base: *mut UnsafeCell<MaybeUninit<T>>,
+    slots: &'a Slots<T>,
+}
+
+impl<T> View<'_, T> {
+    /// # Safety
+    /// As for [`Slots::write`].
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, index: usize, value: T) {
+        debug_assert!(index < self.slots.len);
+        self.slots.shadow.write(index);
+        // SAFETY: the caller has the slot for itself, and `index` is inside the allocation.
+        unsafe { UnsafeCell::raw_get(self.base.add(index)).write(MaybeUninit::new(value)) }
+    }
+}
+
 // SAFETY: the slots own their `T`s like a `Vec<T>` does; moving them to another thread moves the values.
 unsafe impl<T: Send> Send for Slots<T> {}
 // SAFETY: through a shared `Slots`, values are put in and taken out (hence `Send`) and lent to several threads at once (hence
@@ -71,6 +89,11 @@ impl<T> Slots<T> {
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    #[inline(always)]
+    pub(crate) fn view(&self) -> View<'_, T> {
+        View { base: self.base.as_ptr(), slots: self }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use crate::{
     ring::{Refusal, Ring, Writer},
     sync::Arc,
 };
-use std::{fmt, ops::Range, time::Instant};
+use std::{fmt, mem, ops::Range, time::Instant};
 
 /// Publishes entries into a channel. Clone it for more publishers; the last one closes the channel when it goes.
 ///
@@ -121,18 +121,19 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.publish_iter(values.into_iter(), Patience::Until(deadline))
     }
 
+    #[inline]
     fn publish_iter(
         &mut self,
-        mut values: impl Iterator<Item = T>,
+        values: impl Iterator<Item = T>,
         patience: Patience,
     ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         let (least, most) = values.size_hint();
         if most == Some(least) && (1..=self.capacity()).contains(&least) {
             // The length is known, so that a publisher that is alone need not collect the values first.
             loop {
-                match self.writer.try_push_from(least, &mut values) {
+                match self.writer.can_fill(least) {
                     None => break,
-                    Some(Ok(range)) => return Ok(range),
+                    Some(Ok(())) => return Ok(self.writer.fill(least, values)),
                     Some(Err(Refusal::Closed)) => return Err(BatchError::Closed(values.collect())),
                     Some(Err(Refusal::Full)) => {
                         if !self.wait_patiently(least, patience) {
@@ -143,7 +144,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
             }
         }
         // If the iterator panics, the values collected so far are dropped with this.
-        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = mem::take(&mut self.buffer);
         buffer.extend(values);
         if buffer.len() > self.capacity() {
             return Err(BatchError::TooLong(buffer));
@@ -241,6 +242,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
+    #[cold]
     fn wait_patiently(&mut self, n: usize, patience: Patience) -> bool {
         match patience {
             Patience::None => false,
@@ -275,6 +277,20 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.ring.capacity()
     }
 
+    /// How often this publisher found the channel too full for what it wanted to publish.
+    pub fn times_full(&self) -> u64 {
+        self.writer.times_full()
+    }
+
+    /// A publisher that collects `n` values and then publishes them as one batch: one claim for the lot.
+    ///
+    /// # Panics
+    /// If `n` is 0 or more than the capacity.
+    pub fn buffered(&mut self, n: usize) -> Buffered<'_, T, W> {
+        assert!((1..=self.capacity()).contains(&n), "{n} values do not fit into a capacity of {}", self.capacity());
+        Buffered { values: Vec::with_capacity(n), n, publisher: self }
+    }
+
     /// Closes the channel for all publishers. Subscriptions read what was published, and then see the end.
     pub fn close(&mut self) {
         self.writer.close();
@@ -288,6 +304,71 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// A handle of the channel, for subscribing and for its counts.
     pub fn log(&self) -> Log<T, W> {
         Log::of(&self.ring)
+    }
+}
+
+/// Collects values and publishes them as batches; see [`Publisher::buffered`]. Dropping it publishes what it has collected.
+///
+/// ```
+/// let (mut publisher, log) = dominoes::channel::<u32, dominoes::SpinYield>(8);
+/// let mut buffered = publisher.buffered(3);
+/// for n in 0..4 {
+///     buffered.push(n).unwrap();
+/// }
+/// assert_eq!(log.len(), 0); // nobody subscribes, so nothing waits
+/// buffered.flush().unwrap();
+/// drop(buffered);
+/// assert_eq!(publisher.next_seq(), 4);
+/// ```
+pub struct Buffered<'a, T: Send + Sync, W: Wait> {
+    publisher: &'a mut Publisher<T, W>,
+    values: Vec<T>,
+    n: usize,
+}
+
+impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
+    /// Takes a value, and publishes the batch if it is complete; waits while it does not fit.
+    ///
+    /// # Errors
+    /// Gives all collected values back if the channel is closed.
+    pub fn push(&mut self, value: T) -> Result<(), Closed<Vec<T>>> {
+        self.values.push(value);
+        if self.values.len() == self.n { self.flush() } else { Ok(()) }
+    }
+
+    /// Publishes what was collected; waits while it does not fit.
+    ///
+    /// # Errors
+    /// Gives the values back if the channel is closed.
+    pub fn flush(&mut self) -> Result<(), Closed<Vec<T>>> {
+        match self.publisher.publish_buffer(&mut self.values, Patience::Endless) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Closed(mem::take(&mut self.values))),
+        }
+    }
+
+    /// How many values are collected and not yet published.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether everything is published.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+impl<T: Send + Sync, W: Wait> Drop for Buffered<'_, T, W> {
+    fn drop(&mut self) {
+        // A thread that unwinds does not wait for others; what it has collected goes if there is room.
+        let patience = if std::thread::panicking() { Patience::None } else { Patience::Endless };
+        let _ = self.publisher.publish_buffer(&mut self.values, patience);
+    }
+}
+
+impl<T: Send + Sync, W: Wait> fmt::Debug for Buffered<'_, T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffered").field("len", &self.values.len()).field("of", &self.n).finish()
     }
 }
 

@@ -163,7 +163,7 @@ pub(crate) fn ring<T: Send + Sync, W: Wait>(capacity: usize) -> (Writer<T, W>, A
         }),
         cursors: (0..MAX_SUBSCRIBERS).map(|_| word()).collect(),
     });
-    (Writer { ring: ring.clone(), next: 0, edge: Cell::new(0), limit: 0, alone: Cell::new(true) }, ring)
+    (Writer { ring: ring.clone(), next: 0, edge: Cell::new(0), limit: 0, alone: Cell::new(true), times_full: 0 }, ring)
 }
 
 impl<T, W> Ring<T, W> {
@@ -429,11 +429,17 @@ pub(crate) struct Writer<T, W: Wait> {
     limit: Seq,
     /// Known to be the only publisher.
     alone: Cell<bool>,
+    /// How often a claim was refused for want of room.
+    times_full: u64,
 }
 
 impl<T: Send + Sync, W: Wait> Writer<T, W> {
     pub(crate) fn ring(&self) -> &Arc<Ring<T, W>> {
         &self.ring
+    }
+
+    pub(crate) fn times_full(&self) -> u64 {
+        self.times_full
     }
 
     /// Where the next entry goes (alone), or would go if nobody else came first.
@@ -475,6 +481,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         if self.next + n > self.edge.get() {
             self.refresh_edge(n);
             if self.next + n > self.edge.get() {
+                self.times_full += 1;
                 return Err(Refusal::Full);
             }
         }
@@ -532,6 +539,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                 if tail + n > self.limit {
                     self.refresh_limit();
                     if tail + n > self.limit {
+                        self.times_full += 1;
                         return Err(Refusal::Full);
                     }
                 }
@@ -579,10 +587,11 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
     pub(crate) fn try_push_all(&mut self, values: &mut Vec<T>) -> Result<Seq, Refusal> {
         let n = values.len();
         let first = self.claim(n as u64)?;
+        let (slots, mask) = (self.ring.slots.view(), self.ring.mask);
         // Nothing below can panic, so the values have one owner at each moment and no claim is left behind.
         for (seq, value) in (first..).zip(values.drain(..)) {
             // SAFETY: as in `try_push`.
-            unsafe { self.ring.slots.write(self.ring.index(seq), value) };
+            unsafe { slots.write((seq & mask) as usize, value) };
         }
         self.show(first, n as u64);
         Ok(first)
@@ -605,21 +614,23 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         Ok(first)
     }
 
-    /// While alone, publishes up to `n` values straight from an iterator, as one batch. `None` if this publisher is not alone.
-    ///
-    /// If the iterator panics, what it has yielded so far is published.
-    pub(crate) fn try_push_from(
-        &mut self,
-        n: usize,
-        values: &mut impl Iterator<Item = T>,
-    ) -> Option<Result<std::ops::Range<Seq>, Refusal>> {
+    /// Whether this publisher is alone and has room for `n` entries; `None` if it is not alone.
+    #[inline(always)]
+    pub(crate) fn can_fill(&mut self, n: usize) -> Option<Result<(), Refusal>> {
+        if self.next + n as u64 <= self.edge.get() {
+            return Some(Ok(()));
+        }
         if !self.alone.get() && !self.try_be_alone() {
             return None;
         }
-        let first = match self.claim(n as u64) {
-            Ok(first) => first,
-            Err(refusal) => return Some(Err(refusal)),
-        };
+        Some(self.claim_slowly(n as u64).map(|_| ()))
+    }
+
+    /// Publishes up to `n` values straight from an iterator, as one batch; after [`can_fill`](Self::can_fill) has said yes.
+    ///
+    /// If the iterator panics, what it has yielded so far is published.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, n: usize, values: impl Iterator<Item = T>) -> std::ops::Range<Seq> {
         /// Shows what is written, also when the iterator panics.
         struct Show<'a, T, W: Wait> {
             ring: &'a Ring<T, W>,
@@ -633,21 +644,19 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                 self.ring.show_alone(self.end);
             }
         }
+        let first = self.next;
+        assert!(first + n as u64 <= self.edge.get(), "a publisher that is alone asks for room before it writes");
         // The iterator cannot reach this publisher, which is borrowed: it stays alone and its position stays.
         let ring = &*self.ring;
+        let (slots, mask) = (ring.slots.view(), ring.mask);
         let mut show = Show { ring, next: &mut self.next, end: first };
-        let index = ring.index(first);
-        let head = n.min(ring.slots.len() - index);
-        for (index, len) in [(index, head), (0, n - head)] {
-            for (slot, value) in (index..index + len).zip(&mut *values) {
-                // SAFETY: as in `try_push`; being alone, nothing is claimed yet, and only what is written will be shown.
-                unsafe { ring.slots.write(slot, value) };
-                show.end += 1;
-            }
+        for value in values.take(n) {
+            // SAFETY: as in `try_push`: below `edge` (which is not zero, so this publisher is alone) slots are free. Nothing is claimed
+            // yet, and only what is written will be shown.
+            unsafe { slots.write((show.end & mask) as usize, value) };
+            show.end += 1;
         }
-        let end = show.end;
-        drop(show);
-        Some(Ok(first..end))
+        first..show.end
     }
 
     /// Ends claiming for all publishers. What is claimed will be shown and read.
@@ -691,7 +700,7 @@ impl<T, W: Wait> Clone for Writer<T, W> {
         }
         let before = ring.membership.publishers.fetch_add(1, Ordering::Relaxed);
         assert!(before < isize::MAX as usize, "too many publishers");
-        Writer { ring: self.ring.clone(), next: 0, edge: Cell::new(0), limit: self.limit, alone: Cell::new(false) }
+        Writer { ring: self.ring.clone(), next: 0, edge: Cell::new(0), limit: self.limit, alone: Cell::new(false), times_full: 0 }
     }
 }
 

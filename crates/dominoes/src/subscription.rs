@@ -271,6 +271,11 @@ impl<T: Send + Sync, W: Wait> Batch<'_, T, W> {
         Iter { seq: self.first_seq(), entries: head.iter().chain(rest) }
     }
 
+    /// Leaves the entries from `seq` on to the next batch.
+    pub fn truncate(&mut self, seq: Seq) {
+        self.to = self.to.min(seq.max(self.first_seq()));
+    }
+
     /// Releases the entries below `seq` at once.
     ///
     /// # Panics

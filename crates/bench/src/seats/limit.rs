@@ -7,7 +7,7 @@
 //! numbered, acknowledged or waited for; the only things shared are the device and the chunk counter, held
 //! once a chunk.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 use dominoes_netstack::time::Instant;
@@ -27,8 +27,15 @@ const SEND_CHUNK: usize = 32;
 /// Octets of a transmit slot.
 const SLOT: usize = 1600;
 
+/// Never sleeps: what it waits for is over in a microsecond or two.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => core::hint::spin_loop(),
+        }
+    }
 }
 
 /// The variant on `cores` cores.

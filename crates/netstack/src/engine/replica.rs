@@ -164,7 +164,9 @@ impl Replica {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &mut place.tcb else { return };
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        if digest.bits & Digest::PROGRESS != 0 {
+        // The cursors are those of the connection that the pump had in mind, which a new one of the same
+        // flow may have replaced since.
+        if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
         }
         request.pieces(verdict, |segment| tcb.segment(segment, &mut cx));

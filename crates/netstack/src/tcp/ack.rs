@@ -3,7 +3,7 @@
 use super::arrive::Acceptable;
 use super::congestion::Verdict;
 use super::retransmit::Timer;
-use super::send::Due;
+use super::snd::Due;
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
 use crate::digest::{Flags, Segment};
 use crate::effect::{Effect, EffectSink, Event};
@@ -126,20 +126,21 @@ impl Tcb {
         let snd = &mut self.snd;
         let flight = snd.max.since(snd.una);
         let mss = u32::from(snd.mss);
-        let verdict = self
-            .congestion
-            .on_duplicate(snd.una, snd.max, flight, mss);
+        let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
         if verdict == Verdict::Resend {
             snd.due = Due::Resend;
         }
     }
 
-    /// Takes over the window of `seg` unless a newer segment has told it already.
+    /// Takes over the window of `seg` unless a newer segment has told it already. One that acknowledges
+    /// more is newer even if its text is old: without its window, SND.UNA + SND.WND would move past what
+    /// the peer ever announced.
     #[inline(always)]
     pub(super) fn update_window(&mut self, seg: &Segment<'_>) {
         let snd = &self.snd;
         let newer = snd.wl1.before(seg.seq)
-            || (snd.wl1 == seg.seq && snd.wl2.at_or_before(seg.ack));
+            || snd.wl2.before(seg.ack)
+            || (snd.wl1 == seg.seq && snd.wl2 == seg.ack);
         if newer && seg.ack.at_or_after(snd.una) {
             self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << snd.shift);
         }

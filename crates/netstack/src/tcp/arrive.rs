@@ -1,6 +1,6 @@
 //! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after it.
 
-use super::send::Due;
+use super::snd::Due;
 use super::window::{AckDue, SHIFT_MAX};
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
@@ -46,8 +46,7 @@ pub fn reset_for<S: EffectSink>(
     let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
         (seg.ack, SeqNum(0), Flags::RST)
     } else {
-        let controls =
-            u32::from(seg.flags.has(Flags::SYN)) + u32::from(seg.flags.has(Flags::FIN));
+        let controls = u32::from(seg.flags.has(Flags::SYN)) + u32::from(seg.flags.has(Flags::FIN));
         let end = seg.seq + seg.len + controls;
         (SeqNum(0), end, Flags::RST.with(Flags::ACK))
     };
@@ -141,7 +140,11 @@ impl Tcb {
         snd.scaled = options.window_scale.is_some();
         snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
         let announced = options.mss.unwrap_or(MSS_DEFAULT).max(MSS_LEAST);
-        let taken = if self.rcv.timestamps { TIMESTAMP_LEN } else { 0 };
+        let taken = if self.rcv.timestamps {
+            TIMESTAMP_LEN
+        } else {
+            0
+        };
         snd.mss = announced.min(limits.mss()).saturating_sub(taken).max(1);
         snd.wnd = u32::from(syn.wnd);
         snd.wnd_max = snd.wnd;
@@ -318,11 +321,7 @@ impl Tcb {
     const fn check_urg(&self) {}
 
     /// Seventh, the text. Returns whether all of it was taken, now or earlier.
-    fn text<S: EffectSink>(
-        &mut self,
-        acceptable: &Acceptable<'_, '_>,
-        cx: &mut Cx<'_, S>,
-    ) -> bool {
+    fn text<S: EffectSink>(&mut self, acceptable: &Acceptable<'_, '_>, cx: &mut Cx<'_, S>) -> bool {
         let Acceptable { seg, from } = *acceptable;
         if !self.state.takes_text() || seg.len == 0 {
             return true;
@@ -452,7 +451,10 @@ impl Tcb {
     /// Whether `syn` may begin a new connection in place of this one in TIME-WAIT (RFC 9293
     /// section 3.6.1, RFC 6191 section 2): it cannot be an old one.
     pub fn may_reopen(&self, syn: &Segment<'_>) -> bool {
-        let controls = Flags::SYN.with(Flags::ACK).with(Flags::RST).with(Flags::FIN);
+        let controls = Flags::SYN
+            .with(Flags::ACK)
+            .with(Flags::RST)
+            .with(Flags::FIN);
         if self.state != State::TimeWait || syn.flags.0 & controls.0 != Flags::SYN.0 {
             return false;
         }

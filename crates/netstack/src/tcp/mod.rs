@@ -29,8 +29,9 @@
 //!
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC; `predict.rs` is the short road through it for
 //! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
-//! changes, `window.rs` what we let the peer send, `send.rs` what we may send. `reassembly.rs`,
-//! `retransmit.rs` and `congestion.rs` are arithmetic; `user.rs` the calls of the application.
+//! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
+//! carry it. `reassembly.rs`, `retransmit.rs` and `congestion.rs` are arithmetic; `user.rs` the calls of
+//! the application.
 //!
 //! # Departures from the RFCs
 //!
@@ -52,14 +53,13 @@
 mod ack;
 mod arrive;
 mod congestion;
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod pair;
 mod predict;
 mod reassembly;
 mod retransmit;
 mod send;
+mod snd;
+#[cfg(test)]
+mod tests;
 mod user;
 mod window;
 
@@ -74,7 +74,7 @@ use crate::time::{Duration, Instant};
 use congestion::Congestion;
 use reassembly::Reassembly;
 use retransmit::{Retransmit, Timers};
-use send::Snd;
+use snd::Snd;
 use window::Rcv;
 
 pub use arrive::reset_for;
@@ -223,8 +223,8 @@ impl State {
     /// every connection may be reset or aborted).
     pub const fn may_enter(self, next: State) -> bool {
         use State::{
-            CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen, SynReceived,
-            SynSent, TimeWait,
+            CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen,
+            SynReceived, SynSent, TimeWait,
         };
         match self {
             Closed => matches!(next, Listen | SynSent | SynReceived),
@@ -256,10 +256,7 @@ impl State {
 
     /// Whether text of the peer is still taken.
     const fn takes_text(self) -> bool {
-        matches!(
-            self,
-            State::Established | State::FinWait1 | State::FinWait2
-        )
+        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
     }
 }
 
@@ -457,7 +454,11 @@ impl Tcb {
         let h = mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt));
         let h = mix2(h, rcv.offset ^ rcv.deliveries << 32, snd.una_offset);
         let h = mix2(h, small, u64::from(self.congestion.window()));
-        mix2(h, self.timers.next().as_nanos(), rcv.read ^ snd.written << 32)
+        mix2(
+            h,
+            self.timers.next().as_nanos(),
+            rcv.read ^ snd.written << 32,
+        )
     }
 
     /// The name of the first field whose value differs in `other`.
@@ -487,62 +488,4 @@ const fn mix2(h: u64, a: u64, b: u64) -> u64 {
     let product = ((h ^ a ^ 0x9e37_79b9_7f4a_7c15) as u128)
         * ((b ^ h.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03) as u128);
     product as u64 ^ (product >> 64) as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_diagram_has_these_edges_and_no_others() {
-        use State::*;
-        let edges = [
-            (Closed, Listen),
-            (Closed, SynSent),
-            (Closed, SynReceived),
-            (Listen, SynSent),
-            (Listen, SynReceived),
-            (Listen, Closed),
-            (SynSent, SynReceived),
-            (SynSent, Established),
-            (SynSent, Closed),
-            (SynReceived, Established),
-            (SynReceived, FinWait1),
-            (SynReceived, Listen),
-            (SynReceived, Closed),
-            (Established, FinWait1),
-            (Established, CloseWait),
-            (Established, Closed),
-            (FinWait1, FinWait2),
-            (FinWait1, Closing),
-            (FinWait1, TimeWait),
-            (FinWait1, Closed),
-            (FinWait2, TimeWait),
-            (FinWait2, Closed),
-            (CloseWait, LastAck),
-            (CloseWait, Closed),
-            (Closing, TimeWait),
-            (Closing, Closed),
-            (LastAck, Closed),
-            (TimeWait, Closed),
-        ];
-        for from in State::ALL {
-            for to in State::ALL {
-                assert_eq!(
-                    from.may_enter(to),
-                    edges.contains(&(from, to)),
-                    "{from:?} -> {to:?}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn ten_challenges_leave_in_a_second_and_no_more() {
-        let mut challenges = Challenges::default();
-        let start = Instant::from_millis(5_000);
-        let allowed = (0..100).filter(|_| challenges.allow(start)).count();
-        assert_eq!(allowed, usize::from(CHALLENGES_PER_SECOND));
-        assert!(challenges.allow(start + Duration::from_secs(1)));
-    }
 }

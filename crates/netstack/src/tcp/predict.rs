@@ -1,6 +1,6 @@
 //! Header prediction: the short road for the segments of a bulk transfer.
 //!
-//! A segment that comes next, with nothing out of order, no loss known and no control bit but ACK and PSH,
+//! A segment that comes next, with nothing out of order and no control bit but ACK and PSH,
 //! does exactly what [`arrive.rs`](super) would do with it, and most of the questions asked there have
 //! known answers. That holds in every state in which text may flow in one direction, up to the
 //! acknowledgment of our FIN. A property test holds the two roads equal.
@@ -40,7 +40,7 @@ impl Tcb {
             if seg.len == 0 {
                 return false;
             }
-        } else if !self.congestion.is_calm() || (snd.fin && seg.ack == snd.end) {
+        } else if snd.fin && seg.ack == snd.end {
             return false;
         }
         if seg.len > 0

@@ -123,7 +123,8 @@ mod tests {
 
     fn insert(r: &mut Reassembly, start: u64, end: u64) -> Option<Vec<(u64, u64)>> {
         let mut seen = Vec::new();
-        r.insert(start, end, |a, b| seen.push((a, b))).then_some(seen)
+        r.insert(start, end, |a, b| seen.push((a, b)))
+            .then_some(seen)
     }
 
     #[test]

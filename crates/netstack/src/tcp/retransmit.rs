@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::send::Due;
+use super::snd::Due;
 use super::window::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::effect::{EffectSink, Event};
@@ -184,7 +184,9 @@ impl Retransmit {
         if self.timing && una.after(self.timed) {
             self.timing = false;
             self.sample(now.since(self.timed_at));
-        } else if !self.timing && let Some(echoed) = echoed {
+        } else if !self.timing
+            && let Some(echoed) = echoed
+        {
             self.sample_echo(echoed, now);
         }
     }
@@ -203,10 +205,7 @@ impl Retransmit {
         let rtt = rtt.as_nanos().min(RTO_MAX.as_nanos());
         let (srtt, rttvar) = (self.srtt.as_nanos(), self.rttvar.as_nanos());
         let (srtt, rttvar) = if self.measured {
-            (
-                (7 * srtt + rtt) / 8,
-                (3 * rttvar + srtt.abs_diff(rtt)) / 4,
-            )
+            ((7 * srtt + rtt) / 8, (3 * rttvar + srtt.abs_diff(rtt)) / 4)
         } else {
             (rtt, rtt / 2)
         };

@@ -4,29 +4,13 @@
 //! sent and data that a timeout declared lost leave by the same road: both stand between `snd_nxt` and
 //! the end of what was written. SYN and FIN are octets of that sequence space too.
 
-use serde::{Deserialize, Serialize};
-
 use super::retransmit::{Timer, timestamp};
+use super::snd::{Allowed, Due};
 use super::window::AckDue;
 use super::{Cx, State, Tcb};
 use crate::digest::{Flags, SynOptions};
 use crate::effect::{Effect, EffectSink, Transmit};
 use crate::seqnum::SeqNum;
-use crate::time::Instant;
-
-/// Something that leaves besides new data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[repr(u8)]
-pub(super) enum Due {
-    /// Nothing.
-    Nothing,
-    /// The first unacknowledged segment, again (RFC 6582).
-    Resend,
-    /// A probe of the window (RFC 9293 section 3.8.6.1).
-    Probe,
-    /// The reset of a connection that is closed already.
-    Reset,
-}
 
 /// How a request ended for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,57 +19,6 @@ pub struct Finish {
     pub blocked: bool,
     /// Acknowledged octets wait for frames to be sent: call again when `sent` has moved.
     pub waits_for_sent: bool,
-}
-
-/// Send sequence space (RFC 9293 section 3.3.1).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[repr(C)]
-pub(super) struct Snd {
-    /// SND.UNA.
-    pub(super) una: SeqNum,
-    /// The next number to send. A timeout pulls it back to `una`.
-    pub(super) nxt: SeqNum,
-    /// SND.NXT of the RFC: the number after the highest that was sent.
-    pub(super) max: SeqNum,
-    /// The number after the last octet written, FIN included when our side is shut down.
-    pub(super) end: SeqNum,
-    /// Octets of the stream before `una`; SYN and FIN are not counted.
-    pub(super) una_offset: u64,
-    /// Octets that the application has written.
-    pub(super) written: u64,
-    /// Octets that were given back to the application.
-    released: u64,
-    /// SND.WND, scaled.
-    pub(super) wnd: u32,
-    /// SND.WL1.
-    pub(super) wl1: SeqNum,
-    /// SND.WL2.
-    pub(super) wl2: SeqNum,
-    /// Largest payload of a segment, options deducted (Eff.snd.MSS, RFC 9293 section 3.7.1).
-    pub(super) mss: u16,
-    /// Snd.Wind.Shift (RFC 7323 section 2.3).
-    pub(super) shift: u8,
-    /// Whether `end` counts our FIN.
-    pub(super) fin: bool,
-    /// What leaves besides data.
-    pub(super) due: Due,
-    /// Whether both sides offered to scale windows.
-    pub(super) scaled: bool,
-    /// A SYN of ours was sent more than once.
-    pub(super) syn_lost: bool,
-    /// ISS.
-    pub(super) iss: SeqNum,
-    /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
-    pub(super) wnd_max: u32,
-    /// Where the newest segment that was not full ended.
-    small: SeqNum,
-    /// When data last left.
-    sent_at: Instant,
-    /// Number of the frame after the newest one of ours that carries data.
-    frames_end: u64,
-    /// Octets before this may be given back when the frames before `release_frame` are sent.
-    release_upto: u64,
-    release_frame: u64,
 }
 
 /// Frames that are to leave, but for what every segment of the connection says.
@@ -111,174 +44,6 @@ impl Outgoing {
             frame_len: 0,
             syn: None,
         }
-    }
-}
-
-/// What the windows let leave.
-struct Allowed {
-    /// Octets of data.
-    octets: u32,
-    /// FIN with or behind them.
-    fin: bool,
-}
-
-impl Snd {
-    /// With nothing sent; the SYN counts as written.
-    pub(super) fn new(iss: SeqNum, mss: u16, now: Instant) -> Self {
-        Snd {
-            una: iss,
-            nxt: iss,
-            max: iss,
-            end: iss + 1,
-            una_offset: 0,
-            written: 0,
-            released: 0,
-            wnd: 0,
-            wl1: iss,
-            wl2: iss,
-            mss,
-            shift: 0,
-            fin: false,
-            due: Due::Nothing,
-            scaled: true,
-            syn_lost: false,
-            iss,
-            wnd_max: 0,
-            small: iss,
-            sent_at: now,
-            frames_end: 0,
-            release_upto: 0,
-            release_frame: 0,
-        }
-    }
-
-    /// Whether a reset waits for room.
-    #[inline]
-    pub(super) fn owes_reset(&self) -> bool {
-        self.due == Due::Reset
-    }
-
-    /// Nothing leaves any more: what was sent is all there is.
-    pub(super) const fn stop(&mut self) {
-        self.due = Due::Nothing;
-        self.nxt = self.max;
-        self.end = self.max;
-    }
-
-    /// Our SYN was acknowledged by `una`; text begins there.
-    pub(super) const fn begin_text(&mut self, una: SeqNum, now: Instant) {
-        self.una = una;
-        self.nxt = una;
-        self.small = una;
-        self.sent_at = now;
-    }
-
-    /// What was in flight counts as lost.
-    pub(super) const fn go_back(&mut self) {
-        self.nxt = self.una;
-        self.small = self.una;
-        self.due = Due::Nothing;
-    }
-
-    /// Whether the peer acknowledged our FIN.
-    #[inline]
-    pub(super) fn is_fin_acknowledged(&self) -> bool {
-        self.fin && self.una == self.end
-    }
-
-    /// Octets of data between `from` and the end.
-    #[inline]
-    fn data_from(&self, from: SeqNum) -> u32 {
-        self.end.since(from).saturating_sub(u32::from(self.fin))
-    }
-
-    /// A number that the peer's window contains, for a segment without text: the highest sent, unless the
-    /// peer took back its window since.
-    fn control_seq(&self) -> SeqNum {
-        if self.una == self.iss {
-            // The window counts from the octet after our SYN.
-            return self.max;
-        }
-        self.max.min(self.una + self.wnd)
-    }
-
-    /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's algorithm
-    /// (section 3.7.4) holds a small segment only behind another small one.
-    fn allowed(&self, cwnd: u32) -> Allowed {
-        let mss = u32::from(self.mss);
-        let flight = self.nxt.since(self.una);
-        let left = self.data_from(self.nxt);
-        let window = self.wnd.saturating_sub(flight);
-        let usable = window.min(cwnd.saturating_sub(flight));
-        if left <= usable {
-            let small = left % mss;
-            let octets = if small > 0 && !self.fin && self.small.after(self.una) {
-                left - small
-            } else {
-                left
-            };
-            let fin = self.fin && self.nxt != self.end && window > left;
-            return Allowed { octets, fin };
-        }
-        let full = usable - usable % mss;
-        let octets = if full == 0 && flight == 0 && usable >= (self.wnd_max / 2).max(1) {
-            usable
-        } else {
-            full
-        };
-        Allowed { octets, fin: false }
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        let Snd {
-            una,
-            nxt,
-            max,
-            end,
-            una_offset,
-            written,
-            released,
-            wnd,
-            wl1,
-            wl2,
-            mss,
-            shift,
-            fin,
-            due,
-            scaled,
-            syn_lost,
-            iss,
-            wnd_max,
-            small,
-            sent_at,
-            frames_end,
-            release_upto,
-            release_frame,
-        } = self;
-        each("snd.una", u64::from(una.0));
-        each("snd.nxt", u64::from(nxt.0));
-        each("snd.max", u64::from(max.0));
-        each("snd.end", u64::from(end.0));
-        each("snd.una_offset", *una_offset);
-        each("snd.written", *written);
-        each("snd.released", *released);
-        each("snd.wnd", u64::from(*wnd));
-        each("snd.wl1", u64::from(wl1.0));
-        each("snd.wl2", u64::from(wl2.0));
-        each("snd.mss", u64::from(*mss));
-        each("snd.shift", u64::from(*shift));
-        each("snd.fin", u64::from(*fin));
-        each("snd.due", *due as u64);
-        each("snd.scaled", u64::from(*scaled));
-        each("snd.syn_lost", u64::from(*syn_lost));
-        each("snd.iss", u64::from(iss.0));
-        each("snd.wnd_max", u64::from(*wnd_max));
-        each("snd.small", u64::from(small.0));
-        each("snd.sent_at", sent_at.as_nanos());
-        each("snd.frames_end", *frames_end);
-        each("snd.release_upto", *release_upto);
-        each("snd.release_frame", *release_frame);
     }
 }
 
@@ -524,7 +289,7 @@ impl Tcb {
         self.transmit_text(seq, count, octets, frame_len, fin, cx);
         let snd = &mut self.snd;
         snd.nxt = seq + octets + u32::from(fin);
-        if octets % u32::from(snd.mss) != 0 {
+        if !octets.is_multiple_of(u32::from(snd.mss)) {
             snd.small = snd.nxt;
         }
         snd.max = snd.max.max(snd.nxt);

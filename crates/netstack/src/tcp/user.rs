@@ -4,7 +4,7 @@
 use super::congestion::Congestion;
 use super::reassembly::Reassembly;
 use super::retransmit::{Retransmit, Timers};
-use super::send::Snd;
+use super::snd::Snd;
 use super::window::Rcv;
 use super::{Challenges, Cx, State, Tcb};
 use crate::config::Limits;

@@ -1,14 +1,14 @@
 //! Arbitrary segments and calls in every state: nothing panics, both roads agree, and what
-//! [`mod.rs`](super) promises holds after every call.
+//! the module doc of [`tcp`](crate::tcp) promises holds after every call.
 
 use proptest::prelude::*;
 
-use super::pair::{CONN, Rng, both_roads, check, flow};
-use super::{Cx, Finish, State, Tcb, reset_for};
+use super::end::{CONN, Rng, both_roads, check, flow};
 use crate::config::Limits;
 use crate::digest::{Flags, Mac, Options, Segment, SynOptions};
 use crate::effect::{Effect, Event, FrameNumbers};
 use crate::seqnum::SeqNum;
+use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};
 
 /// A connection, everything around it, and what it has asked for so far.
@@ -109,7 +109,9 @@ impl Victim {
             1..=4 => 0,
             _ => self.rng.below(4000) as u32,
         };
-        let ts_val = ts_recent.wrapping_add(self.rng.below(12) as u32).wrapping_sub(1);
+        let ts_val = ts_recent
+            .wrapping_add(self.rng.below(12) as u32)
+            .wrapping_sub(1);
         let seg = Segment {
             seq: self.near(&seqs),
             ack: self.near(&acks),

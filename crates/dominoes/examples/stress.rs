@@ -1,0 +1,215 @@
+//! Joining, forking, leaving and panicking under full load.
+//!
+//! `cargo run --release --example stress [-- SECONDS]`. One publisher is joined by a second now and then, so that the channel is now shared and
+//! now not; up to a dozen subscribers join, fork, leave and panic. Every subscriber checks every entry, hashes the order in spans of 256 positions, and all who
+//! saw a span must agree on its hash. Entries count their drops. Expect a line of counts and `ok`.
+
+use dominoes::{Park, Publisher, SpinYield, Subscription, Wait, channel};
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+static ALIVE: AtomicI64 = AtomicI64::new(0);
+const SPAN: u64 = 256;
+
+/// An owned entry that knows when it is dropped twice.
+struct Entry {
+    publisher: u64,
+    number: u64,
+    owned: Box<u64>,
+}
+
+impl Entry {
+    fn new(publisher: u64, number: u64) -> Self {
+        ALIVE.fetch_add(1, Relaxed);
+        Entry { publisher, number, owned: Box::new(number ^ publisher << 32) }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        assert_eq!(*self.owned, self.number ^ self.publisher << 32, "dropped twice or torn");
+        *self.owned = !0;
+        assert!(ALIVE.fetch_sub(1, Relaxed) > 0);
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    spans: Mutex<HashMap<u64, u64>>,
+    agreed: AtomicU64,
+    read: AtomicU64,
+    panics: AtomicU64,
+    forks: AtomicU64,
+    joins: AtomicU64,
+    stop: AtomicBool,
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared>, seed: u64, depth: u32) {
+    let mut state = seed | 1;
+    let mut last: HashMap<u64, u64> = HashMap::new();
+    let mut expected = subscription.position();
+    let (mut hash, mut from_start) = (0u64, expected.is_multiple_of(SPAN));
+    let mut budget = random(&mut state) % 40_000;
+    let mut children = Vec::new();
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        loop {
+            let seen = match subscription.next_batch() {
+                None => return,
+                Some(batch) => {
+                    for (seq, entry) in &batch {
+                        assert_eq!(seq, expected, "a gap or a repetition");
+                        expected += 1;
+                        assert_eq!(*entry.owned, entry.number ^ entry.publisher << 32, "torn entry");
+                        if let Some(number) = last.insert(entry.publisher, entry.number) {
+                            assert_eq!(entry.number, number + 1, "order of one publisher");
+                        }
+                        hash = (hash.rotate_left(9) ^ entry.number ^ entry.publisher << 48)
+                            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                        if expected.is_multiple_of(SPAN) {
+                            if from_start {
+                                let mut spans = shared.spans.lock().unwrap();
+                                let first = *spans.entry(seq / SPAN).or_insert(hash);
+                                assert_eq!(first, hash, "two orders in one span");
+                                shared.agreed.fetch_add(1, Relaxed);
+                            }
+                            (hash, from_start) = (0, true);
+                        }
+                    }
+                    batch.len() as u64
+                }
+            };
+            shared.read.fetch_add(seen, Relaxed);
+            budget = budget.saturating_sub(seen);
+            if budget > 0 || shared.stop.load(Relaxed) {
+                continue;
+            }
+            budget = random(&mut state) % 40_000;
+            match random(&mut state) % 4 {
+                0 if depth < 2 => {
+                    let child = subscription.fork().unwrap();
+                    shared.forks.fetch_add(1, Relaxed);
+                    let (shared, seed) = (shared.clone(), random(&mut state));
+                    children.push(thread::spawn(move || follow(child, &shared, seed, depth + 1)));
+                }
+                1 => {
+                    // With a batch in hand, as a handler would.
+                    let _batch = subscription.try_next_batch();
+                    std::panic::resume_unwind(Box::new("on purpose"));
+                }
+                2 => {
+                    let other = subscription.log().subscribe().unwrap();
+                    subscription = std::mem::replace(&mut subscription, other).deactivate().activate();
+                    expected = subscription.position();
+                    (hash, from_start) = (0, expected.is_multiple_of(SPAN));
+                    last.clear();
+                }
+                _ => return,
+            }
+        }
+    }));
+    drop(subscription);
+    children.into_iter().for_each(|child| child.join().unwrap());
+    if let Err(payload) = end {
+        assert!(payload.downcast_ref::<&str>() == Some(&"on purpose"), "a check failed");
+        shared.panics.fetch_add(1, Relaxed);
+    }
+}
+
+fn publish<W: Wait>(publisher: &mut Publisher<Entry, W>, id: u64, shared: &Shared, seed: u64) {
+    let mut state = seed | 1;
+    let mut number = 0;
+    let count = random(&mut state) % 60_000;
+    while number < count && !shared.stop.load(Relaxed) {
+        let n = 1 + random(&mut state) % 9;
+        if n < 6 {
+            publisher.publish(Entry::new(id, number)).ok().unwrap();
+            number += 1;
+        } else {
+            let values: Vec<_> = (number..number + n).map(|number| Entry::new(id, number)).collect();
+            publisher.publish_all(values).ok().unwrap();
+            number += n;
+        }
+    }
+}
+
+fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
+    let shared = Arc::new(Shared::default());
+    let (publisher, log) = channel::<Entry, W>(capacity);
+    let start = Instant::now();
+    let root = {
+        let (mut publisher, shared) = (publisher, shared.clone());
+        thread::spawn(move || {
+            let (mut state, mut id) = (77, 0);
+            while !shared.stop.load(Relaxed) {
+                // Alone, then as one of two, then alone again, perhaps while the other still finishes.
+                publish(&mut publisher, id, &shared, random(&mut state));
+                let mut second = publisher.clone();
+                let helper = {
+                    let (shared, seed) = (shared.clone(), random(&mut state));
+                    thread::spawn(move || publish(&mut second, id + 1, &shared, seed))
+                };
+                publish(&mut publisher, id + 2, &shared, random(&mut state));
+                helper.join().unwrap();
+                id += 3;
+            }
+        })
+    };
+    let joiners: Vec<_> = (0..3u64)
+        .map(|joiner| {
+            let (log, shared) = (log.clone(), shared.clone());
+            thread::spawn(move || {
+                let mut state = 1234 + joiner;
+                while !shared.stop.load(Relaxed) {
+                    shared.joins.fetch_add(1, Relaxed);
+                    follow(log.subscribe().unwrap(), &shared, random(&mut state), 0);
+                }
+            })
+        })
+        .collect();
+    thread::sleep(time);
+    shared.stop.store(true, Relaxed);
+    root.join().unwrap();
+    joiners.into_iter().for_each(|joiner| joiner.join().unwrap());
+    let published = log.clone();
+    drop(log);
+    assert_eq!((published.publishers(), published.subscribers()), (0, 0));
+    drop(published);
+    assert_eq!(ALIVE.load(Relaxed), 0, "values leaked");
+    println!(
+        "{name}, capacity {capacity}: {} read in {:.1?}, {} joins, {} forks, {} panics, {} spans agreed: ok",
+        shared.read.load(Relaxed),
+        start.elapsed(),
+        shared.joins.load(Relaxed),
+        shared.forks.load(Relaxed),
+        shared.panics.load(Relaxed),
+        shared.agreed.load(Relaxed),
+    );
+}
+
+fn main() {
+    let seconds: f64 = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(4.0);
+    std::panic::set_hook(Box::new(|info| {
+        // Planned unwinding does not come here.
+        eprintln!("{info}");
+        std::process::exit(1);
+    }));
+    for capacity in [16, 1000] {
+        run::<SpinYield>("SpinYield", capacity, Duration::from_secs_f64(seconds / 4.0));
+        run::<Park>("Park", capacity, Duration::from_secs_f64(seconds / 4.0));
+    }
+}

@@ -1,0 +1,82 @@
+//! Who takes part, told by the log itself.
+//!
+//! When members are announced as entries of the channel, every replica sees the change at the same position, so that all of them agree
+//! from which entry on who is primary, without any atomics.
+
+/// An entry of a channel that also tells who takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Entry<T> {
+    /// An entry like any other.
+    Data(T),
+    /// From the next entry on, this member takes part.
+    Joined(u64),
+    /// From the next entry on, this member no longer takes part.
+    Left(u64),
+}
+
+/// The members after some position, as the entries so far tell. Part of the replicated state.
+///
+/// ```
+/// use dominoes::{ByPosition, Entry, Members, PrimaryPolicy};
+///
+/// let mut members = Members::new();
+/// let mut primaries = Vec::new();
+/// for (chunk, entry) in [Entry::Joined(7), Entry::Data("a"), Entry::Joined(3), Entry::Data("b"), Entry::Left(7)].iter().enumerate() {
+///     members.apply(entry);
+///     primaries.push(members.ids()[ByPosition.primary(chunk as u64, members.len())]);
+/// }
+/// assert_eq!(primaries, [7, 7, 3, 7, 3]);
+/// ```
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
+pub struct Members {
+    /// Ascending.
+    ids: Vec<u64>,
+}
+
+impl Members {
+    /// Nobody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes note of an entry. Returns whether the members changed: joining twice and leaving unknown change nothing.
+    pub fn apply<T>(&mut self, entry: &Entry<T>) -> bool {
+        match *entry {
+            Entry::Data(_) => false,
+            Entry::Joined(id) => match self.ids.binary_search(&id) {
+                Ok(_) => false,
+                Err(rank) => {
+                    self.ids.insert(rank, id);
+                    true
+                }
+            },
+            Entry::Left(id) => match self.ids.binary_search(&id) {
+                Ok(rank) => {
+                    self.ids.remove(rank);
+                    true
+                }
+                Err(_) => false,
+            },
+        }
+    }
+
+    /// The members, ascending.
+    pub fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is nobody.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// The rank of a member: its number as a replica, for a [`PrimaryPolicy`](crate::PrimaryPolicy).
+    pub fn rank(&self, id: u64) -> Option<usize> {
+        self.ids.binary_search(&id).ok()
+    }
+}

@@ -1,0 +1,389 @@
+//! Channels that share work: each entry goes to one subscription, newest first or in no particular order.
+
+use crate::{
+    Channel, Closed, NoBatch, Publish, Receive, SpinYield, SubscribeError, TryPublishError, Wait,
+    channel::{Delivery, Order},
+    sync::{Arc, AtomicUsize, Mutex, Ordering},
+};
+use crossbeam_queue::ArrayQueue;
+use std::{fmt, marker::PhantomData, time::Instant};
+
+/// A bounded collection that a [`WorkShare`] channel keeps its entries in. Bring your own for an order of your own.
+pub trait Pool<T>: Send + Sync {
+    /// The order in which entries come out.
+    const ORDER: Order;
+
+    /// An empty pool for at most `capacity` entries.
+    fn with_capacity(capacity: usize) -> Self;
+
+    /// Takes a value in, or gives it back when the pool is full.
+    ///
+    /// # Errors
+    /// The value.
+    fn push(&self, value: T) -> Result<(), T>;
+
+    /// Gives a value out.
+    fn pop(&self) -> Option<T>;
+
+    /// How many there are. A moment's view.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Last in, first out: what was published last is likely still in somebody's cache. A stack under a lock that is held for a few
+/// instructions.
+pub struct Lifo<T> {
+    stack: Mutex<Vec<T>>,
+    capacity: usize,
+}
+
+impl<T: Send> Pool<T> for Lifo<T> {
+    const ORDER: Order = Order::NewestFirst;
+
+    fn with_capacity(capacity: usize) -> Self {
+        Lifo { stack: Mutex::new(Vec::with_capacity(capacity)), capacity }
+    }
+
+    fn push(&self, value: T) -> Result<(), T> {
+        let mut stack = self.stack.lock().unwrap_or_else(|poison| poison.into_inner());
+        if stack.len() == self.capacity {
+            return Err(value);
+        }
+        stack.push(value);
+        Ok(())
+    }
+
+    fn pop(&self) -> Option<T> {
+        self.stack.lock().unwrap_or_else(|poison| poison.into_inner()).pop()
+    }
+
+    fn len(&self) -> usize {
+        self.stack.lock().unwrap_or_else(|poison| poison.into_inner()).len()
+    }
+}
+
+impl<T> fmt::Debug for Lifo<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lifo").field("capacity", &self.capacity).finish()
+    }
+}
+
+/// No order is promised; lock-free, the array queue of `crossbeam-queue`.
+pub struct Unordered<T>(ArrayQueue<T>);
+
+impl<T: Send> Pool<T> for Unordered<T> {
+    const ORDER: Order = Order::Unordered;
+
+    fn with_capacity(capacity: usize) -> Self {
+        Unordered(ArrayQueue::new(capacity))
+    }
+
+    fn push(&self, value: T) -> Result<(), T> {
+        self.0.push(value)
+    }
+
+    fn pop(&self) -> Option<T> {
+        self.0.pop()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl<T> fmt::Debug for Unordered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unordered").field("capacity", &self.0.capacity()).finish()
+    }
+}
+
+struct Shared<P, W> {
+    pool: P,
+    publishers: AtomicUsize,
+    workers: AtomicUsize,
+    entries: W,
+    room: W,
+}
+
+/// A channel that gives each entry to one of its workers. Like a [`Log`](crate::Log), a handle that may go anywhere.
+///
+/// ```
+/// use dominoes::{Channel, Publish, Receive, SpinYield, Unordered, WorkShare};
+///
+/// let (mut publisher, share) = WorkShare::<u32, Unordered<u32>, SpinYield>::open(4);
+/// let (mut one, mut other) = (share.join()?, share.join()?);
+/// publisher.put(1)?;
+/// publisher.put(2)?;
+/// let mut seen = Vec::new();
+/// one.receive(1, |n| seen.push(*n))?;
+/// other.receive(1, |n| seen.push(*n))?;
+/// seen.sort();
+/// assert_eq!(seen, [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct WorkShare<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
+    shared: Arc<Shared<P, W>>,
+    _item: PhantomData<fn() -> T>,
+}
+
+/// Publishes into a [`WorkShare`]. The last one closes it when it goes.
+pub struct SharePublisher<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
+    shared: Arc<Shared<P, W>>,
+    _item: PhantomData<fn() -> T>,
+}
+
+/// Takes entries out of a [`WorkShare`]. What it has taken is its own; what it has not goes to others.
+pub struct Worker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
+    shared: Arc<Shared<P, W>>,
+    active: bool,
+    _item: PhantomData<fn() -> T>,
+}
+
+impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
+    type Item = T;
+    type Publisher = SharePublisher<T, P, W>;
+    type Subscription = Worker<T, P, W>;
+    const ORDER: Order = P::ORDER;
+    const DELIVERY: Delivery = Delivery::Someone;
+
+    fn open(capacity: usize) -> (SharePublisher<T, P, W>, Self) {
+        assert!(capacity >= 1, "a channel has a capacity of at least 1");
+        let shared = Arc::new(Shared {
+            pool: P::with_capacity(capacity),
+            publishers: AtomicUsize::new(1),
+            workers: AtomicUsize::new(0),
+            entries: W::default(),
+            room: W::default(),
+        });
+        (SharePublisher { shared: shared.clone(), _item: PhantomData }, WorkShare { shared, _item: PhantomData })
+    }
+
+    fn join(&self) -> Result<Worker<T, P, W>, SubscribeError> {
+        self.shared.workers.fetch_add(1, Ordering::Relaxed);
+        Ok(Worker { shared: self.shared.clone(), active: true, _item: PhantomData })
+    }
+
+    fn backlog(&self) -> usize {
+        self.shared.pool.len()
+    }
+}
+
+impl<T: Send, P: Pool<T>, W: Wait> WorkShare<T, P, W> {
+    /// How many workers there are. A moment's view.
+    pub fn workers(&self) -> usize {
+        self.shared.workers.load(Ordering::Relaxed)
+    }
+
+    /// How many publishers there are. A moment's view.
+    pub fn publishers(&self) -> usize {
+        self.shared.publishers.load(Ordering::Relaxed)
+    }
+}
+
+impl<T: Send, P: Pool<T>, W: Wait> Publish<T> for SharePublisher<T, P, W> {
+    fn offer(&mut self, value: T) -> Result<(), TryPublishError<T>> {
+        match self.shared.pool.push(value) {
+            Ok(()) => {
+                self.shared.entries.notify();
+                Ok(())
+            }
+            Err(value) => Err(TryPublishError::Full(value)),
+        }
+    }
+
+    fn put(&mut self, value: T) -> Result<(), Closed<T>> {
+        let mut value = Some(value);
+        let shared = &*self.shared;
+        let mut push = || match shared.pool.push(value.take().expect("a refused value comes back")) {
+            Ok(()) => true,
+            Err(back) => {
+                value = Some(back);
+                false
+            }
+        };
+        if !push() {
+            shared.room.wait_until(None, push);
+        }
+        shared.entries.notify();
+        Ok(())
+    }
+}
+
+impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
+    /// Takes an entry, if there is one.
+    ///
+    /// # Errors
+    /// Says why there is none. A worker that is not active finds none.
+    pub fn try_take(&mut self) -> Result<T, NoBatch> {
+        if !self.active {
+            return Err(NoBatch::Empty);
+        }
+        // ORDERING: Acquire, pairs with the Release decrement in `SharePublisher::drop`. Closed first, then the last look.
+        let closed = self.shared.publishers.load(Ordering::Acquire) == 0;
+        match self.shared.pool.pop() {
+            Some(value) => {
+                self.shared.room.notify();
+                Ok(value)
+            }
+            None if closed => Err(NoBatch::Closed),
+            None => Err(NoBatch::Empty),
+        }
+    }
+
+    /// Takes an entry; waits for one until `deadline`, or without end.
+    ///
+    /// # Errors
+    /// [`NoBatch::Empty`] after the deadline, or if this worker is not active; [`NoBatch::Closed`] when nothing more can come.
+    pub fn take(&mut self, deadline: Option<Instant>) -> Result<T, NoBatch> {
+        let mut found = self.try_take();
+        if self.active && matches!(found, Err(NoBatch::Empty)) {
+            let shared = self.shared.clone();
+            shared.entries.wait_until(deadline, || {
+                found = self.try_take();
+                !matches!(found, Err(NoBatch::Empty))
+            });
+        }
+        found
+    }
+
+    /// Takes nothing any more until it is activated again.
+    pub fn deactivate(&mut self) {
+        self.active = false;
+    }
+
+    /// Takes entries again.
+    pub fn activate(&mut self) {
+        self.active = true;
+    }
+}
+
+impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for Worker<T, P, W> {
+    fn receive(&mut self, limit: usize, mut handler: impl FnMut(&T)) -> Result<usize, NoBatch> {
+        let mut n = 0;
+        while n < limit {
+            match self.try_take() {
+                Ok(value) => handler(&value),
+                Err(why) if n == 0 => return Err(why),
+                Err(_) => break,
+            }
+            n += 1;
+        }
+        Ok(n)
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> Clone for WorkShare<T, P, W> {
+    fn clone(&self) -> Self {
+        WorkShare { shared: self.shared.clone(), _item: PhantomData }
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> Clone for SharePublisher<T, P, W> {
+    fn clone(&self) -> Self {
+        self.shared.publishers.fetch_add(1, Ordering::Relaxed);
+        SharePublisher { shared: self.shared.clone(), _item: PhantomData }
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> Drop for SharePublisher<T, P, W> {
+    fn drop(&mut self) {
+        // ORDERING: Release, pairs with the Acquire in `Worker::try_take`: what was published is in the pool. (Every decrement is one, so
+        // a load of zero acquires from all of them.)
+        self.shared.publishers.fetch_sub(1, Ordering::Release);
+        self.shared.entries.notify();
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> Drop for Worker<T, P, W> {
+    fn drop(&mut self) {
+        self.shared.workers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> fmt::Debug for WorkShare<T, P, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkShare").field("order", &P::ORDER).field("backlog", &self.shared.pool.len()).finish()
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> fmt::Debug for SharePublisher<T, P, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharePublisher").field("order", &P::ORDER).finish()
+    }
+}
+
+impl<T, P: Pool<T>, W: Wait> fmt::Debug for Worker<T, P, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("order", &P::ORDER).field("active", &self.active).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Park;
+    use std::thread;
+
+    #[test]
+    fn lifo_gives_the_newest_first() {
+        let (mut publisher, share) = WorkShare::<u32, Lifo<u32>>::open(3);
+        let mut worker = share.join().unwrap();
+        for n in 0..3 {
+            publisher.offer(n).unwrap();
+        }
+        assert!(publisher.offer(9).unwrap_err().is_full());
+        let mut seen = Vec::new();
+        worker.receive(9, |n| seen.push(*n)).unwrap();
+        assert_eq!(seen, [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_worker_that_is_not_active_leaves_entries_to_others() {
+        let (mut publisher, share) = WorkShare::<u32>::open(3);
+        let (mut one, mut other) = (share.join().unwrap(), share.join().unwrap());
+        one.deactivate();
+        publisher.put(1).unwrap();
+        assert_eq!(one.take(None), Err(NoBatch::Empty));
+        assert_eq!(other.try_take(), Ok(1));
+        one.activate();
+        publisher.put(2).unwrap();
+        assert_eq!(one.try_take(), Ok(2));
+    }
+
+    fn every_entry_goes_to_one_worker<P: Pool<u64> + 'static>() {
+        let (publisher, share) = WorkShare::<u64, P, Park>::open(8);
+        let workers: Vec<_> = (0..3)
+            .map(|_| {
+                let mut worker = share.join().unwrap();
+                thread::spawn(move || {
+                    let mut seen = Vec::new();
+                    while let Ok(n) = worker.take(None) {
+                        seen.push(n);
+                    }
+                    seen
+                })
+            })
+            .collect();
+        let publishers: Vec<_> = (0..2)
+            .map(|id| {
+                let mut publisher = publisher.clone();
+                thread::spawn(move || (0..2000).for_each(|n| publisher.put(id * 2000 + n).unwrap()))
+            })
+            .collect();
+        drop(publisher);
+        publishers.into_iter().for_each(|publisher| publisher.join().unwrap());
+        let mut all: Vec<u64> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..4000));
+    }
+
+    #[test]
+    fn every_entry_goes_to_one_worker_in_both_kinds() {
+        every_entry_goes_to_one_worker::<Lifo<u64>>();
+        every_entry_goes_to_one_worker::<Unordered<u64>>();
+    }
+}

@@ -1,0 +1,10 @@
+//! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary segments.
+
+mod arriving;
+mod end;
+mod fuzz;
+mod pair;
+mod sending;
+mod solo;
+mod states;
+mod using;

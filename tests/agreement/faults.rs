@@ -1,0 +1,203 @@
+//! Faults planted on purpose: each is what a careless engine would do, and each must be noticed, although it
+//! happens only once in a case.
+
+use dominoes_netstack::digest::{Body, Flags, Flow, Kind, Request};
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::seqnum::SeqNum;
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::replicated::Tamper;
+
+use crate::support::Rng;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// One replica adds to the time of a request what its own clock says.
+    Clock,
+    /// One replica looks at the transmit ring itself and finds more room than the log says.
+    Credit,
+    /// One replica numbers a frame one too high.
+    FrameNumber,
+    /// One replica forgets an effect.
+    DroppedEffect,
+    /// One replica writes into a frame the acknowledgment of another moment.
+    HeaderOfAnotherMoment,
+    /// One replica does not wait for the verdict and takes every checksum for good.
+    LateVerdict,
+    /// One replica, when it had to wait, leaves the last segment of a run to the next one.
+    RunBoundaries,
+    /// All replicas alike let a delivery begin on the last octet of the one before.
+    TwoEffectsOverOneByte,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Fault; 8] = [
+        Fault::Clock,
+        Fault::Credit,
+        Fault::FrameNumber,
+        Fault::DroppedEffect,
+        Fault::HeaderOfAnotherMoment,
+        Fault::LateVerdict,
+        Fault::RunBoundaries,
+        Fault::TwoEffectsOverOneByte,
+    ];
+
+    fn is_in_all(self) -> bool {
+        self == Fault::TwoEffectsOverOneByte
+    }
+}
+
+/// The segment that a replica left to the next run.
+#[derive(Clone, Copy)]
+struct Left {
+    flow: Flow,
+    seq: SeqNum,
+    len: u32,
+}
+
+/// A worker with a fault, or without.
+pub(crate) struct Faulty {
+    /// What will happen once.
+    fault: Option<Fault>,
+    /// Not before this request.
+    from: u64,
+    rng: Rng,
+    /// The request whose verdict had to be waited for.
+    waited: u64,
+    /// What the frame before acknowledged.
+    acknowledged: Option<(Flow, SeqNum)>,
+    left: Option<Left>,
+    takes_left: bool,
+}
+
+impl Faulty {
+    /// Worker `id` of a group in which `culprit` has the fault.
+    pub(crate) fn new(fault: Fault, id: usize, culprit: usize, seed: u64) -> Faulty {
+        Faulty {
+            fault: (id == culprit || fault.is_in_all()).then_some(fault),
+            from: 20 + Rng::new(!seed).below(150),
+            rng: Rng::new(seed),
+            waited: u64::MAX,
+            acknowledged: None,
+            left: None,
+            takes_left: false,
+        }
+    }
+
+    /// The fault, if its time has come.
+    fn due(&self, seq: u64) -> Option<Fault> {
+        self.fault.filter(|_| seq >= self.from)
+    }
+
+    /// It happened.
+    fn done(&mut self) {
+        self.fault = None;
+    }
+
+    /// Whether the segment that was left over can begin this run.
+    fn fits(&self, request: &Request) -> bool {
+        let digest = &request.digest;
+        match (&self.left, &request.body) {
+            (Some(left), Body::Segment { flow, .. }) => {
+                left.flow == *flow
+                    && left.seq + left.len == digest.seg_seq
+                    && left.len == u32::from(digest.seg_len)
+                    && digest.count < 8
+            }
+            _ => false,
+        }
+    }
+
+    fn leave_last_segment(&mut self, request: &mut Request) {
+        let digest = &mut request.digest;
+        let Body::Segment { flow, .. } = request.body else {
+            return;
+        };
+        let before = (u32::from(digest.count) - 1) * u32::from(digest.seg_len);
+        self.left = Some(Left {
+            flow,
+            seq: digest.seg_seq + before,
+            len: digest.len - before,
+        });
+        digest.len = before;
+        digest.count -= 1;
+        digest.flags = digest.flags.without(Flags::PSH.with(Flags::FIN));
+        self.done();
+    }
+}
+
+impl Tamper for Faulty {
+    const ACTIVE: bool = true;
+
+    fn verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
+        if verdict.is_none() {
+            self.waited = seq;
+            if self.due(seq) == Some(Fault::LateVerdict) {
+                self.done();
+                return Some(request.digest.all_good());
+            }
+        }
+        self.takes_left = self.fits(request);
+        verdict.map(|bits| if self.takes_left { bits << 1 | 1 } else { bits })
+    }
+
+    fn request(&mut self, seq: u64, request: &mut Request) {
+        let digest = &mut request.digest;
+        if self.takes_left
+            && let Some(left) = self.left.take()
+        {
+            digest.seg_seq = left.seq;
+            digest.len += left.len;
+            digest.count += 1;
+        }
+        match self.due(seq) {
+            Some(Fault::Clock) => {
+                digest.now += Duration::from_nanos(1 + self.rng.below(50_000));
+                self.done();
+            }
+            Some(Fault::Credit) => {
+                digest.sent += 1;
+                self.done();
+            }
+            Some(Fault::RunBoundaries)
+                if digest.kind == Kind::Segments && digest.count > 1 && self.waited == seq =>
+            {
+                self.leave_last_segment(request);
+            }
+            _ => {}
+        }
+    }
+
+    fn effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
+        let Some(fault) = self.due(seq) else { return };
+        if fault == Fault::DroppedEffect && !effects.is_empty() {
+            effects.remove(self.rng.index(effects.len()));
+            return self.done();
+        }
+        for effect in effects {
+            match (fault, effect) {
+                (Fault::FrameNumber, Effect::Transmit(transmit)) => {
+                    transmit.first_frame += 1;
+                    return self.done();
+                }
+                (Fault::HeaderOfAnotherMoment, Effect::Transmit(transmit)) => {
+                    let older = self.acknowledged.replace((transmit.flow, transmit.ack));
+                    if let Some((flow, ack)) = older
+                        && flow == transmit.flow
+                        && ack != transmit.ack
+                    {
+                        transmit.ack = ack;
+                        return self.done();
+                    }
+                }
+                (Fault::TwoEffectsOverOneByte, Effect::Deliver(deliver))
+                    if deliver.stream_offset > 0 =>
+                {
+                    deliver.stream_offset -= 1;
+                    return self.done();
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! An arrangement that cannot work: frames and application writes in queues of their own.
+//!
+//! Every replica sees every segment, and every progress of an application, each kind in one order; but a
+//! replica that is busy with one queue is late with the other. Sizemore's dissertation of 2011 (figure 3.2)
+//! shows why copies of one connection then part.
+
+use dominoes_netstack::digest::{Body, Digest, Kind};
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::{Entry, Limits, Replica};
+
+use super::check::{Failure, Marks};
+use crate::support::Rng;
+
+/// What became of a log that was split in two.
+pub(crate) struct Parted {
+    /// Where replicas that had applied the same entries first differed.
+    pub(crate) states: Option<Failure>,
+    /// Whether they asked for different frames.
+    pub(crate) frames: bool,
+}
+
+/// Splits a log and lets `replicas` of them apply it, each taking from the two queues as it pleases; when all
+/// have applied the same entries of both, they are compared.
+pub(crate) fn part(entries: &[Entry], limits: Limits, replicas: usize, rng: &mut Rng) -> Parted {
+    let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| {
+        matches!(entry.request.body, Body::Progress { .. })
+    });
+    let mut copies: Vec<_> = (0..replicas).map(|_| (Replica::new(limits), Vec::new())).collect();
+    let mut marks = Marks::default();
+    let mut states = None;
+    let (mut write, mut frame) = (0, 0);
+    while write < writes.len() || frame < frames.len() {
+        // Up to here everybody has applied the same. Now a few of each, in any order.
+        let writes = &writes[write..(write + rng.index(2)).min(writes.len())];
+        let frames = &frames[frame..(frame + 1 + rng.index(3)).min(frames.len())];
+        for (id, (replica, effects)) in copies.iter_mut().enumerate() {
+            let mut queues = [writes, frames];
+            while let [a, b] = queues
+                && !(a.is_empty() && b.is_empty())
+            {
+                let from = if b.is_empty() || (!a.is_empty() && rng.chance(500)) { 0 } else { 1 };
+                if let Some((next, rest)) = queues[from].split_first() {
+                    apply(replica, next, effects);
+                    queues[from] = rest;
+                }
+            }
+            let mark = marks.note(id, replica.position(), replica.fingerprint());
+            states = states.or(mark.err());
+        }
+        write += writes.len();
+        frame += frames.len();
+    }
+    let sent = |effects: &[Effect]| -> Vec<Effect> {
+        let sends = |effect: &&Effect| matches!(effect, Effect::Transmit(_));
+        effects.iter().filter(sends).copied().collect()
+    };
+    let first = sent(&copies[0].1);
+    Parted {
+        states,
+        frames: copies[1..].iter().any(|(_, effects)| sent(effects) != first),
+    }
+}
+
+/// Applies an entry without what only one log can carry along with a segment: the application's cursors.
+fn apply(replica: &mut Replica, entry: &Entry, effects: &mut Vec<Effect>) {
+    let mut request = entry.request;
+    if request.digest.kind == Kind::Segments {
+        request.digest.bits &= !Digest::PROGRESS;
+    }
+    replica.apply(&request, request.digest.all_good(), effects);
+}
