@@ -244,10 +244,25 @@ fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cas
 }
 
 #[test]
-fn the_same_log_in_one_queue_parts_nobody() {
-    for case in 0..20 {
+fn the_frames_of_a_run_have_several_primaries() {
+    let mut judged = 0;
+    for case in 0..40 {
         let plan = plan::tree(seed_of(case), 2..=4).current();
-        let seen = panic_free(|| examine(&plan)).map_err(|failure| failure.what);
-        assert!(seen.is_ok(), "{seen:?}");
+        let report = case::run(&plan, |_| (), None);
+        let stats = report.result.map_err(|failure| failure.what).unwrap().stats;
+        let frames: u64 = stats.iter().map(|stats| stats.frames).sum();
+        let deliveries: u64 = stats.iter().map(|stats| stats.deliveries).sum();
+        // A round of chunks for each worker, and one more.
+        let round = (plan.replicas * plan.frame_chunk.max(plan.request_chunk)) as u64;
+        if frames < 2 * round || deliveries < 2 * round {
+            continue;
+        }
+        judged += 1;
+        for (id, stats) in stats.iter().enumerate() {
+            assert!(stats.frames > 0, "worker {id} built none of {frames} frames: {plan:?}");
+            assert!(stats.deliveries > 0, "worker {id} made none of {deliveries} deliveries: {plan:?}");
+            assert!(stats.frames < frames && stats.deliveries < deliveries, "worker {id} did everything");
+        }
     }
+    assert!(judged >= 10, "only {judged} cases had enough to do");
 }

@@ -633,6 +633,12 @@ impl<T> fmt::Debug for Role<T> {
     }
 }
 
+impl<T: Default> Default for Role<T> {
+    fn default() -> Self {
+        Role::new(T::default())
+    }
+}
+
 /// Possession of a [`Role`].
 pub struct RoleGuard<'a, T> {
     role: &'a Role<T>,

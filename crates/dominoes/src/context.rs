@@ -14,7 +14,7 @@ use std::{
 
 /// Idle rounds with pauses, then idle rounds with yields, before a context sleeps.
 const SPIN_ROUNDS: u32 = 256;
-const YIELD_ROUNDS: u32 = 64;
+const YIELD_ROUNDS: u32 = 2;
 /// A context with several domains has no single thing to sleep on; it looks again after this.
 const DOZE: Duration = Duration::from_micros(200);
 

@@ -208,7 +208,7 @@ impl<T, W> Ring<T, W> {
             return published;
         }
         // A limit is a gate plus the capacity, and below a gate everything is published.
-        // ORDERING: Acquire, pairs with the AcqRel in `Writer::refresh_limit`: that much is published for this thread, too.
+        // ORDERING: Acquire, pairs with the Release in `raise_limit`: that much is published for this thread, too.
         let known = self.limit.load(Ordering::Acquire).saturating_sub(self.capacity);
         self.walk(known.max(published & !MULTI), tail)
     }
@@ -262,6 +262,21 @@ impl<T, W> Ring<T, W> {
     fn fresh_limit(&self) -> Seq {
         let gate = self.gate();
         if mem::needs_drop::<T>() { self.drop_below(gate) + self.capacity } else { gate + self.capacity }
+    }
+
+    /// Raises the shared limit to `to` unless it is there already; returns what it was.
+    fn raise_limit(&self, to: Seq) -> Seq {
+        // ORDERING: Release, pairs with the Acquire here and in `claim_shared`, `try_be_alone` and `prefix`: who learns a limit from another
+        // publisher also learns that the slots below it are free, and that everything below its gate is published.
+        let mut now = self.limit.load(Ordering::Acquire);
+        // (Not `fetch_max`, which x86 has to make of the same loop and which ThreadSanitizer does not see.)
+        while now < to {
+            match self.limit.compare_exchange_weak(now, to, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(found) => now = found,
+            }
+        }
+        now
     }
 
     /// Drops the entries below `gate` unless somebody else is at it; returns up to where they are known to be dropped.
@@ -499,9 +514,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
 
     fn refresh_limit(&mut self) {
         let fresh = self.ring.fresh_limit();
-        // ORDERING: AcqRel, pairs with itself and the Acquire in `claim_shared`: who learns a limit from another publisher also
-        // learns that the slots below it are free.
-        let before = self.ring.limit.fetch_max(fresh, Ordering::AcqRel);
+        let before = self.ring.raise_limit(fresh);
         self.limit = self.limit.max(fresh).max(before);
         if mem::needs_drop::<T>() && fresh > before {
             self.ring.room.notify();
@@ -521,6 +534,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
             return false;
         }
         self.next = tail;
+        // ORDERING: Acquire, pairs with the Release in `raise_limit`.
         self.limit = self.limit.max(ring.limit.load(Ordering::Acquire));
         self.edge.set(self.limit);
         self.alone.set(true);
@@ -534,7 +548,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                 return Err(Refusal::Closed);
             }
             if tail + n > self.limit {
-                // ORDERING: Acquire, pairs with the AcqRel in `refresh_limit`.
+                // ORDERING: Acquire, pairs with the Release in `raise_limit`.
                 self.limit = self.limit.max(self.ring.limit.load(Ordering::Acquire));
                 if tail + n > self.limit {
                     self.refresh_limit();
@@ -694,7 +708,7 @@ impl<T, W: Wait> Clone for Writer<T, W> {
             ring.published.store(next | MULTI, Ordering::Release);
             // ORDERING: Release, pairs with the Acquire in `Ring::tail`: whoever sees a shared claim sees `MULTI`.
             ring.tail.store(next, Ordering::Release);
-            ring.limit.fetch_max(self.edge.get(), Ordering::AcqRel);
+            ring.raise_limit(self.edge.get());
             self.alone.set(false);
             self.edge.set(0);
         }

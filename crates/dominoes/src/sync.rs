@@ -3,12 +3,15 @@
 //! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the models in
 //! `tests/loom.rs` run the code as shipped, fences included. ThreadSanitizer does not know fences: under `cfg(tsan)` the
 //! two orderings below turn "release fence, relaxed stores" into release stores and "relaxed loads, acquire fence"
-//! into acquire loads.
+//! into acquire loads; std's mutex, whose slow path it does not see either, is replaced.
+
+#[cfg(not(any(loom, tsan)))]
+pub(crate) use std::sync::Mutex;
 
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, fence},
     },
     thread,
@@ -24,6 +27,26 @@ pub(crate) use loom::{
 };
 
 pub(crate) use std::sync::atomic::Ordering;
+
+/// The slow path of std's mutex is compiled into std, which is not instrumented; ThreadSanitizer sees through this one.
+#[cfg(tsan)]
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(crate::cell::Role<T>);
+
+#[cfg(tsan)]
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Mutex(crate::cell::Role::new(value))
+    }
+    pub(crate) fn lock(&self) -> std::sync::LockResult<crate::cell::RoleGuard<'_, T>> {
+        loop {
+            match self.0.try_take() {
+                Some(guard) => return Ok(guard),
+                None => thread::yield_now(),
+            }
+        }
+    }
+}
 
 /// Ordering of a store that stands behind a `fence(Release)`.
 pub(crate) const STORE_AFTER_FENCE: Ordering = if cfg!(tsan) { Ordering::Release } else { Ordering::Relaxed };

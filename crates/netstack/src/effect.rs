@@ -187,6 +187,6 @@ impl FrameNumbers {
     /// How many frames may be numbered now.
     #[inline]
     pub const fn room(&self) -> u64 {
-        self.limit - self.next
+        self.limit.saturating_sub(self.next)
     }
 }

@@ -84,6 +84,8 @@ pub(crate) struct RxPump {
     closing: VecDeque<(u64, ConnId)>,
     /// Retired connections whose socket is still there.
     lingering: HashSet<ConnId>,
+    /// Time as last published.
+    told: Instant,
     /// Credit as last published.
     sent: u64,
     /// How much each place's application had written when last published, for the recorder.
@@ -118,6 +120,7 @@ impl RxPump {
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             lingering: HashSet::new(),
+            told: Instant::ZERO,
             sent: 0,
             recorded: HashMap::new(),
             recorder,
@@ -156,7 +159,9 @@ impl RxPump {
     /// Publishes time if it is due, or credit if it grew, when there was nothing else to carry them.
     fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
-        if (deadline <= now || sent > self.sent) && log.room() > 0 {
+        // A deadline that was told already is due only because this worker's replica is behind.
+        let due = self.told < deadline && deadline <= now;
+        if (due || sent > self.sent) && log.room() > 0 {
             self.sent = sent;
             self.publish(Request::tick(now, sent), None, Run::default(), log);
             return 1;
@@ -176,6 +181,7 @@ impl RxPump {
 
     fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
         self.stats.requests += 1;
+        self.told = request.digest.now;
         if self.recorder.is_some() {
             self.record(&request, verdict, &run);
         }

@@ -159,8 +159,14 @@ impl Replica {
             }
         }
         let Some(conn) = self.lookup(request) else {
-            return self.stranger(request, verdict, out);
+            return self.stranger(request, verdict, None, out);
         };
+        if digest.flags.has(Flags::SYN)
+            && let Some(past) = self.replaces(conn, request, verdict)
+        {
+            self.bury(conn, out);
+            return self.stranger(request, verdict, Some(past), out);
+        }
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &mut place.tcb else { return };
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
@@ -172,6 +178,16 @@ impl Replica {
         request.pieces(verdict, |segment| tcb.segment(segment, &mut cx));
         let finish = tcb.finish(&mut cx);
         self.after(conn, finish, out);
+    }
+
+    /// If a SYN for a listening port may take the place of a connection in TIME-WAIT: where the sequence
+    /// numbers of that one ended.
+    fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
+        let tcb = self.places[conn.index as usize].tcb.as_ref()?;
+        self.listeners.get(&tcb.flow().local.port())?;
+        let mut reopens = false;
+        request.pieces(verdict, |syn| reopens = tcb.may_reopen(syn));
+        reopens.then(|| tcb.snd_nxt())
     }
 
     /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
@@ -189,14 +205,21 @@ impl Replica {
         self.demux.find(flow)
     }
 
-    /// A run without a connection: a SYN for a listening port, or something to reset.
-    fn stranger(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    /// A run without a connection: a SYN for a listening port, or something to reset. `past` is where the
+    /// sequence numbers of a connection ended that this one would replace.
+    fn stranger(
+        &mut self,
+        request: &Request,
+        verdict: u16,
+        past: Option<SeqNum>,
+        out: &mut impl EffectSink,
+    ) {
         let Body::Segment { flow, mac, .. } = request.body else {
             return;
         };
         request.pieces(verdict, |segment| {
             if self.listeners.contains_key(&flow.local.port()) {
-                self.listen(flow, mac, segment, out);
+                self.listen(flow, mac, segment, past, out);
             } else {
                 self.stats.no_connection += 1;
                 let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
@@ -211,6 +234,7 @@ impl Replica {
         flow: Flow,
         mac: Mac,
         segment: &Segment<'_>,
+        past: Option<SeqNum>,
         out: &mut impl EffectSink,
     ) {
         if segment.flags.has(Flags::RST) {
@@ -231,7 +255,11 @@ impl Replica {
             self.stats.refused_syn += 1;
             return;
         };
-        let iss = self.initial_sequence_number(&flow);
+        let mut iss = self.initial_sequence_number(&flow);
+        if let Some(past) = past {
+            // RFC 9293 section 3.6.1: larger than the largest of the connection that it replaces.
+            iss = iss.max(past + 1);
+        }
         let tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.half_open += 1;
@@ -701,3 +729,200 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effect::Transmit;
+
+    const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const PORT: u16 = 80;
+
+    /// A replica, the peer's next sequence number, and what was asked for since last looked at.
+    struct Bench {
+        replica: Replica,
+        effects: Vec<Effect>,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn listening(backlog: u16) -> Self {
+            let limits = Limits {
+                connections: 4,
+                ..Limits::default()
+            };
+            let mut bench = Bench {
+                replica: Replica::new(limits),
+                effects: Vec::new(),
+                now: Instant::from_millis(1),
+            };
+            bench.command(Body::Configure {
+                address: US,
+                secret: [1, 2],
+            });
+            bench.command(Body::Listen {
+                port: PORT,
+                backlog,
+            });
+            bench
+        }
+
+        fn apply(&mut self, request: &Request) {
+            self.effects.clear();
+            self.replica.apply(request, 1, &mut self.effects);
+        }
+
+        fn command(&mut self, body: Body) {
+            self.apply(&Request::command(self.now, self.replica.frames.next, body));
+        }
+
+        fn segment(&mut self, from: u16, seq: u32, ack: u32, flags: Flags) {
+            let mut digest = Digest::bare(Kind::Segments, self.now, self.replica.frames.next);
+            digest.seg_seq = SeqNum(seq);
+            digest.seg_ack = SeqNum(ack);
+            digest.seg_wnd = 60_000;
+            digest.flags = flags;
+            digest.count = 1;
+            let remote = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), from);
+            let body = Body::Segment {
+                flow: Flow {
+                    local: SocketAddrV4::new(US, PORT),
+                    remote,
+                },
+                mac: Mac([2; 6]),
+                payload_offset: 54,
+                options: crate::digest::Options::None,
+            };
+            self.apply(&Request { digest, body });
+        }
+
+        fn sent(&self) -> Vec<Transmit> {
+            let transmit = |effect: &Effect| match effect {
+                Effect::Transmit(transmit) => Some(*transmit),
+                _ => None,
+            };
+            self.effects.iter().filter_map(transmit).collect()
+        }
+
+        /// Opens a connection from `from`; returns its name and our first sequence number after the SYN.
+        fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
+            self.segment(from, seq, 0, Flags::SYN);
+            let syn_ack = self.sent()[0];
+            let ours = syn_ack.seq.0.wrapping_add(1);
+            self.segment(from, seq + 1, ours, Flags::ACK);
+            (syn_ack.conn, ours)
+        }
+
+        fn accepted(&self) -> Option<ConnId> {
+            self.effects.iter().find_map(|effect| match effect {
+                Effect::Accept { conn, .. } => Some(*conn),
+                _ => None,
+            })
+        }
+    }
+
+    #[test]
+    fn a_handshake_asks_for_the_connection_to_be_accepted_once() {
+        let mut bench = Bench::listening(4);
+        let (conn, ours) = bench.open(4000, 100);
+        assert_eq!(bench.accepted(), Some(conn));
+        bench.segment(4000, 101, ours, Flags::ACK);
+        assert_eq!(bench.accepted(), None);
+    }
+
+    #[test]
+    fn a_full_backlog_drops_syns_until_the_application_accepts() {
+        let mut bench = Bench::listening(1);
+        bench.open(4000, 100);
+        bench.segment(4001, 100, 0, Flags::SYN);
+        assert_eq!(bench.sent(), []);
+        assert_eq!(bench.replica.stats().refused_syn, 1);
+        bench.command(Body::Accepted {
+            port: PORT,
+            accepted: 1,
+        });
+        bench.segment(4001, 100, 0, Flags::SYN);
+        assert_eq!(bench.sent().len(), 1);
+    }
+
+    #[test]
+    fn a_segment_for_nobody_is_reset() {
+        let mut bench = Bench::listening(1);
+        bench.segment(4000, 100, 77, Flags::ACK);
+        assert!(bench.sent()[0].flags.has(Flags::RST));
+        assert_eq!(bench.replica.stats().no_connection, 1);
+    }
+
+    #[test]
+    fn a_place_is_used_again_only_when_it_was_freed() {
+        let mut bench = Bench::listening(4);
+        let (conn, ours) = bench.open(4000, 100);
+        bench.segment(4000, 101, ours, Flags::RST);
+        assert!(bench.effects.contains(&Effect::Retire { conn }));
+        let (other, _) = bench.open(4001, 100);
+        assert_ne!(other.index, conn.index);
+        bench.command(Body::Free { conn });
+        let (again, _) = bench.open(4002, 100);
+        assert_eq!(again.index, conn.index);
+        assert_eq!(again.generation, conn.generation + 1);
+    }
+
+    #[test]
+    fn a_new_syn_takes_the_place_of_a_connection_in_time_wait() {
+        let mut bench = Bench::listening(4);
+        let (conn, ours) = bench.open(4000, 100);
+        bench.command(Body::Progress {
+            conn,
+            app_read: 0,
+            app_written: 0,
+            shutdown: true,
+            orphan: false,
+        });
+        assert!(bench.sent()[0].flags.has(Flags::FIN));
+        bench.segment(4000, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+        let state = |bench: &Bench, conn| {
+            let found = bench.replica.connections().find(|(c, _)| *c == conn);
+            found.map(|(_, tcb)| tcb.state())
+        };
+        assert_eq!(state(&bench, conn), Some(State::TimeWait));
+        bench.segment(4000, 50, 0, Flags::SYN);
+        assert_eq!(state(&bench, conn), Some(State::TimeWait), "an old SYN changes nothing");
+        let (new, new_ours) = bench.open(4000, 5000);
+        assert_eq!(state(&bench, new), Some(State::Established));
+        assert_eq!(state(&bench, conn), None);
+        assert!(SeqNum(new_ours).after(SeqNum(ours + 1)));
+    }
+
+    #[test]
+    fn connections_take_turns_when_there_is_too_little_room_to_send() {
+        let mut bench = Bench::listening(4);
+        bench.replica.limits.tx_slots = 4;
+        bench.replica.limits.quantum = 1;
+        let conns = [bench.open(4000, 100).0, bench.open(4001, 100).0];
+        let mut frames = [0; 2];
+        let mut count = |bench: &Bench| {
+            for transmit in bench.sent() {
+                let which = conns.iter().position(|conn| *conn == transmit.conn);
+                frames[which.expect("one of the two")] += transmit.count;
+            }
+            frames
+        };
+        for conn in conns {
+            bench.command(Body::Progress {
+                conn,
+                app_read: 0,
+                app_written: 9 * 536,
+                shutdown: false,
+                orphan: false,
+            });
+            count(&bench);
+        }
+        let mut seen = [0; 2];
+        while bench.replica.frames.next > bench.replica.frames.sent {
+            bench.apply(&Request::tick(bench.now, bench.replica.frames.next));
+            seen = count(&bench);
+            assert!(seen[0].abs_diff(seen[1]) <= 2, "{seen:?}");
+        }
+        assert_eq!(seen, [9, 9]);
+    }
+}
