@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use dominoes_netstack::digest::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream};
 
 use super::peer::{FIRST_PORT, SERVER, keys, octets};
@@ -16,6 +17,9 @@ const BACKLOG: u16 = 8;
 pub(crate) struct Connection {
     /// Which peer is at its other end.
     pub(crate) peer: usize,
+    port: usize,
+    /// Its name in the stack, the same whenever the log is applied.
+    pub(crate) id: ConnId,
     stream: Option<TcpStream>,
     /// Everything that was read.
     pub(crate) received: Vec<u8>,
@@ -48,9 +52,12 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    fn new(stream: TcpStream) -> Connection {
+    fn new(stream: TcpStream, newest: &[usize]) -> Connection {
+        let port = usize::from(stream.peer_addr().port() - FIRST_PORT);
         Connection {
-            peer: usize::from(stream.peer_addr().port() - FIRST_PORT),
+            peer: newest.get(port).copied().unwrap_or(port),
+            port,
+            id: stream.conn(),
             stream: Some(stream),
             received: Vec::new(),
             written: 0,
@@ -84,7 +91,7 @@ impl Connection {
                 0
             }
         };
-        let (_, key) = keys(seed, self.peer);
+        let (_, key) = keys(seed, self.port);
         let offset = self.received.len();
         let expected = octets(key, offset as u64, got);
         if let Some(at) = (0..got).find(|&i| expected[i] != buffer[i]) {
@@ -119,7 +126,7 @@ impl Connection {
         }
         let left = self.until.map_or(u64::MAX, |until| until.saturating_sub(self.written));
         let len = (most as u64).min(left) as usize;
-        let (key, _) = keys(seed, self.peer);
+        let (key, _) = keys(seed, self.port);
         match stream.try_write(&octets(key, self.written, len)) {
             Ok(took) => {
                 self.written += took as u64;
@@ -152,6 +159,11 @@ impl Connection {
         }
     }
 
+    /// Whether nothing more can come of it.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stream.is_none() || self.ended.is_some() || self.shut && self.eof
+    }
+
     /// Lets go of a connection that is over.
     fn close(&mut self) {
         if self.shut && self.eof {
@@ -167,7 +179,9 @@ pub(crate) struct Application {
     listener: TcpListener,
     connecting: Vec<(usize, Connecting)>,
     pub(crate) connections: Vec<Connection>,
-    /// Peers that were connected to, in order.
+    /// The newest peer of each port.
+    pub(crate) newest: Vec<usize>,
+    /// Ports that were connected to, in order.
     pub(crate) opened: Vec<usize>,
     /// Peers that could not be connected to.
     pub(crate) failed: Vec<usize>,
@@ -182,29 +196,32 @@ impl Application {
             listener,
             connecting: Vec::new(),
             connections: Vec::new(),
+            newest: Vec::new(),
             opened: Vec::new(),
             failed: Vec::new(),
         }
     }
 
-    pub(crate) fn open(&mut self, peer: usize) {
-        let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), FIRST_PORT + peer as u16);
+    /// Begins to open a connection to a port of the far side, where `peer` waits.
+    pub(crate) fn open(&mut self, port: usize, peer: usize) {
+        let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), FIRST_PORT + port as u16);
         let connecting = self.sockets.begin_connect(remote).expect("the stack is up");
         self.connecting.push((peer, connecting));
-        self.opened.push(peer);
+        self.opened.push(port);
     }
 
     /// Takes connections that became established.
     pub(crate) fn welcome(&mut self) -> usize {
         let before = self.connections.len();
         while let Ok((stream, _)) = self.listener.try_accept() {
-            self.connections.push(Connection::new(stream));
+            self.connections.push(Connection::new(stream, &self.newest));
         }
+        let newest = &self.newest;
         let (connections, failed) = (&mut self.connections, &mut self.failed);
         self.connecting.retain_mut(|(peer, connecting)| match connecting.try_finish() {
             Ok(None) => true,
             Ok(Some(stream)) => {
-                connections.push(Connection::new(stream));
+                connections.push(Connection::new(stream, newest));
                 false
             }
             Err(_) => {

@@ -106,9 +106,11 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout
 }
 
-/// Sees what leaves for one peer.
+/// Sees what leaves for one port of the far side.
 #[derive(Clone, Copy, Default)]
 struct Watch {
+    /// Sequence number of the newest SYN, and the stack's port.
+    syn: Option<(u32, u16)>,
     /// The number after the highest octet that left.
     left: Option<u32>,
     /// The right edge of the stack's window.
@@ -371,10 +373,11 @@ impl<T: Tamper> Case<'_, T> {
             {
                 return Err(Failure::new("a partial checksum is not that of its pseudo-header".into()));
             }
-            self.watch(&bytes)?;
+            let iss = self.watch(&bytes)?;
             let frame = OnWire {
                 bytes,
                 damaged: false,
+                iss,
                 cut: None,
             };
             self.to_peers.put(frame, bad, &mut self.rng, &mut self.seen);
@@ -382,21 +385,31 @@ impl<T: Tamper> Case<'_, T> {
         Ok(())
     }
 
-    fn watch(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    /// Looks at a frame that leaves; gives the initial sequence number of its connection.
+    fn watch(&mut self, bytes: &[u8]) -> Result<Option<u32>, Failure> {
         if bytes[12..14] == [0x08, 0x06] {
-            return Ok(());
+            return Ok(None);
         }
         let Some(seg) = Segment::read(bytes) else {
             return Err(Failure::new(format!("a damaged frame left: {bytes:02x?}")));
         };
-        let index = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
-        let Some(watch) = self.watches.get_mut(index) else {
-            return Ok(());
+        let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
+        let Some(watch) = self.watches.get_mut(port) else {
+            return Ok(None);
         };
-        if seg.has(RST) {
-            return Ok(());
-        }
         let syn = u32::from(seg.has(SYN));
+        if seg.has(SYN) && watch.syn != Some((seg.seq, seg.src_port)) {
+            *watch = Watch {
+                syn: Some((seg.seq, seg.src_port)),
+                ..Watch::default()
+            };
+        }
+        let Some((iss, stack_port)) = watch.syn else {
+            return Ok(None);
+        };
+        if seg.src_port != stack_port || seg.has(RST) {
+            return Ok((seg.src_port == stack_port).then_some(iss));
+        }
         let end = seg.seq.wrapping_add(seg.payload.len() as u32 + syn);
         let is_new = watch.left.is_none_or(|left| (end.wrapping_sub(left) as i32) > 0);
         if is_new {
@@ -405,7 +418,7 @@ impl<T: Tamper> Case<'_, T> {
             self.seen.retransmission |= syn > 0 || !seg.payload.is_empty();
         }
         if !seg.has(segment::ACK) {
-            return Ok(());
+            return Ok(Some(iss));
         }
         self.seen.our_window_closed |= seg.wnd == 0;
         // The receive buffer is small: windows are not scaled.
@@ -414,21 +427,31 @@ impl<T: Tamper> Case<'_, T> {
         watch.edge = Some(edge);
         if back > 0 {
             return Err(Failure::new(format!(
-                "the right edge of the window of connection {index} moved back by {back}: {seg:?}"
+                "the right edge of the window for port {port} moved back by {back}: {seg:?}"
             )));
         }
-        Ok(())
+        Ok(Some(iss))
     }
 
     /// A frame reaches the stack's device.
     fn arrive(&mut self, bad: &Bad) -> bool {
-        let Some(under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
+        let Some(mut under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
             return false;
         };
-        let mut frame = Frame::from_bytes(&under_way.bytes);
-        if !under_way.damaged && self.rng.chance(self.plan.device.vouches) {
-            frame.meta.checksum = RxChecksum::Valid;
+        let is_tcp = under_way.bytes[12..14] == [0x08, 0x00];
+        let mut checksum = RxChecksum::Verify;
+        if is_tcp && !under_way.damaged && self.rng.chance(self.plan.device.vouches) {
+            checksum = RxChecksum::Valid;
+            if self.rng.chance(500) {
+                checksum = RxChecksum::Partial {
+                    start: segment::LOWER as u16,
+                    offset: 16,
+                };
+                segment::leave_partial(&mut under_way.bytes);
+            }
         }
+        let mut frame = Frame::from_bytes(&under_way.bytes);
+        frame.meta.checksum = checksum;
         frame.meta.gso = under_way.cut.map(|size| Gso {
             kind: GsoKind::Tcp4,
             size,
@@ -452,10 +475,15 @@ impl<T: Tamper> Case<'_, T> {
         let Some(seg) = Segment::read(&frame.bytes) else {
             return Ok(true);
         };
-        let index = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
-        let Some(peer) = self.peers.get_mut(index) else {
+        let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
+        let Some(&index) = self.app.newest.get(port) else {
             return Ok(true);
         };
+        let peer = &mut self.peers[index];
+        if peer.irs().is_some_and(|irs| frame.iss.is_some_and(|iss| iss != irs)) {
+            // Late, and of a connection that was here before: who knows only sequence numbers could not tell.
+            return Ok(true);
+        }
         if let Some(answer) = peer.arrive(&seg, self.now)? {
             let frame = answer.frame(self.mac);
             self.put(frame, None, bad);
@@ -467,6 +495,7 @@ impl<T: Tamper> Case<'_, T> {
         let frame = OnWire {
             bytes,
             damaged: false,
+            iss: None,
             cut,
         };
         self.to_stack.put(frame, bad, &mut self.rng, &mut self.seen);
@@ -489,20 +518,39 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     fn is_live(&self, peer: &Peer) -> bool {
-        let over = peer.phase == Phase::Reset || peer.saw_the_end() && peer.is_content();
+        let over = matches!(peer.phase, Phase::Reset | Phase::Replaced)
+            || peer.saw_the_end() && peer.is_content();
         let gave_up = self.app.of(peer.index).is_some_and(|connection| connection.gave_up);
         !over && !gave_up
     }
 
+    /// Another peer, at a port of its own or at one whose connection is over.
     fn begin(&mut self) {
         let index = self.peers.len();
         let ours = self.rng.chance(self.plan.peers.opened_by_stack);
-        let peer = Peer::new(index, self.plan.seed, !ours, &self.plan.peers, &mut self.rng);
+        let over = self.peers.iter().find(|peer| {
+            let is_over = peer.phase == Phase::Reset || peer.phase == Phase::Open && peer.is_finished();
+            is_over && self.app.of(peer.index).is_some_and(|connection| connection.is_over())
+        });
+        let port = match over.map(|peer| (peer.index, peer.port)) {
+            Some((before, port)) if self.rng.chance(700) => {
+                self.seen.reused = true;
+                self.peers[before].phase = Phase::Replaced;
+                self.app.newest[port] = index;
+                port
+            }
+            _ => {
+                self.watches.push(Watch::default());
+                self.app.newest.push(index);
+                self.watches.len() - 1
+            }
+        };
+        let seed = self.plan.seed;
+        let peer = Peer::new(index, port, seed, !ours, &self.plan.peers, &mut self.rng);
         self.peers.push(peer);
-        self.watches.push(Watch::default());
         if ours {
             self.seen.opened_by_stack = true;
-            self.app.open(index);
+            self.app.open(port, index);
         }
     }
 
@@ -687,6 +735,9 @@ impl<T: Tamper> Case<'_, T> {
         for connection in &self.app.connections {
             let peer = &self.peers[connection.peer];
             let wanted = peer.reset_by_us || connection.gave_up;
+            if connection.eof && connection.received.len() as u64 != peer.sent() {
+                return Err(Failure::new(format!("{connection:?} ends before {peer:?}")));
+            }
             self.seen.reset |= peer.phase == Phase::Reset;
             self.seen.finished |= connection.eof && peer.saw_the_end();
             if connection.ended.is_some() && !wanted || peer.phase == Phase::Reset && !wanted {

@@ -148,8 +148,8 @@ struct Follower {
 
 impl Follower {
     fn new(mut app: Application, outcome: &Outcome, script: Script) -> Follower {
-        for peer in &outcome.app.opened {
-            app.open(*peer);
+        for port in &outcome.app.opened {
+            app.open(*port, 0);
         }
         Follower {
             app,
@@ -182,7 +182,7 @@ impl Follower {
             )));
         }
         for connection in &outcome.app.connections {
-            let again = self.app.of(connection.peer);
+            let again = self.app.connections.iter().find(|other| other.id == connection.id);
             let again = again.map_or(&[][..], |again| &again.received);
             let ours = &connection.received[..];
             let equal = if connection.gave_up || connection.ended.is_some() {

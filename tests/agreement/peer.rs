@@ -10,15 +10,16 @@ use super::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 use super::wire::Seen;
 use crate::support::{Rng, mix};
 
-/// The first port of the far side; peer i has the i-th.
+/// The first port of the far side. Ports are counted from here.
 pub(crate) const FIRST_PORT: u16 = 2000;
 /// Where the stack listens.
 pub(crate) const SERVER: u16 = 80;
 
-/// Key of the stream that peer `index` of a case receives, and of the one that it sends.
-pub(crate) fn keys(seed: u64, index: usize) -> (u64, u64) {
-    let index = 2 * index as u64;
-    (mix(seed ^ index), mix(seed ^ (index + 1)))
+/// Keys of the streams of a port of the far side: of what it receives, and of what it sends. Connections that
+/// follow each other at one port have the same, so an old segment taken for a new one lies at a wrong place.
+pub(crate) fn keys(seed: u64, port: usize) -> (u64, u64) {
+    let port = 2 * port as u64;
+    (mix(seed ^ port), mix(seed ^ (port + 1)))
 }
 
 /// The octets of a stream from `offset` on.
@@ -44,12 +45,15 @@ pub(crate) enum Phase {
     Open,
     /// Reset, by either side.
     Reset,
+    /// Over, and another has its port.
+    Replaced,
 }
 
 /// One connection of the far side. Stream offsets begin behind the SYN.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) index: usize,
+    pub(crate) port: usize,
     pub(crate) phase: Phase,
     /// Whether it was we who sent the reset.
     pub(crate) reset_by_us: bool,
@@ -96,14 +100,16 @@ const MSS: u16 = 1460;
 impl Peer {
     pub(crate) fn new(
         index: usize,
+        port: usize,
         seed: u64,
         opens: bool,
         style: &Peers,
         rng: &mut Rng,
     ) -> Peer {
-        let (key_in, key_out) = keys(seed, index);
+        let (key_in, key_out) = keys(seed, port);
         Peer {
             index,
+            port,
             phase: if opens { Phase::SynSent } else { Phase::Listening },
             reset_by_us: false,
             rto_ns: style.rto_ms * 1_000_000,
@@ -163,6 +169,16 @@ impl Peer {
         self.una == self.nxt && !self.wants_more() && !self.wants_fin() && !self.ack_due
     }
 
+    /// Whether both streams came to their end, as far as this side knows.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.saw_the_end() && self.fin_acked
+    }
+
+    /// The stack's initial sequence number, once known.
+    pub(crate) fn irs(&self) -> Option<u32> {
+        self.is_open().then_some(self.irs)
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::SynReceived)
     }
@@ -190,7 +206,7 @@ impl Peer {
         let waits = match self.phase {
             Phase::SynSent | Phase::SynReceived => true,
             Phase::Open => self.una < self.nxt || self.wants_more() || self.wants_fin(),
-            Phase::Listening | Phase::Reset => false,
+            Phase::Listening | Phase::Reset | Phase::Replaced => false,
         };
         if waits { self.rto_at } else { u64::MAX }
     }
@@ -227,7 +243,7 @@ impl Peer {
         let ended = u32::from(self.saw_the_end());
         let ack = self.irs.wrapping_add(1).wrapping_add(self.rcv as u32);
         Segment {
-            src_port: FIRST_PORT + self.index as u16,
+            src_port: FIRST_PORT + self.port as u16,
             dst_port: self.stack_port,
             seq: self.iss.wrapping_add(1).wrapping_add(offset as u32),
             ack: if flags & ACK != 0 { ack.wrapping_add(ended) } else { 0 },
@@ -263,7 +279,7 @@ impl Peer {
         seen: &mut Seen,
     ) -> Vec<Segment> {
         match self.phase {
-            Phase::Listening | Phase::Reset => Vec::new(),
+            Phase::Listening | Phase::Reset | Phase::Replaced => Vec::new(),
             Phase::SynSent if now >= self.rto_at => vec![self.syn(SYN, style, now, seen)],
             Phase::SynReceived if now >= self.rto_at => {
                 vec![self.syn(SYN | ACK, style, now, seen)]
@@ -346,21 +362,27 @@ impl Peer {
     /// What the stack did that it must not do.
     pub(crate) fn arrive(&mut self, seg: &Segment, now: u64) -> Result<Option<Segment>, String> {
         match self.phase {
-            Phase::Reset => return Ok(self.refuse(seg)),
+            Phase::Reset | Phase::Replaced => return Ok(self.refuse(seg)),
             Phase::Listening => {
-                if seg.has(SYN) && !seg.has(ACK) {
-                    self.stack_port = seg.src_port;
-                    self.greeted(seg);
-                    self.phase = Phase::SynReceived;
-                    self.rto_at = now;
+                if !seg.has(SYN) || seg.has(ACK) {
+                    return Ok(self.refuse(seg));
                 }
+                self.stack_port = seg.src_port;
+                self.greeted(seg);
+                self.phase = Phase::SynReceived;
+                self.rto_at = now;
                 return Ok(None);
             }
             Phase::SynSent => {
+                let is_answer = seg.has(ACK) && seg.ack == self.iss.wrapping_add(1);
+                if !is_answer {
+                    // Of the connection that was here before.
+                    return Ok(if seg.has(ACK) { self.refuse(seg) } else { None });
+                }
                 if seg.has(RST) {
                     return Err(format!("peer {}: our SYN was refused", self.index));
                 }
-                if seg.has(SYN | ACK) && seg.ack == self.iss.wrapping_add(1) {
+                if seg.has(SYN) {
                     self.greeted(seg);
                     self.phase = Phase::Open;
                     self.allowed = u64::from(seg.wnd);
@@ -372,7 +394,7 @@ impl Peer {
             Phase::SynReceived | Phase::Open => {}
         }
         if seg.src_port != self.stack_port {
-            return Ok(None);
+            return Ok(self.refuse(seg));
         }
         if seg.has(SYN) {
             self.ack_due = self.phase == Phase::Open;
@@ -386,8 +408,7 @@ impl Peer {
         if seg.has(RST) {
             let end = self.edge as i64 + 1;
             // A connection that is over may be forgotten by the stack before the last duplicate comes.
-            let is_over = self.saw_the_end() && self.fin_acked;
-            if !is_over && (self.rcv as i64 - 1..=end).contains(&offset) {
+            if !self.is_finished() && (self.rcv as i64 - 1..=end).contains(&offset) {
                 self.phase = Phase::Reset;
             }
             return Ok(None);
@@ -408,7 +429,7 @@ impl Peer {
         let len = seg.payload.len() as u32 + u32::from(seg.has(SYN)) + u32::from(seg.has(FIN));
         let answers = seg.has(ACK);
         Some(Segment {
-            src_port: FIRST_PORT + self.index as u16,
+            src_port: FIRST_PORT + self.port as u16,
             dst_port: seg.src_port,
             seq: if answers { seg.ack } else { 0 },
             ack: if answers { 0 } else { seg.seq.wrapping_add(len) },

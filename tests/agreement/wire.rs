@@ -21,10 +21,11 @@ pub(crate) struct Seen {
     pub(crate) finished: bool,
     pub(crate) reset: bool,
     pub(crate) credit_ran_out: bool,
+    pub(crate) reused: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 13;
+    pub(crate) const COUNT: usize = 14;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -41,6 +42,7 @@ impl Seen {
         ("streams finished on both sides", true),
         ("a reset connection", true),
         ("transmit credit used up", true),
+        ("a flow that came again", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -58,6 +60,7 @@ impl Seen {
             self.finished,
             self.reset,
             self.credit_ran_out,
+            self.reused,
         ]
     }
 }
@@ -67,6 +70,8 @@ impl Seen {
 pub(crate) struct OnWire {
     pub(crate) bytes: Vec<u8>,
     pub(crate) damaged: bool,
+    /// Initial sequence number of the connection of the stack that it belongs to, if known.
+    pub(crate) iss: Option<u32>,
     /// Payload octets of the segments that a longer frame stands for.
     pub(crate) cut: Option<u16>,
 }

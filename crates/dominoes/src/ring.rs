@@ -107,7 +107,7 @@ struct Reclaim {
     done: AtomicU64,
 }
 
-pub(crate) struct Ring<T, W> {
+pub(crate) struct Ring<T, W: Wait> {
     slots: Slots<T>,
     laps: Box<[AtomicU8]>,
     mask: u64,
@@ -166,7 +166,7 @@ pub(crate) fn ring<T: Send + Sync, W: Wait>(capacity: usize) -> (Writer<T, W>, A
     (Writer { ring: ring.clone(), next: 0, edge: Cell::new(0), limit: 0, alone: Cell::new(true), times_full: 0 }, ring)
 }
 
-impl<T, W> Ring<T, W> {
+impl<T, W: Wait> Ring<T, W> {
     #[inline(always)]
     fn index(&self, seq: Seq) -> usize {
         (seq & self.mask) as usize
@@ -222,6 +222,16 @@ impl<T, W> Ring<T, W> {
             end.max(published)
         } else {
             self.walk(end.max(published & !MULTI), position + self.capacity)
+        }
+    }
+
+    /// Whether the channel is closed with everything published that will ever be, and `end` is the end of it.
+    #[inline]
+    fn is_drained(&self, position: Seq, end: Seq) -> bool {
+        // Closed first, then the last look: the other way round an entry published in between would be lost.
+        self.is_closed() && {
+            let tail = self.tail();
+            end >= tail && self.look(position, end) == end
         }
     }
 
@@ -287,14 +297,16 @@ impl<T, W> Ring<T, W> {
             // ORDERING: Acquire, pairs with the Release store below: the slots are empty.
             return self.reclaim.done.load(Ordering::Acquire);
         }
-        struct Unlock<'a>(&'a AtomicBool);
-        impl Drop for Unlock<'_> {
+        struct Unlock<'a, T, W: Wait>(&'a Ring<T, W>);
+        impl<T, W: Wait> Drop for Unlock<'_, T, W> {
             fn drop(&mut self) {
                 // ORDERING: Release, pairs with the Acquire in `drop_below`.
-                self.0.store(false, Ordering::Release);
+                self.0.reclaim.lock.store(false, Ordering::Release);
+                // Whoever found the lock taken took the channel for full.
+                self.0.room.notify();
             }
         }
-        let unlock = Unlock(&self.reclaim.lock);
+        let unlock = Unlock(self);
         let mut seq = self.reclaim.done.load(Ordering::Relaxed);
         while seq < gate {
             // SAFETY: the entry is published and no longer used by anyone (promise of `gate`). No publisher claims its slot
@@ -312,23 +324,16 @@ impl<T, W> Ring<T, W> {
 
     /// Publishes everything below `end`; for a publisher that is alone.
     #[inline(always)]
-    fn show_alone(&self, end: Seq)
-    where
-        W: Wait,
-    {
+    fn show_alone(&self, end: Seq) {
         // ORDERING: Release, pairs with the Acquire loads in `look`, `prefix` and `tail`.
         self.published.store(end, Ordering::Release);
         self.entries.notify();
     }
 
     /// Drops what every subscriber has released. Nothing to do for payloads without a destructor.
-    pub(crate) fn tidy(&self)
-    where
-        W: Wait,
-    {
+    pub(crate) fn tidy(&self) {
         if mem::needs_drop::<T>() {
             self.drop_below(self.gate());
-            self.room.notify();
         }
     }
 
@@ -398,7 +403,7 @@ impl<T, W> Ring<T, W> {
     }
 }
 
-impl<T, W> Drop for Ring<T, W> {
+impl<T, W: Wait> Drop for Ring<T, W> {
     fn drop(&mut self) {
         if !mem::needs_drop::<T>() {
             return;
@@ -516,9 +521,6 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         let fresh = self.ring.fresh_limit();
         let before = self.ring.raise_limit(fresh);
         self.limit = self.limit.max(fresh).max(before);
-        if mem::needs_drop::<T>() && fresh > before {
-            self.ring.room.notify();
-        }
     }
 
     /// Becomes the publisher that is alone, if the count says so.
@@ -782,10 +784,10 @@ impl<T, W: Wait> Place<T, W> {
     fn leave(&self) {
         // ORDERING: Release, pairs with the Acquire of `members` in `gate`: the leaver's reading is over.
         self.ring.membership.members.fetch_and(!(1 << self.place), Ordering::Release);
+        self.ring.room.notify();
         if !thread_panicking() {
             self.ring.tidy();
         }
-        self.ring.room.notify();
     }
 }
 
@@ -876,18 +878,14 @@ impl<T, W: Wait> Reader<T, W> {
         let (position, end, number) = (self.position, self.end, self.number());
         let ring = &*self.ring;
         ring.entries.wait_until(deadline, || {
-            ring.look(position, end) > end || ring.is_closed() || ring.evicted() >> number & 1 == 1
+            ring.look(position, end) > end || ring.evicted() >> number & 1 == 1 || ring.is_drained(position, end)
         })
     }
 
-    /// Whether the channel is closed and `end` is the end for good. Otherwise the caller may have to poll again.
+    /// Whether the channel is closed and nothing comes after what is now in `end`. Otherwise the caller may have to poll again.
     #[inline]
     pub(crate) fn is_drained(&mut self) -> bool {
-        // Closed first, then the last look: the other way round an entry published in between would be lost.
-        self.ring.is_closed() && {
-            let tail = self.ring.tail();
-            self.poll() >= tail
-        }
+        self.ring.is_drained(self.position, self.poll())
     }
 
     pub(crate) fn is_evicted(&self) -> bool {

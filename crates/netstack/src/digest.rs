@@ -380,47 +380,58 @@ impl Request {
     /// Splits a run into its contiguous good pieces, in order. `verdict` has one bit per segment.
     #[inline]
     pub fn pieces(&self, verdict: u16, mut each: impl FnMut(&Segment<'_>)) {
-        let d = &self.digest;
         let Body::Segment { options, .. } = &self.body else {
             return;
         };
-        let timestamps = (d.bits & Digest::TIMESTAMPS != 0).then_some((d.ts_val, d.ts_ecr));
-        let mut piece = |first: u32, end: u32| {
-            let offset = first * u32::from(d.seg_len);
-            let last = end == u32::from(d.count);
-            let len = if last {
-                d.len - offset
-            } else {
-                (end - first) * u32::from(d.seg_len)
-            };
-            each(&Segment {
-                seq: d.seg_seq + offset,
-                ack: d.seg_ack,
-                len,
-                run_offset: offset,
-                count: (end - first) as u8,
-                wnd: d.seg_wnd,
-                flags: if last {
-                    d.flags
-                } else {
-                    d.flags.without(Flags::PSH.with(Flags::FIN))
-                },
-                timestamps,
-                ce: d.bits & Digest::CE != 0,
-                options,
-            });
-        };
-        if verdict == d.all_good() {
-            piece(0, u32::from(d.count));
-            return;
+        if verdict == self.digest.all_good() {
+            each(&self.digest.segment(options));
+        } else {
+            self.good_pieces(verdict, options, &mut each);
         }
+    }
+
+    #[cold]
+    fn good_pieces(&self, verdict: u16, options: &Options, each: &mut dyn FnMut(&Segment<'_>)) {
+        let d = &self.digest;
+        let count = u32::from(d.count);
         let mut first = 0;
-        while first < u32::from(d.count) {
-            let run = (verdict >> first).trailing_ones().min(u32::from(d.count) - first);
-            if run > 0 {
-                piece(first, first + run);
+        while first < count {
+            let good = (verdict >> first).trailing_ones().min(count - first);
+            let end = first + good;
+            if good > 0 {
+                let mut piece = d.segment(options);
+                let offset = first * u32::from(d.seg_len);
+                piece.seq += offset;
+                piece.run_offset = offset;
+                piece.count = good as u8;
+                piece.len = d.len - offset;
+                if end < count {
+                    piece.len = good * u32::from(d.seg_len);
+                    piece.flags = d.flags.without(Flags::PSH.with(Flags::FIN));
+                }
+                each(&piece);
             }
-            first += run + 1;
+            first = end + 1;
+        }
+    }
+}
+
+impl Digest {
+    /// The whole run as one piece.
+    #[inline]
+    fn segment<'a>(&self, options: &'a Options) -> Segment<'a> {
+        Segment {
+            seq: self.seg_seq,
+            ack: self.seg_ack,
+            len: self.len,
+            run_offset: 0,
+            count: self.count,
+            wnd: self.seg_wnd,
+            flags: self.flags,
+            timestamps: (self.bits & Digest::TIMESTAMPS != 0)
+                .then_some((self.ts_val, self.ts_ecr)),
+            ce: self.bits & Digest::CE != 0,
+            options,
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Segments are merged only where no protocol step could tell: one flow, consecutive sequence numbers, and the
 //! same acknowledgment, window, timestamps, flags and congestion mark; all but the last of equal length, PSH
-//! or FIN only on the last. Segments without payload, and with options besides timestamps, stay alone.
+//! or FIN only on the last. Segments without payload, and with options besides timestamps, stay alone. The
+//! device vouches for all checksums of a run or for none, so that its word is the whole verdict.
 //! Where a run ends is part of the request, so it is the same in every replica.
 
 use core::net::SocketAddrV4;
@@ -13,6 +14,7 @@ use crate::digest::{
     Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, Mac, Options, Request, SynOptions,
 };
 use crate::engine::Run;
+use crate::engine::prepare::vouched;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::wire;
@@ -42,6 +44,8 @@ struct Head {
     len: u32,
     /// Whether the last segment may be followed by another.
     open: bool,
+    /// Whether the device vouches for the checksums.
+    vouched: bool,
 }
 
 /// PSH and FIN: what only the last segment of a run may have.
@@ -69,6 +73,7 @@ impl OpenRun {
                 flags: tcp.flags,
                 len: tcp.payload_len,
                 open: merge && may_begin(tcp, &frame),
+                vouched: vouched(&frame),
             });
             self.run.frames.push(frame);
             return Ok(());
@@ -89,6 +94,7 @@ impl OpenRun {
             && tcp.dst_port == first.dst_port
             && tcp.src == first.src
             && tcp.dst == first.dst
+            && vouched(&frame) == head.vouched
             && frame.meta.gso.is_none();
         if !fits {
             return Err(frame);

@@ -3,7 +3,7 @@
 //! It may be done twice, by anybody, ahead of everything else. Its answer is the verdict, one bit per
 //! segment, and the only thing about payload that `apply` gets to know.
 
-use dominoes_drivers::RxChecksum;
+use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::digest::{Kind, Request};
 use crate::engine::Run;
@@ -19,7 +19,7 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
     }
     let mut verdict = 0;
     for (i, frame) in run.frames.iter().enumerate() {
-        if vouched(frame.meta.checksum) || is_good(frame.bytes()) {
+        if vouched(frame) || is_good(frame.bytes()) {
             verdict |= 1 << i;
         }
     }
@@ -28,13 +28,13 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
 
 /// The verdict, if the device vouches for every frame of the run.
 pub(crate) fn vouched_for(request: &Request, run: &Run) -> Option<u16> {
-    let all = run.frames.iter().all(|f| vouched(f.meta.checksum));
+    let all = run.frames.iter().all(vouched);
     all.then(|| request.digest.all_good())
 }
 
 /// Whether nothing is left to verify: the device did, or the data never crossed a wire.
-fn vouched(checksum: RxChecksum) -> bool {
-    !matches!(checksum, RxChecksum::Verify)
+pub(crate) fn vouched(frame: &Frame) -> bool {
+    !matches!(frame.meta.checksum, RxChecksum::Verify)
 }
 
 /// Whether the TCP checksum of a frame is right.

@@ -130,7 +130,10 @@ impl Replica {
         }
         match digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
-            Kind::Command => self.command(&request.body, out),
+            Kind::Command => {
+                self.command(&request.body, out);
+                self.fold = mix(self.fold ^ self.frames.next);
+            }
             Kind::Tick => {}
         }
         if self.next_deadline <= self.now {
@@ -144,7 +147,6 @@ impl Replica {
         if !self.waiting.is_empty() {
             self.serve(out);
         }
-        self.fold = mix(self.fold ^ self.frames.next);
     }
 
     /// A run of one flow: find its connection, let its good pieces arrive, end the request.
@@ -191,18 +193,21 @@ impl Replica {
     }
 
     /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
+    #[inline]
     fn lookup(&self, request: &Request) -> Option<ConnId> {
         let hint = request.digest.hint;
-        if let Some(place) = self.places.get(hint.index as usize)
-            && place.generation == hint.generation
-            && place.tcb.is_some()
-        {
-            return Some(hint);
+        match self.places.get(hint.index as usize) {
+            Some(place) if place.generation == hint.generation && place.tcb.is_some() => Some(hint),
+            _ => self.find(&request.body),
         }
-        let Body::Segment { flow, .. } = &request.body else {
-            return None;
-        };
-        self.demux.find(flow)
+    }
+
+    #[cold]
+    fn find(&self, body: &Body) -> Option<ConnId> {
+        match body {
+            Body::Segment { flow, .. } => self.demux.find(flow),
+            _ => None,
+        }
     }
 
     /// A run without a connection: a SYN for a listening port, or something to reset. `past` is where the
@@ -325,7 +330,8 @@ impl Replica {
     fn after(&mut self, conn: ConnId, finish: Finish, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &mut place.tcb else { return };
-        self.fold = tcb.fold(self.fold);
+        self.fold = tcb.fold(self.fold ^ self.frames.next);
+        let closed = tcb.is_closed();
         if finish.blocked && !place.waits_for_turn {
             place.waits_for_turn = true;
             self.waiting.push_back(conn);
@@ -344,11 +350,7 @@ impl Replica {
         if place.parent.is_some() {
             self.progress_of_child(conn, out);
         }
-        if self.places[conn.index as usize]
-            .tcb
-            .as_ref()
-            .is_some_and(Tcb::is_closed)
-        {
+        if closed {
             self.bury(conn, out);
         }
     }
