@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use crate::support::root;
 
 /// Modules of `dominoes-netstack` that hold types and nothing else.
-const TYPES: [&str; 7] = ["config", "digest", "effect", "error", "seqnum", "stats", "time"];
+const TYPES: [&str; 7] = [
+    "config", "digest", "effect", "error", "seqnum", "stats", "time",
+];
 /// Modules that hold protocols, and what each may import besides the types and itself.
 const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("ip", &["wire"]),
@@ -19,14 +21,19 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("tcp", &[]),
 ];
 /// Modules that may import everything of their crate, the log and the devices.
-const ENGINE: [&str; 7] = ["engine", "lib", "replay", "socket", "stack", "testkit", "variants"];
+const ENGINE: [&str; 7] = [
+    "engine", "lib", "replay", "socket", "stack", "testkit", "variants",
+];
 
 /// The crates of this workspace, and which of them each may import.
 const CRATES: [(&str, &[&str]); 4] = [
     ("dominoes", &[]),
     ("dominoes_drivers", &[]),
     ("dominoes_netstack", &["dominoes", "dominoes_drivers"]),
-    ("dominoes_bench", &["dominoes", "dominoes_drivers", "dominoes_netstack"]),
+    (
+        "dominoes_bench",
+        &["dominoes", "dominoes_drivers", "dominoes_netstack"],
+    ),
 ];
 
 /// The files that may say `unsafe`.
@@ -79,7 +86,8 @@ struct Token {
 
 impl Token {
     fn is_name(&self) -> bool {
-        self.text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+        self.text
+            .starts_with(|c: char| c.is_alphabetic() || c == '_')
     }
 }
 
@@ -147,7 +155,10 @@ fn tokens(source: &str) -> Vec<Token> {
                 }
             }
         }
-        line += chars[start..i.min(chars.len())].iter().filter(|c| **c == '\n').count();
+        line += chars[start..i.min(chars.len())]
+            .iter()
+            .filter(|c| **c == '\n')
+            .count();
     }
     out
 }
@@ -167,7 +178,13 @@ fn end_of_raw_string(chars: &[char], mut i: usize) -> usize {
     let hashes = i - from;
     i += 1;
     while i < chars.len() {
-        let closes = chars[i] == '"' && chars[i + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes;
+        let closes = chars[i] == '"'
+            && chars[i + 1..]
+                .iter()
+                .take(hashes)
+                .filter(|c| **c == '#')
+                .count()
+                == hashes;
         i += 1;
         if closes {
             return i + hashes;
@@ -219,10 +236,9 @@ fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
                     behind += 2;
                 }
                 let levels = module.len() + inner.len();
-                match levels.checked_sub(up) {
-                    Some(0) => heads(tokens, behind, "crate", &mut out),
-                    // Still within the top-level module that this file belongs to.
-                    _ => {}
+                // Otherwise still within the top-level module that this file belongs to.
+                if levels == up {
+                    heads(tokens, behind, "crate", &mut out);
                 }
                 i = behind;
                 continue;
@@ -278,7 +294,10 @@ fn module_of(file: &str) -> Vec<String> {
     let within = file.split_once("/src/").map_or(file, |(_, within)| within);
     let within = within.trim_end_matches(".rs");
     let mut module: Vec<String> = within.split('/').map(str::to_owned).collect();
-    if module.last().is_some_and(|last| last == "mod" || last == "lib") {
+    if module
+        .last()
+        .is_some_and(|last| last == "mod" || last == "lib")
+    {
         module.pop();
     }
     module
@@ -300,8 +319,15 @@ fn allowed_within(module: &str) -> Option<Vec<&'static str>> {
     if ENGINE.contains(&module) {
         return None;
     }
-    let more = PROTOCOLS.iter().find(|(name, _)| *name == module).map(|(_, more)| *more);
-    let types = if TYPES.contains(&module) || more.is_some() { &TYPES[..] } else { &[] };
+    let more = PROTOCOLS
+        .iter()
+        .find(|(name, _)| *name == module)
+        .map(|(_, more)| *more);
+    let types = if TYPES.contains(&module) || more.is_some() {
+        &TYPES[..]
+    } else {
+        &[]
+    };
     Some([types, more.unwrap_or_default()].concat())
 }
 
@@ -320,8 +346,15 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
     let module = module_of(file);
     let top = module.first().map_or("lib", String::as_str);
     let of_netstack = krate == "dominoes_netstack";
-    let others = CRATES.iter().find(|(name, _)| *name == krate).map_or(&[][..], |(_, others)| others);
-    let within = if of_netstack { allowed_within(top) } else { None };
+    let others = CRATES
+        .iter()
+        .find(|(name, _)| *name == krate)
+        .map_or(&[][..], |(_, others)| others);
+    let within = if of_netstack {
+        allowed_within(top)
+    } else {
+        None
+    };
     for import in imports(&tokens, &module) {
         if import.from == "crate" {
             let is_own = import.module == top;
@@ -329,12 +362,21 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
                 && !is_own
                 && !within.contains(&import.module.as_str())
             {
-                breach(import.line, format!("`{top}` may not import `{}`", import.module));
+                breach(
+                    import.line,
+                    format!("`{top}` may not import `{}`", import.module),
+                );
             }
         } else if import.from != krate && !others.contains(&import.from.as_str()) {
-            breach(import.line, format!("`{krate}` may not import `{}`", import.from));
+            breach(
+                import.line,
+                format!("`{krate}` may not import `{}`", import.from),
+            );
         } else if within.is_some() && import.from != krate {
-            breach(import.line, format!("`{top}` may not import `{}`", import.from));
+            breach(
+                import.line,
+                format!("`{top}` may not import `{}`", import.from),
+            );
         }
     }
     let is_protocol = of_netstack && PROTOCOLS.iter().any(|(name, _)| *name == top);
@@ -344,9 +386,16 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
             breach(token.line, "`unsafe` stands elsewhere".to_owned());
         }
         if name == "smoltcp" && of_netstack && top != "wire" {
-            breach(token.line, "only `wire` names the header-parsing crate".to_owned());
+            breach(
+                token.line,
+                "only `wire` names the header-parsing crate".to_owned(),
+            );
         }
-        let path: String = tokens[i..].iter().take(3).map(|token| token.text.as_str()).collect();
+        let path: String = tokens[i..]
+            .iter()
+            .take(3)
+            .map(|token| token.text.as_str())
+            .collect();
         let is_world = ["sync", "thread", "time", "io", "fs"]
             .iter()
             .any(|part| path == format!("std::{part}") || path == format!("core::{part}"));
@@ -411,7 +460,10 @@ fn read(file: &str) -> String {
 }
 
 fn listed(breaches: &[Breach]) -> String {
-    breaches.iter().map(|breach| format!("\n{breach}")).collect()
+    breaches
+        .iter()
+        .map(|breach| format!("\n{breach}"))
+        .collect()
 }
 
 #[test]
@@ -446,25 +498,42 @@ fn examples_and_tests_say_unsafe_nowhere_and_nobody_imports_the_benchmarks() {
 
 #[test]
 fn no_lock_is_named_on_the_path_of_a_frame() {
-    let found: Vec<Breach> =
-        PATH_OF_A_FRAME.iter().flat_map(|file| locks(file, &read(file))).collect();
+    let found: Vec<Breach> = PATH_OF_A_FRAME
+        .iter()
+        .flat_map(|file| locks(file, &read(file)))
+        .collect();
     assert!(found.is_empty(), "{}", listed(&found));
 }
 
 fn what(file: &str, source: &str) -> Vec<(usize, String)> {
-    breaches(file, source).into_iter().map(|breach| (breach.line, breach.what)).collect()
+    breaches(file, source)
+        .into_iter()
+        .map(|breach| (breach.line, breach.what))
+        .collect()
 }
 
 #[test]
 fn an_import_from_above_is_found_with_its_line() {
     let tcp = "crates/netstack/src/tcp/send.rs";
     let bad = "use crate::digest::Flow;\n\nuse crate::engine::pump::RxPump;\n";
-    assert_eq!(what(tcp, bad), [(3, "`tcp` may not import `engine`".to_owned())]);
-    assert_eq!(breaches(tcp, bad)[0].to_string(), format!("{tcp}:3: `tcp` may not import `engine`"));
+    assert_eq!(
+        what(tcp, bad),
+        [(3, "`tcp` may not import `engine`".to_owned())]
+    );
+    assert_eq!(
+        breaches(tcp, bad)[0].to_string(),
+        format!("{tcp}:3: `tcp` may not import `engine`")
+    );
     let group = "use crate::{digest::{Flow, Mac},\n    wire::{self, Tcp},\n    time};";
-    assert_eq!(what(tcp, group), [(2, "`tcp` may not import `wire`".to_owned())]);
+    assert_eq!(
+        what(tcp, group),
+        [(2, "`tcp` may not import `wire`".to_owned())]
+    );
     let in_code = "fn f() {\n    crate::socket::Sockets::new();\n}";
-    assert_eq!(what(tcp, in_code), [(2, "`tcp` may not import `socket`".to_owned())]);
+    assert_eq!(
+        what(tcp, in_code),
+        [(2, "`tcp` may not import `socket`".to_owned())]
+    );
     let upwards = "use super::super::engine;\nuse super::window::Rcv;\nmod tests {\n    use super::super::super::stack;\n}";
     assert_eq!(
         what(tcp, upwards),
@@ -473,8 +542,14 @@ fn an_import_from_above_is_found_with_its_line() {
             (4, "`tcp` may not import `stack`".to_owned())
         ]
     );
-    assert_eq!(what("crates/netstack/src/wire.rs", "use crate::digest::Mac;").len(), 1);
-    assert_eq!(what("crates/netstack/src/digest.rs", "use crate::tcp::Tcb;").len(), 1);
+    assert_eq!(
+        what("crates/netstack/src/wire.rs", "use crate::digest::Mac;").len(),
+        1
+    );
+    assert_eq!(
+        what("crates/netstack/src/digest.rs", "use crate::tcp::Tcb;").len(),
+        1
+    );
     assert_eq!(what("crates/netstack/src/engine/pump.rs", group), []);
 }
 
@@ -482,11 +557,37 @@ fn an_import_from_above_is_found_with_its_line() {
 fn an_import_of_another_crate_is_found() {
     let ring = "crates/dominoes/src/ring.rs";
     assert_eq!(what(ring, "use dominoes_netstack::Limits;").len(), 1);
-    assert_eq!(what("crates/drivers/src/tap.rs", "fn f() { dominoes::channel(1); }").len(), 1);
-    assert_eq!(what("crates/netstack/src/tcp/ack.rs", "use dominoes::Seq;").len(), 1);
-    assert_eq!(what("crates/netstack/src/variants/single.rs", "use dominoes_drivers::Device;"), []);
-    assert_eq!(what("crates/netstack/src/stack.rs", "use dominoes_bench::x;").len(), 1);
-    assert_eq!(what("crates/netstack/src/engine/ingress.rs", "use smoltcp::wire;").len(), 1);
+    assert_eq!(
+        what(
+            "crates/drivers/src/tap.rs",
+            "fn f() { dominoes::channel(1); }"
+        )
+        .len(),
+        1
+    );
+    assert_eq!(
+        what("crates/netstack/src/tcp/ack.rs", "use dominoes::Seq;").len(),
+        1
+    );
+    assert_eq!(
+        what(
+            "crates/netstack/src/variants/single.rs",
+            "use dominoes_drivers::Device;"
+        ),
+        []
+    );
+    assert_eq!(
+        what("crates/netstack/src/stack.rs", "use dominoes_bench::x;").len(),
+        1
+    );
+    assert_eq!(
+        what(
+            "crates/netstack/src/engine/ingress.rs",
+            "use smoltcp::wire;"
+        )
+        .len(),
+        1
+    );
 }
 
 #[test]

@@ -124,7 +124,9 @@ impl Connection {
         if self.shut || self.ended.is_some() {
             return 0;
         }
-        let left = self.until.map_or(u64::MAX, |until| until.saturating_sub(self.written));
+        let left = self
+            .until
+            .map_or(u64::MAX, |until| until.saturating_sub(self.written));
         let len = (most as u64).min(left) as usize;
         let (key, _) = keys(seed, self.port);
         match stream.try_write(&octets(key, self.written, len)) {
@@ -166,7 +168,7 @@ impl Connection {
 
     /// Lets go of a connection that is over.
     fn close(&mut self) {
-        if self.shut && self.eof {
+        if self.is_over() {
             self.stream = None;
         }
     }
@@ -189,7 +191,9 @@ pub(crate) struct Application {
 
 impl Application {
     pub(crate) fn new(sockets: Sockets, seed: u64) -> Application {
-        let listener = sockets.listen(SERVER, BACKLOG).expect("nobody else listens");
+        let listener = sockets
+            .listen(SERVER, BACKLOG)
+            .expect("nobody else listens");
         Application {
             seed,
             sockets,
@@ -218,22 +222,25 @@ impl Application {
         }
         let newest = &self.newest;
         let (connections, failed) = (&mut self.connections, &mut self.failed);
-        self.connecting.retain_mut(|(peer, connecting)| match connecting.try_finish() {
-            Ok(None) => true,
-            Ok(Some(stream)) => {
-                connections.push(Connection::new(stream, newest));
-                false
-            }
-            Err(_) => {
-                failed.push(*peer);
-                false
-            }
-        });
+        self.connecting
+            .retain_mut(|(peer, connecting)| match connecting.try_finish() {
+                Ok(None) => true,
+                Ok(Some(stream)) => {
+                    connections.push(Connection::new(stream, newest));
+                    false
+                }
+                Err(_) => {
+                    failed.push(*peer);
+                    false
+                }
+            });
         self.connections.len() - before
     }
 
     pub(crate) fn of(&self, peer: usize) -> Option<&Connection> {
-        self.connections.iter().find(|connection| connection.peer == peer)
+        self.connections
+            .iter()
+            .find(|connection| connection.peer == peer)
     }
 
     pub(crate) fn is_connecting(&self, peer: usize) -> bool {

@@ -1,40 +1,28 @@
 //! One case: a group of workers, their application, the bad wire and the far side, all on one thread.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+mod calm;
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_drivers::{Device, Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
+use dominoes_drivers::memory::Script;
+use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout, Tamper};
-use dominoes_netstack::{Entry, Limits, Recorder, Recording, Replica};
+use dominoes_netstack::variants::replicated::{Group, Tamper};
+use dominoes_netstack::{Entry, Limits, Recorder, Replica};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
 use super::peer::{FIRST_PORT, Peer, Phase};
 use super::plan::{Bad, Plan};
-use super::segment::{self, RST, SYN, Segment};
+use super::segment::{self, SYN, Segment};
+use super::stack::{self, Memory};
+use super::watch::Watch;
 use super::wire::{OnWire, Seen, Wire};
 use crate::support::Rng;
-
-/// Nothing goes wrong any more.
-const GOOD: Bad = Bad {
-    loss: 0,
-    duplication: 0,
-    reordering: 0,
-    corruption: 0,
-    overlap: 0,
-    strays: 0,
-};
 
 /// Connections of one case, at most.
 const PEERS: usize = 40;
 /// Steps before the faults end, at most. A case needs a few thousand.
 const STEPS: usize = 200_000;
-/// Jumps to the next deadline after the faults have ended, without an octet arriving.
-const JUMPS: usize = 60;
 
 /// What left, in order: the frame, and what the device is asked to do to it.
 pub(crate) type Left = Vec<(Vec<u8>, TxMeta)>;
@@ -49,74 +37,6 @@ pub(crate) struct Outcome {
     pub(crate) stats: Vec<EffectStats>,
 }
 
-/// A log in memory.
-#[derive(Clone, Default)]
-struct Memory(Arc<Mutex<Vec<u8>>>);
-
-impl Memory {
-    fn entries(&self) -> (Limits, Vec<Entry>) {
-        let bytes = self.0.lock().expect("no writer panics");
-        let recording = Recording::open(&bytes[..]).expect("the recorder wrote it");
-        let limits = recording.limits();
-        let entries: Result<Vec<Entry>, _> = recording.collect();
-        (limits, entries.expect("the recorder wrote it"))
-    }
-}
-
-impl Write for Memory {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no writer panics").write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// The device of a plan and its far side.
-pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
-    let config = MemoryConfig::default().tso4_max_bytes(plan.device.cuts);
-    let (device, script) = scripted_with(config);
-    (Box::new(device), script)
-}
-
-/// Address, secret and bounds of a plan.
-pub(crate) fn setup(plan: &Plan) -> Setup {
-    let mut setup = Setup::new(segment::STACK.into(), 24, [plan.seed, !plan.seed]);
-    let limits = &mut setup.limits;
-    limits.connections = plan.limits.connections;
-    limits.receive_buffer = plan.limits.receive_buffer;
-    limits.send_buffer = plan.limits.send_buffer;
-    limits.tx_slots = plan.limits.tx_slots;
-    limits.mtu = plan.limits.mtu;
-    limits.quantum = plan.limits.quantum;
-    limits.frame_payload = plan.device.cuts as u32;
-    setup
-}
-
-pub(crate) fn layout(plan: &Plan) -> Layout {
-    let mut layout = Layout::default();
-    layout.replicas = plan.replicas;
-    layout.log = plan.log;
-    layout.request_chunk = plan.request_chunk;
-    layout.frame_chunk = plan.frame_chunk;
-    layout.ahead_bytes = plan.ahead_bytes;
-    layout.keep = plan.keep;
-    layout.fingerprint_every = plan.fingerprint_every;
-    layout
-}
-
-/// Sees what leaves for one port of the far side.
-#[derive(Clone, Copy, Default)]
-struct Watch {
-    /// Sequence number of the newest SYN, and the stack's port.
-    syn: Option<(u32, u16)>,
-    /// The number after the highest octet that left.
-    left: Option<u32>,
-    /// The right edge of the stack's window.
-    edge: Option<u32>,
-}
-
 struct Case<'p, T: Tamper> {
     plan: &'p Plan,
     rng: Rng,
@@ -125,7 +45,7 @@ struct Case<'p, T: Tamper> {
     script: Script,
     app: Application,
     peers: Vec<Peer>,
-    watches: Vec<Watch>,
+    watch: Watch,
     to_stack: Wire,
     to_peers: Wire,
     mac: [u8; 6],
@@ -189,10 +109,10 @@ pub(crate) fn run<T: Tamper>(
     watched: Option<(usize, u64)>,
 ) -> Report {
     let log = Memory::default();
-    let (device, script) = device(plan);
-    let mut setup = setup(plan);
+    let (device, script) = stack::device(plan);
+    let mut setup = stack::setup(plan);
     setup.recorder = Recorder::new(Box::new(log.clone()), &setup.limits).ok();
-    let group = Group::with_tampers(setup, layout(plan), device, tamper)
+    let group = Group::with_tampers(setup, stack::layout(plan), device, tamper)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
     let mut case = Case {
@@ -203,7 +123,7 @@ pub(crate) fn run<T: Tamper>(
         script,
         app,
         peers: Vec::new(),
-        watches: Vec::new(),
+        watch: Watch::default(),
         to_stack: Wire::default(),
         to_peers: Wire::default(),
         mac: [2, 0, 0, 0, 0, 2],
@@ -214,7 +134,10 @@ pub(crate) fn run<T: Tamper>(
         watched,
         found: None,
     };
-    let result = case.noise().and_then(|()| case.calm()).and_then(|()| case.end());
+    let result = case
+        .noise()
+        .and_then(|()| case.calm())
+        .and_then(|()| case.end());
     let found = case.found.take();
     let result = result.map(|()| case.outcome());
     let (limits, entries) = log.entries();
@@ -227,7 +150,10 @@ pub(crate) fn run<T: Tamper>(
         return report;
     };
     outcome.limits = limits;
-    outcome.seen.merged = report.entries.iter().any(|entry| entry.request.digest.count > 1);
+    outcome.seen.merged = report
+        .entries
+        .iter()
+        .any(|entry| entry.request.digest.count > 1);
     if (report.entries.len() as u64) < plan.positions {
         let what = format!("{} entries are recorded", report.entries.len());
         report.result = Err(Failure::new(what));
@@ -249,17 +175,20 @@ impl<T: Tamper> Case<'_, T> {
                 for (weight, (_, usual)) in weights.iter_mut().zip(KINDS) {
                     *weight = usual * self.rng.between(0, 4);
                 }
-                weights[Step::Turn as usize] = u64::from(self.plan.turns) * self.rng.between(0, 4) / 8;
+                weights[Step::Turn as usize] =
+                    u64::from(self.plan.turns) * self.rng.between(0, 4) / 8;
                 favourite = self.rng.index(self.plan.replicas);
             }
             let mut at = self.rng.below(weights.iter().sum::<u64>().max(1));
-            let chosen = weights.iter().position(|weight| match at.checked_sub(*weight) {
-                Some(rest) => {
-                    at = rest;
-                    false
-                }
-                None => true,
-            });
+            let chosen = weights
+                .iter()
+                .position(|weight| match at.checked_sub(*weight) {
+                    Some(rest) => {
+                        at = rest;
+                        false
+                    }
+                    None => true,
+                });
             let any = self.rng.index(self.plan.replicas);
             let worker = if self.rng.chance(500) { favourite } else { any };
             let (kind, _) = KINDS[chosen.unwrap_or(0)];
@@ -267,8 +196,10 @@ impl<T: Tamper> Case<'_, T> {
             self.now += self.rng.below(40_000);
         }
         Err(Failure::new(format!(
-            "{STEPS} steps made {} log positions only",
-            self.published()
+            "{STEPS} steps made {} log positions only: {:#?} {:#?}",
+            self.published(),
+            self.peers,
+            self.app.connections
         )))
     }
 
@@ -371,9 +302,11 @@ impl<T: Tamper> Case<'_, T> {
             let mut bytes = bytes;
             if matches!(meta.checksum, TxChecksum::Partial { .. }) && !segment::complete(&mut bytes)
             {
-                return Err(Failure::new("a partial checksum is not that of its pseudo-header".into()));
+                return Err(Failure::new(
+                    "a partial checksum is not that of its pseudo-header".into(),
+                ));
             }
-            let iss = self.watch(&bytes)?;
+            let iss = self.watch.look(&bytes, &mut self.seen)?;
             let frame = OnWire {
                 bytes,
                 damaged: false,
@@ -383,54 +316,6 @@ impl<T: Tamper> Case<'_, T> {
             self.to_peers.put(frame, bad, &mut self.rng, &mut self.seen);
         }
         Ok(())
-    }
-
-    /// Looks at a frame that leaves; gives the initial sequence number of its connection.
-    fn watch(&mut self, bytes: &[u8]) -> Result<Option<u32>, Failure> {
-        if bytes[12..14] == [0x08, 0x06] {
-            return Ok(None);
-        }
-        let Some(seg) = Segment::read(bytes) else {
-            return Err(Failure::new(format!("a damaged frame left: {bytes:02x?}")));
-        };
-        let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
-        let Some(watch) = self.watches.get_mut(port) else {
-            return Ok(None);
-        };
-        let syn = u32::from(seg.has(SYN));
-        if seg.has(SYN) && watch.syn != Some((seg.seq, seg.src_port)) {
-            *watch = Watch {
-                syn: Some((seg.seq, seg.src_port)),
-                ..Watch::default()
-            };
-        }
-        let Some((iss, stack_port)) = watch.syn else {
-            return Ok(None);
-        };
-        if seg.src_port != stack_port || seg.has(RST) {
-            return Ok((seg.src_port == stack_port).then_some(iss));
-        }
-        let end = seg.seq.wrapping_add(seg.payload.len() as u32 + syn);
-        let is_new = watch.left.is_none_or(|left| (end.wrapping_sub(left) as i32) > 0);
-        if is_new {
-            watch.left = Some(end);
-        } else {
-            self.seen.retransmission |= syn > 0 || !seg.payload.is_empty();
-        }
-        if !seg.has(segment::ACK) {
-            return Ok(Some(iss));
-        }
-        self.seen.our_window_closed |= seg.wnd == 0;
-        // The receive buffer is small: windows are not scaled.
-        let edge = seg.ack.wrapping_add(u32::from(seg.wnd));
-        let back = watch.edge.map_or(0, |known| known.wrapping_sub(edge) as i32);
-        watch.edge = Some(edge);
-        if back > 0 {
-            return Err(Failure::new(format!(
-                "the right edge of the window for port {port} moved back by {back}: {seg:?}"
-            )));
-        }
-        Ok(Some(iss))
     }
 
     /// A frame reaches the stack's device.
@@ -480,7 +365,10 @@ impl<T: Tamper> Case<'_, T> {
             return Ok(true);
         };
         let peer = &mut self.peers[index];
-        if peer.irs().is_some_and(|irs| frame.iss.is_some_and(|iss| iss != irs)) {
+        if peer
+            .irs()
+            .is_some_and(|irs| frame.iss.is_some_and(|iss| iss != irs))
+        {
             // Late, and of a connection that was here before: who knows only sequence numbers could not tell.
             return Ok(true);
         }
@@ -520,7 +408,10 @@ impl<T: Tamper> Case<'_, T> {
     fn is_live(&self, peer: &Peer) -> bool {
         let over = matches!(peer.phase, Phase::Reset | Phase::Replaced)
             || peer.saw_the_end() && peer.is_content();
-        let gave_up = self.app.of(peer.index).is_some_and(|connection| connection.gave_up);
+        let gave_up = self
+            .app
+            .of(peer.index)
+            .is_some_and(|connection| connection.gave_up);
         !over && !gave_up
     }
 
@@ -529,8 +420,13 @@ impl<T: Tamper> Case<'_, T> {
         let index = self.peers.len();
         let ours = self.rng.chance(self.plan.peers.opened_by_stack);
         let over = self.peers.iter().find(|peer| {
-            let is_over = peer.phase == Phase::Reset || peer.phase == Phase::Open && peer.is_finished();
-            is_over && self.app.of(peer.index).is_some_and(|connection| connection.is_over())
+            let is_over =
+                peer.phase == Phase::Reset || peer.phase == Phase::Open && peer.is_finished();
+            is_over
+                && self
+                    .app
+                    .of(peer.index)
+                    .is_some_and(|connection| connection.is_over())
         });
         let port = match over.map(|peer| (peer.index, peer.port)) {
             Some((before, port)) if self.rng.chance(700) => {
@@ -540,9 +436,8 @@ impl<T: Tamper> Case<'_, T> {
                 port
             }
             _ => {
-                self.watches.push(Watch::default());
                 self.app.newest.push(index);
-                self.watches.len() - 1
+                self.watch.add()
             }
         };
         let seed = self.plan.seed;
@@ -556,7 +451,13 @@ impl<T: Tamper> Case<'_, T> {
 
     fn emit_from(&mut self, index: usize, bad: &Bad) -> usize {
         let peer = &mut self.peers[index];
-        let out = peer.emit(self.now, &self.plan.peers, bad.overlap, &mut self.rng, &mut self.seen);
+        let out = peer.emit(
+            self.now,
+            &self.plan.peers,
+            bad.overlap,
+            &mut self.rng,
+            &mut self.seen,
+        );
         let count = out.len();
         let mut out = out.into_iter().peekable();
         while let Some(mut seg) = out.next() {
@@ -603,7 +504,9 @@ impl<T: Tamper> Case<'_, T> {
 
     fn next_deadline(&mut self) -> u64 {
         let workers = self.group.workers().iter();
-        let ours = workers.map(|worker| worker.next_deadline().as_nanos()).min();
+        let ours = workers
+            .map(|worker| worker.next_deadline().as_nanos())
+            .min();
         let theirs = self.peers.iter().map(Peer::next_deadline).min();
         ours.unwrap_or(u64::MAX).min(theirs.unwrap_or(u64::MAX))
     }
@@ -613,7 +516,9 @@ impl<T: Tamper> Case<'_, T> {
             0 => {
                 let next = self.next_deadline();
                 if next != u64::MAX {
-                    self.now = self.now.max(next + self.rng.below(2) * self.rng.below(1_000_000));
+                    self.now = self
+                        .now
+                        .max(next + self.rng.below(2) * self.rng.below(1_000_000));
                 }
             }
             1..=4 => self.now += self.rng.below(30_000_000),
@@ -621,137 +526,13 @@ impl<T: Tamper> Case<'_, T> {
         }
     }
 
-    // After the faults.
-
-    /// No more faults and no new data: everything that was sent arrives.
-    fn calm(&mut self) -> Result<(), Failure> {
-        self.script.accept_at_most(None);
-        let finishes = self.plan.app.finishes;
-        self.app.stop(finishes);
-        for peer in &mut self.peers {
-            peer.stop(finishes);
-        }
-        let mut jumps = 0;
-        let mut before = 0;
-        loop {
-            let mut done = self.app.drain(finishes)?;
-            self.forget_failed();
-            for index in 0..self.peers.len() {
-                self.peers[index].read(u64::MAX >> 1);
-                done += self.emit_from(index, &GOOD);
-            }
-            while self.arrive(&GOOD) {
-                done += 1;
-            }
-            while self.leave(&GOOD)? {
-                done += 1;
-            }
-            done += self.turns()?;
-            let octets = self.octets();
-            if octets != before {
-                (before, jumps) = (octets, 0);
-            }
-            if done > 0 {
-                self.now += 10_000;
-                continue;
-            }
-            if (0..self.peers.len()).all(|index| self.is_complete(index)) {
-                return Ok(());
-            }
-            let next = self.next_deadline();
-            jumps += 1;
-            if next == u64::MAX || jumps > JUMPS {
-                return Err(self.incomplete());
-            }
-            self.now = self.now.max(next);
-        }
-    }
-
-    /// A turn of every worker.
-    fn turns(&mut self) -> Result<usize, Failure> {
-        let mut done = 0;
-        let first = self.rng.index(self.plan.replicas);
-        for i in 0..self.plan.replicas {
-            let id = (first + i) % self.plan.replicas;
-            done += self.group.workers()[id].turn(Instant::from_nanos(self.now));
-            self.mark(id)?;
-        }
-        self.collect(&GOOD)?;
-        Ok(done)
-    }
-
-    fn octets(&self) -> u64 {
-        let read: usize = self.app.connections.iter().map(|c| c.received.len()).sum();
-        let got: u64 = self.peers.iter().map(Peer::received).sum();
-        read as u64 + got
-    }
-
-    /// Whether everything that was sent on a connection has arrived.
-    fn is_complete(&self, index: usize) -> bool {
-        let peer = &self.peers[index];
-        if !peer.is_open() {
-            return true;
-        }
-        let Some(connection) = self.app.of(index) else {
-            return self.app.is_connecting(index) && peer.sent() == 0;
-        };
-        connection.gave_up
-            || connection.ended.is_none()
-                && peer.is_content()
-                && peer.received() == connection.written
-                && peer.sent() == connection.received.len() as u64
-                && (!self.plan.app.finishes || connection.eof && peer.saw_the_end())
-    }
-
-    fn incomplete(&mut self) -> Failure {
-        let index = (0..self.peers.len()).find(|&index| !self.is_complete(index));
-        let index = index.unwrap_or(0);
-        let position = self.published();
-        Failure::new(format!(
-            "not everything arrives: {:?} / {:?} at {position}, now {} ns",
-            self.peers[index],
-            self.app.of(index),
-            self.now
-        ))
-    }
-
-    /// All work is done, nobody saw a disagreement, and connections ended only as somebody wanted.
-    fn end(&mut self) -> Result<(), Failure> {
-        while self.turns()? > 0 {}
-        let end = self.published();
-        for (id, worker) in self.group.workers().iter().enumerate() {
-            let position = worker.replica().position();
-            if position != end {
-                return Err(Failure::new(format!("worker {id} stays at {position} of {end}")));
-            }
-            let diverged = worker.stats().diverged;
-            if diverged > 0 {
-                return Err(Failure::new(format!("worker {id} counts {diverged} divergences")));
-            }
-        }
-        if let Err(mismatch) = self.group.compare() {
-            return Err(Failure::new(format!("posted: {mismatch}")));
-        }
-        for connection in &self.app.connections {
-            let peer = &self.peers[connection.peer];
-            let wanted = peer.reset_by_us || connection.gave_up;
-            if connection.eof && connection.received.len() as u64 != peer.sent() {
-                return Err(Failure::new(format!("{connection:?} ends before {peer:?}")));
-            }
-            self.seen.reset |= peer.phase == Phase::Reset;
-            self.seen.finished |= connection.eof && peer.saw_the_end();
-            if connection.ended.is_some() && !wanted || peer.phase == Phase::Reset && !wanted {
-                return Err(Failure::new(format!(
-                    "nobody wanted the end of {connection:?} / {peer:?}"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     fn outcome(self) -> Outcome {
         let mut group = self.group;
-        let stats = group.workers().iter().map(|worker| worker.stats()).collect();
+        let stats = group
+            .workers()
+            .iter()
+            .map(|worker| worker.stats())
+            .collect();
         Outcome {
             limits: group.limits(),
             left: self.left,

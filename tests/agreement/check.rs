@@ -1,13 +1,14 @@
 //! What must be equal.
 
 use dominoes_drivers::memory::Script;
-use dominoes_netstack::{Entry, Replica};
 use dominoes_netstack::variants::replicated::Group;
 use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Entry, Replica};
 
 use super::app::Application;
-use super::case::{self, Left, Outcome};
+use super::case::{Left, Outcome};
 use super::plan::Plan;
+use super::stack;
 
 /// Stands for the replayed `single` among the workers.
 pub(crate) const ORACLE: usize = usize::MAX;
@@ -78,16 +79,16 @@ pub(crate) fn name(who: usize) -> String {
 ///
 /// # Errors
 /// The first thing that differs.
-pub(crate) fn replay(
-    plan: &Plan,
-    entries: &[Entry],
-    outcome: &mut Outcome,
-) -> Result<(), Failure> {
-    let (device, script) = case::device(plan);
-    let mut setup = case::setup(plan);
+pub(crate) fn replay(plan: &Plan, entries: &[Entry], outcome: &mut Outcome) -> Result<(), Failure> {
+    let (device, script) = stack::device(plan);
+    let mut setup = stack::setup(plan);
     setup.limits = outcome.limits;
     let mut single = Single::new(setup, device).map_err(|e| Failure::new(e.to_string()))?;
-    let mut follower = Follower::new(Application::new(single.sockets(), plan.seed), outcome, script);
+    let mut follower = Follower::new(
+        Application::new(single.sockets(), plan.seed),
+        outcome,
+        script,
+    );
     for (position, entry) in (1..).zip(entries) {
         single.replay(entry);
         let mark = single.replica().fingerprint();
@@ -96,7 +97,9 @@ pub(crate) fn replay(
     }
     let diverged = single.effect_stats().diverged;
     if diverged > 0 {
-        return Err(Failure::new(format!("single counts {diverged} divergences")));
+        return Err(Failure::new(format!(
+            "single counts {diverged} divergences"
+        )));
     }
     follower.compare(outcome)
 }
@@ -111,13 +114,17 @@ pub(crate) fn replay_in_group(
     entries: &[Entry],
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
-    let (device, script) = case::device(plan);
-    let mut setup = case::setup(plan);
+    let (device, script) = stack::device(plan);
+    let mut setup = stack::setup(plan);
     setup.limits = outcome.limits;
-    let mut layout = case::layout(plan);
+    let mut layout = stack::layout(plan);
     layout.replicas = replicas;
     let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
-    let mut follower = Follower::new(Application::new(group.sockets(), plan.seed), outcome, script);
+    let mut follower = Follower::new(
+        Application::new(group.sockets(), plan.seed),
+        outcome,
+        script,
+    );
     for (position, entry) in (1..).zip(entries) {
         group.replay(entry);
         for worker in group.workers() {
@@ -131,8 +138,8 @@ pub(crate) fn replay_in_group(
 
 /// The state of `single` after the first `position` entries of a log.
 pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option<Replica> {
-    let (device, _script) = case::device(plan);
-    let mut single = Single::new(case::setup(plan), device).ok()?;
+    let (device, _script) = stack::device(plan);
+    let mut single = Single::new(stack::setup(plan), device).ok()?;
     for entry in entries.get(..position as usize)? {
         single.replay(entry);
     }
@@ -182,7 +189,11 @@ impl Follower {
             )));
         }
         for connection in &outcome.app.connections {
-            let again = self.app.connections.iter().find(|other| other.id == connection.id);
+            let again = self
+                .app
+                .connections
+                .iter()
+                .find(|other| other.id == connection.id);
             let again = again.map_or(&[][..], |again| &again.received);
             let ours = &connection.received[..];
             let equal = if connection.gave_up || connection.ended.is_some() {

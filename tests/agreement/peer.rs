@@ -110,7 +110,11 @@ impl Peer {
         Peer {
             index,
             port,
-            phase: if opens { Phase::SynSent } else { Phase::Listening },
+            phase: if opens {
+                Phase::SynSent
+            } else {
+                Phase::Listening
+            },
             reset_by_us: false,
             rto_ns: style.rto_ms * 1_000_000,
             stack_port: SERVER,
@@ -227,7 +231,11 @@ impl Peer {
     // Sending.
 
     fn segment(&mut self, flags: u8, offset: u64, len: u64, now: u64, seen: &mut Seen) -> Segment {
-        let scale = if self.scales && flags & SYN == 0 { self.scale } else { 0 };
+        let scale = if self.scales && flags & SYN == 0 {
+            self.scale
+        } else {
+            0
+        };
         let field = (self.window() >> scale).min(0xffff);
         self.edge = self.edge.max(self.rcv + (field << scale));
         if flags & (RST | SYN) == 0 && field == 0 {
@@ -246,7 +254,11 @@ impl Peer {
             src_port: FIRST_PORT + self.port as u16,
             dst_port: self.stack_port,
             seq: self.iss.wrapping_add(1).wrapping_add(offset as u32),
-            ack: if flags & ACK != 0 { ack.wrapping_add(ended) } else { 0 },
+            ack: if flags & ACK != 0 {
+                ack.wrapping_add(ended)
+            } else {
+                0
+            },
             flags,
             wnd: field as u16,
             timestamps: (self.timestamps && flags & RST == 0)
@@ -312,7 +324,11 @@ impl Peer {
     /// Octets from `from` on, as many as may be or fewer, whether sent before or not; at least one if there
     /// is any, even into a closed window.
     fn again(&mut self, from: u64, now: u64, rng: &mut Rng, seen: &mut Seen) -> Segment {
-        let last = if self.quiet { self.nxt } else { self.end.unwrap_or(u64::MAX) };
+        let last = if self.quiet {
+            self.nxt
+        } else {
+            self.end.unwrap_or(u64::MAX)
+        };
         let most = self.allowed.max(self.nxt).min(last).saturating_sub(from);
         let probe = u64::from(from < last);
         let len = rng.between(1, self.mss).min(most).max(probe);
@@ -325,14 +341,23 @@ impl Peer {
         if rng.chance(100) {
             flags |= PSH;
         }
-        if !self.quiet && self.end == Some(from + len) && (self.fin_sent || len == 0 || rng.chance(500)) {
+        if !self.quiet
+            && self.end == Some(from + len)
+            && (self.fin_sent || len == 0 || rng.chance(500))
+        {
             flags |= FIN;
             self.fin_sent = true;
         }
         self.segment(flags, from, len, now, seen)
     }
 
-    fn new_data(&mut self, now: u64, style: &Peers, rng: &mut Rng, seen: &mut Seen) -> Vec<Segment> {
+    fn new_data(
+        &mut self,
+        now: u64,
+        style: &Peers,
+        rng: &mut Rng,
+        seen: &mut Seen,
+    ) -> Vec<Segment> {
         let mut out = Vec::new();
         let idle = self.una == self.nxt;
         for _ in 0..if style.bulk { rng.between(1, 8) } else { 1 } {
@@ -341,7 +366,11 @@ impl Peer {
                 break;
             }
             let full = style.bulk && rng.chance(900);
-            let len = if full { self.mss } else { rng.between(1, self.mss) };
+            let len = if full {
+                self.mss
+            } else {
+                rng.between(1, self.mss)
+            };
             let len = len.min(until - self.nxt);
             out.push(self.data(self.nxt, len, now, rng, seen));
         }
@@ -414,7 +443,10 @@ impl Peer {
             return Ok(None);
         }
         if !seg.has(ACK) {
-            return Err(format!("peer {}: a segment without ACK: {seg:?}", self.index));
+            return Err(format!(
+                "peer {}: a segment without ACK: {seg:?}",
+                self.index
+            ));
         }
         self.acknowledged(seg, now)?;
         self.taken(seg, offset)?;
@@ -432,7 +464,11 @@ impl Peer {
             src_port: FIRST_PORT + self.port as u16,
             dst_port: seg.src_port,
             seq: if answers { seg.ack } else { 0 },
-            ack: if answers { 0 } else { seg.seq.wrapping_add(len) },
+            ack: if answers {
+                0
+            } else {
+                seg.seq.wrapping_add(len)
+            },
             flags: if answers { RST } else { RST | ACK },
             ..Segment::default()
         })
@@ -472,7 +508,9 @@ impl Peer {
         }
         let scale = if self.scales { self.their_scale } else { 0 };
         let ack = ack.max(0) as u64;
-        self.allowed = self.allowed.max(ack.min(self.nxt) + (u64::from(seg.wnd) << scale));
+        self.allowed = self
+            .allowed
+            .max(ack.min(self.nxt) + (u64::from(seg.wnd) << scale));
         if ack > self.una {
             self.una = ack.min(self.nxt);
             self.fin_acked |= self.fin_sent && ack == most;
@@ -495,7 +533,10 @@ impl Peer {
         }
         self.ack_due = true;
         if offset < 0 {
-            return Err(format!("peer {}: text before the stream begins", self.index));
+            return Err(format!(
+                "peer {}: text before the stream begins",
+                self.index
+            ));
         }
         let from = offset as u64;
         if from + len > self.edge + 1 {

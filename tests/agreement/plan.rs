@@ -124,16 +124,24 @@ fn bounds() -> impl Strategy<Value = Bounds> {
 }
 
 fn bad() -> impl Strategy<Value = Bad> {
-    (rate(200), rate(150), rate(300), rate(120), rate(250), rate(20)).prop_map(
-        |(loss, duplication, reordering, corruption, overlap, strays)| Bad {
-            loss,
-            duplication,
-            reordering,
-            corruption,
-            overlap,
-            strays,
-        },
+    (
+        rate(200),
+        rate(150),
+        rate(300),
+        rate(120),
+        rate(250),
+        rate(20),
     )
+        .prop_map(
+            |(loss, duplication, reordering, corruption, overlap, strays)| Bad {
+                loss,
+                duplication,
+                reordering,
+                corruption,
+                overlap,
+                strays,
+            },
+        )
 }
 
 fn peers() -> impl Strategy<Value = Peers> {
@@ -166,15 +174,20 @@ fn peers() -> impl Strategy<Value = Peers> {
 
 fn app() -> impl Strategy<Value = App> {
     let reads = prop_oneof![1 => 5u32..=50, 2 => 50u32..=900];
-    (reads, 1usize..=5000, 1usize..=4000, rate(150), any::<bool>()).prop_map(
-        |(reads, read_size, write_size, gives_up, finishes)| App {
+    (
+        reads,
+        1usize..=5000,
+        1usize..=4000,
+        rate(150),
+        any::<bool>(),
+    )
+        .prop_map(|(reads, read_size, write_size, gives_up, finishes)| App {
             reads,
             read_size,
             write_size,
             gives_up,
             finishes,
-        },
-    )
+        })
 }
 
 fn device() -> impl Strategy<Value = Device> {
@@ -191,32 +204,40 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
     let memory = (0usize..=64, power(6, 18), 1u64..=64);
     let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
     let sides = (bad(), peers(), app(), device());
-    (any::<u64>().no_shrink(), layout, memory, bounds(), load, sides).prop_map(
-        |(
-            seed,
-            (replicas, log, request_chunk, frame_chunk),
-            (keep, ahead_bytes, fingerprint_every),
-            limits,
-            (positions, turns),
-            (bad, peers, app, device),
-        )| Plan {
-            seed,
-            replicas,
-            log: log as usize,
-            request_chunk: request_chunk.min(log / 2) as usize,
-            frame_chunk: frame_chunk as usize,
-            keep,
-            ahead_bytes: ahead_bytes as usize,
-            fingerprint_every,
-            limits,
-            positions,
-            bad,
-            peers,
-            app,
-            turns,
-            device,
-        },
+    (
+        any::<u64>().no_shrink(),
+        layout,
+        memory,
+        bounds(),
+        load,
+        sides,
     )
+        .prop_map(
+            |(
+                seed,
+                (replicas, log, request_chunk, frame_chunk),
+                (keep, ahead_bytes, fingerprint_every),
+                limits,
+                (positions, turns),
+                (bad, peers, app, device),
+            )| Plan {
+                seed,
+                replicas,
+                log: log as usize,
+                request_chunk: request_chunk.min(log / 2) as usize,
+                frame_chunk: frame_chunk as usize,
+                keep,
+                ahead_bytes: ahead_bytes as usize,
+                fingerprint_every,
+                limits,
+                positions,
+                bad,
+                peers,
+                app,
+                turns,
+                device,
+            },
+        )
 }
 
 /// The plan that belongs to `seed`, with what proptest needs to make it plainer.

@@ -22,10 +22,14 @@ pub(crate) struct Parted {
 /// Splits a log and lets `replicas` of them apply it, each taking from the two queues as it pleases; when all
 /// have applied the same entries of both, they are compared.
 pub(crate) fn part(entries: &[Entry], limits: Limits, replicas: usize, rng: &mut Rng) -> Parted {
-    let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| {
-        matches!(entry.request.body, Body::Progress { .. })
-    });
-    let mut copies: Vec<_> = (0..replicas).map(|_| (Replica::new(limits), Vec::new())).collect();
+    let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries
+        .iter()
+        .partition(|entry| matches!(entry.request.body, Body::Progress { .. }));
+    let mut rng = Rng::new(entries.len() as u64);
+    let mut copies: Vec<_> = haste
+        .iter()
+        .map(|_| (Replica::new(limits), Vec::new()))
+        .collect();
     let mut marks = Marks::default();
     let mut states = None;
     let (mut write, mut frame) = (0, 0);
@@ -33,12 +37,16 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, replicas: usize, rng: &mut
         // Up to here everybody has applied the same. Now a few of each, in any order.
         let writes = &writes[write..(write + rng.index(2)).min(writes.len())];
         let frames = &frames[frame..(frame + 1 + rng.index(3)).min(frames.len())];
-        for (id, (replica, effects)) in copies.iter_mut().enumerate() {
+        for (id, ((replica, effects), rng)) in copies.iter_mut().zip(&mut *haste).enumerate() {
             let mut queues = [writes, frames];
             while let [a, b] = queues
                 && !(a.is_empty() && b.is_empty())
             {
-                let from = if b.is_empty() || (!a.is_empty() && rng.chance(500)) { 0 } else { 1 };
+                let from = if b.is_empty() || (!a.is_empty() && rng.chance(500)) {
+                    0
+                } else {
+                    1
+                };
                 if let Some((next, rest)) = queues[from].split_first() {
                     apply(replica, next, effects);
                     queues[from] = rest;
@@ -57,7 +65,9 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, replicas: usize, rng: &mut
     let first = sent(&copies[0].1);
     Parted {
         states,
-        frames: copies[1..].iter().any(|(_, effects)| sent(effects) != first),
+        frames: copies[1..]
+            .iter()
+            .any(|(_, effects)| sent(effects) != first),
     }
 }
 

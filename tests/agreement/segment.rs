@@ -158,7 +158,18 @@ pub(crate) fn arp(from_mac: [u8; 6], reply: bool) -> Vec<u8> {
     let mut frame = Vec::with_capacity(42);
     frame.extend(STACK_MAC);
     frame.extend(from_mac);
-    frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, if reply { 2 } else { 1 }]);
+    frame.extend([
+        0x08,
+        0x06,
+        0,
+        1,
+        0x08,
+        0,
+        6,
+        4,
+        0,
+        if reply { 2 } else { 1 },
+    ]);
     frame.extend(from_mac);
     frame.extend(FAR);
     frame.extend(if reply { STACK_MAC } else { [0; 6] });
@@ -180,7 +191,10 @@ fn sum(bytes: &[u8]) -> u64 {
     for word in &mut words {
         sum += u64::from(u16::from_be_bytes([word[0], word[1]]));
     }
-    sum + words.remainder().first().map_or(0, |last| u64::from(*last) << 8)
+    sum + words
+        .remainder()
+        .first()
+        .map_or(0, |last| u64::from(*last) << 8)
 }
 
 fn sum_of_tcp(frame: &[u8]) -> u64 {

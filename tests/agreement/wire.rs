@@ -118,7 +118,11 @@ impl Wire {
 /// One bit behind the Ethernet header, which a real wire would not let through; mostly of the TCP payload.
 fn damage(frame: &mut OnWire, rng: &mut Rng) {
     let bytes = &mut frame.bytes;
-    let first = if bytes.len() > 80 && rng.chance(700) { 80 } else { 14 };
+    let first = if bytes.len() > 80 && rng.chance(700) {
+        80
+    } else {
+        14
+    };
     let at = first + rng.index(bytes.len() - first);
     bytes[at] ^= 1 << rng.index(8);
 }

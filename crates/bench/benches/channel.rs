@@ -1,17 +1,20 @@
-//! `cargo bench -p dominoes-bench --bench channel [-- --quick] [--rounds N] [--millis N] [--capacity N] [--batch N] [--shape PxS] [--peer NAME]`
+//! `cargo bench -p dominoes-bench --bench channel [-- --quick] [--rounds N] [--millis N]
+//! [--capacity N] [--batch N] [--shape PxS] [--peer NAME]`
 //!
-//! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0, subscribers on core 1.
-//! Rounds are interleaved: each round measures every peer at every point once; figures are medians over the rounds.
+//! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0,
+//! subscribers on core 1. Rounds are interleaved: each round measures every peer at every point
+//! once; figures are medians over the rounds.
 
 #[path = "../src/channel/mod.rs"]
 mod channel;
 
 use channel::{
-    Message, Point, median,
+    Distance, Message, Point, median,
     peers::Peer,
     pin,
     report::{Report, Row},
 };
+use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
 use std::{
     path::Path,
     thread,
@@ -26,6 +29,8 @@ struct Options {
     shapes: Vec<(usize, usize)>,
     peers: Vec<Peer>,
     latency: bool,
+    /// How long to wait, altogether, for moments in which the cores are close.
+    patience: Duration,
 }
 
 fn options() -> Options {
@@ -34,9 +39,20 @@ fn options() -> Options {
         window: Duration::from_millis(60),
         capacities: vec![1024, 4096],
         batches: vec![1, 16, 64],
-        shapes: vec![(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)],
+        shapes: vec![
+            (1, 1),
+            (1, 2),
+            (1, 4),
+            (2, 1),
+            (2, 2),
+            (2, 4),
+            (4, 1),
+            (4, 2),
+            (4, 4),
+        ],
         peers: Peer::ALL.to_vec(),
         latency: true,
+        patience: Duration::from_secs(120),
     };
     let mut args = std::env::args().skip(1);
     let mut peers = Vec::new();
@@ -45,17 +61,24 @@ fn options() -> Options {
         match arg.as_str() {
             "--quick" => (options.rounds, options.window) = (5, Duration::from_millis(25)),
             "--rounds" => options.rounds = value().parse().expect("a number"),
-            "--millis" => options.window = Duration::from_millis(value().parse().expect("a number")),
+            "--millis" => {
+                options.window = Duration::from_millis(value().parse().expect("a number"))
+            }
             "--capacity" => options.capacities = vec![value().parse().expect("a number")],
             "--batch" => options.batches = vec![value().parse().expect("a number")],
             "--shape" => {
                 let shape = value();
-                let (p, s) = shape.split_once('x').expect("publishers x subscribers, like 2x4");
+                let (p, s) = shape
+                    .split_once('x')
+                    .expect("publishers x subscribers, like 2x4");
                 options.shapes = vec![(p.parse().expect("a number"), s.parse().expect("a number"))];
             }
             "--peer" => {
                 let name = value();
                 peers.extend(Peer::ALL.into_iter().filter(|peer| peer.name() == name));
+            }
+            "--patience" => {
+                options.patience = Duration::from_secs(value().parse().expect("seconds"))
             }
             "--no-latency" => options.latency = false,
             _ => {} // cargo's own, such as --bench
@@ -73,25 +96,54 @@ fn main() {
     for &capacity in &options.capacities {
         for &batch in &options.batches {
             for &(publishers, subscribers) in &options.shapes {
-                let point = Point { publishers, subscribers, batch, capacity };
+                let point = Point {
+                    publishers,
+                    subscribers,
+                    batch,
+                    capacity,
+                };
                 for &peer in options.peers.iter().filter(|peer| peer.can(point)) {
-                    report.rows.push(Row { point, peer, rates: Vec::new() });
+                    report.rows.push(Row {
+                        point,
+                        peer,
+                        rates: Vec::new(),
+                    });
                 }
             }
         }
     }
     for &capacity in &options.capacities {
         let (_, log) = dominoes::channel::<Message, dominoes::SpinYield>(capacity);
-        println!("dominoes, capacity {capacity}: {} slots, {} KiB of storage", log.slots(), log.slots() * 64 / 1024);
+        println!(
+            "dominoes, capacity {capacity}: {} slots, {} KiB of storage",
+            log.slots(),
+            log.slots() * 64 / 1024
+        );
     }
-    println!("publishers on core 0, subscribers on core 1, {} rounds of {:?} a point", options.rounds, options.window);
+    println!(
+        "publishers on core 0, subscribers on core 1, {} rounds of {:?} a point",
+        options.rounds, options.window
+    );
+    let (mut distance, mut apart) = (Distance::new(options.patience), 0);
     for round in 0..options.rounds {
         for row in &mut report.rows {
-            row.rates.push(row.peer.run(row.point, options.window));
+            let (rate, close) = distance.measure(|| row.peer.run(row.point, options.window));
+            row.rates.push(rate);
+            apart += usize::from(!close);
         }
         eprintln!("round {} of {}", round + 1, options.rounds);
     }
+    let share = 100.0 * apart as f64 / (options.rounds * report.rows.len()) as f64;
+    report.figures.push((
+        "round trip of a line between the cores, ns".to_string(),
+        distance.best_ns,
+    ));
+    report.figures.push((
+        "windows with the cores further apart than that in spite of waiting, %".to_string(),
+        share,
+    ));
     if options.latency {
+        work_sharing(&mut report, options.window);
         micro(&mut report);
         latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     }
@@ -99,12 +151,85 @@ fn main() {
     print!("{}", report.table());
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/channel");
     match report.write(&directory) {
-        Ok(()) => println!("channel.json and channel.svg are in {}", directory.display()),
+        Ok(()) => println!(
+            "channel.json and channel.svg are in {}",
+            directory.display()
+        ),
         Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
     }
 }
 
-/// Nanoseconds of one call, on one thread: what the instructions cost when no line moves between cores.
+/// Messages per second through the kinds of channel that give each entry to one worker, the same
+/// core split as above.
+fn work_sharing(report: &mut Report, window: Duration) {
+    fn run<P: Pool<Message> + 'static>(sides: usize, window: Duration) -> f64 {
+        let (publisher, share) = WorkShare::<Message, P, SpinYield>::open(4096);
+        let workers: Vec<_> = (0..sides)
+            .map(|_| {
+                let mut worker = share.join().unwrap();
+                thread::spawn(move || {
+                    pin(1);
+                    let (mut count, mut sum) = (0u64, 0u64);
+                    while let Ok(message) = worker.take(None) {
+                        assert_eq!(message[0], message[7], "torn");
+                        count += 1;
+                        sum = sum.wrapping_add(message[0]);
+                    }
+                    (count, sum)
+                })
+            })
+            .collect();
+        let start = Instant::now();
+        let publishers: Vec<_> = (0..sides)
+            .map(|_| {
+                let mut publisher = publisher.clone();
+                thread::spawn(move || {
+                    pin(0);
+                    let (mut count, mut sum) = (0u64, 0u64);
+                    while start.elapsed() < window {
+                        for _ in 0..64 {
+                            publisher.put([count; 8]).unwrap();
+                            sum = sum.wrapping_add(count);
+                            count += 1;
+                        }
+                    }
+                    (count, sum)
+                })
+            })
+            .collect();
+        drop(publisher);
+        let total = |threads: Vec<thread::JoinHandle<(u64, u64)>>| {
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .fold((0, 0u64), |all, one| {
+                    (all.0 + one.0, all.1.wrapping_add(one.1))
+                })
+        };
+        let (published, taken) = (total(publishers), total(workers));
+        assert_eq!(published, taken, "every entry goes to one worker");
+        taken.0 as f64 / start.elapsed().as_secs_f64()
+    }
+    for sides in [1, 2, 4] {
+        let lifo: Vec<f64> = (0..7)
+            .map(|_| run::<Lifo<Message>>(sides, window))
+            .collect();
+        let unordered: Vec<f64> = (0..7)
+            .map(|_| run::<Unordered<Message>>(sides, window))
+            .collect();
+        report.figures.push((
+            format!("work sharing, LIFO, {sides}x{sides}, million/s"),
+            median(&lifo) / 1e6,
+        ));
+        report.figures.push((
+            format!("work sharing, unordered, {sides}x{sides}, million/s"),
+            median(&unordered) / 1e6,
+        ));
+    }
+}
+
+/// Nanoseconds of one call, on one thread: what the instructions cost when no line moves between
+/// cores.
 fn micro(report: &mut Report) {
     let mut figure = |name: &str, mut run: Box<dyn FnMut(u64)>| {
         let mut costs = Vec::new();
@@ -164,8 +289,8 @@ fn micro(report: &mut Report) {
     });
 }
 
-/// Time from a publish to the moment the sleeping subscriber on the other core has the message, in nanoseconds, medians; both kinds of
-/// channel in turn.
+/// Time from a publish to the moment the sleeping subscriber on the other core has the message, in
+/// nanoseconds, medians; both kinds of channel in turn.
 fn latency(report: &mut Report, times: usize) {
     let base = Instant::now();
     let now = move || base.elapsed().as_nanos() as u64;
@@ -216,8 +341,17 @@ fn latency(report: &mut Report, times: usize) {
         there.extend(theirs(times / 10));
     }
     let (here, there) = (median(&here), median(&there));
-    report.figures.push(("publish to wake-up (Park), ns".to_string(), here));
-    report.figures.push(("crossbeam-channel send to wake-up, ns".to_string(), there));
+    report
+        .figures
+        .push(("publish to wake-up (Park), ns".to_string(), here));
+    report
+        .figures
+        .push(("crossbeam-channel send to wake-up, ns".to_string(), there));
     let name = "wake-up latency against crossbeam-channel: at most 1.2x".to_string();
-    report.verdicts.push((name, here / there, "median".to_string(), here / there <= 1.2));
+    report.verdicts.push((
+        name,
+        here / there,
+        "median".to_string(),
+        here / there <= 1.2,
+    ));
 }

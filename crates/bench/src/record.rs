@@ -90,6 +90,8 @@ pub struct ExperimentResult {
     pub thread_cores: Vec<Option<usize>>,
     /// Whether every thread was pinned.
     pub pinned: bool,
+    /// Nanoseconds for a cache line from the first core to the second, just before and just after.
+    pub line_transfer_ns: [Option<f64>; 2],
     /// The rows.
     pub rows: Vec<ResultRow>,
     /// Published figures on the same question.
@@ -164,6 +166,7 @@ impl ExperimentResult {
             repeated_rounds: measured.repeated,
             thread_cores: measured.threads.iter().map(|(core, _)| *core).collect(),
             pinned: measured.threads.iter().all(|(_, pinned)| *pinned),
+            line_transfer_ns: [None; 2],
             rows: (0..names.len()).filter_map(result).collect(),
             published,
         }
@@ -197,11 +200,13 @@ impl ExperimentResult {
             .collect();
         writeln!(
             out,
-            "{} rounds of {} ms slices; threads on cores {} ({}); {} rounds measured again, {} kept although disturbed",
+            "{} rounds of {} ms slices; threads on cores {} ({}); a line from core to core {} ns before, {} after; {} rounds measured again, {} kept although disturbed",
             w.rounds,
             w.slice.as_millis(),
             cores.join(", "),
             if self.pinned { "pinned" } else { "not pinned" },
+            self.line_transfer_ns[0].map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
+            self.line_transfer_ns[1].map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
             self.repeated_rounds,
             self.disturbed_rounds,
         )?;

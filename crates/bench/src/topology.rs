@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
 
 use core_affinity::CoreId;
 use serde::Serialize;
@@ -27,6 +30,40 @@ pub(crate) fn current_core() -> Option<usize> {
 pub(crate) fn waited_ns() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there is no
+/// second. It says what sharing costs at the moment: hosts move the cores of a virtual machine about.
+pub fn line_transfer_ns() -> Option<f64> {
+    const THROWS: u64 = 50_000;
+    let [first, second, ..] = *cores() else {
+        return None;
+    };
+    let ball = AtomicU64::new(0);
+    let play = |core, parity: u64| {
+        pin(Some(core));
+        let begin = Instant::now();
+        for throw in 0..THROWS {
+            let mine = 2 * throw + parity;
+            let mut patience = 10_000;
+            // ORDERING: Relaxed, nothing but the ball is passed on.
+            while ball.load(Ordering::Relaxed) != mine {
+                core::hint::spin_loop();
+                patience -= 1;
+                if patience == 0 {
+                    patience = 10_000;
+                    thread::yield_now();
+                }
+            }
+            ball.store(mine + 1, Ordering::Relaxed);
+        }
+        begin.elapsed().as_nanos() as f64 / (2 * THROWS) as f64
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| play(second, 1));
+        let one = scope.spawn(|| play(first, 0)).join().ok();
+        other.join().ok().and(one)
+    })
 }
 
 /// What a figure should be read with.

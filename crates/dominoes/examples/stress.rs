@@ -1,8 +1,10 @@
 //! Joining, forking, leaving and panicking under full load.
 //!
-//! `cargo run --release --example stress [-- SECONDS]`. One publisher is joined by a second now and then, so that the channel is now shared and
-//! now not; up to a dozen subscribers join, fork, leave and panic. Every subscriber checks every entry, hashes the order in spans of 256 positions, and all who
-//! saw a span must agree on its hash. Entries count their drops. Expect a line of counts and `ok`.
+//! `cargo run --release --example stress [-- SECONDS]`. One publisher is joined by a second now and
+//! then, so that the channel is now shared and now not; up to a dozen subscribers join, fork, leave
+//! and panic. Every subscriber checks every entry, hashes the order in spans of 256 positions, and
+//! all who saw a span must agree on its hash. Entries count their drops. Expect a line of counts
+//! and `ok`.
 
 use dominoes::{Park, Publisher, Role, SpinYield, Subscription, Wait, channel};
 use std::{
@@ -29,13 +31,21 @@ struct Entry {
 impl Entry {
     fn new(publisher: u64, number: u64) -> Self {
         ALIVE.fetch_add(1, Relaxed);
-        Entry { publisher, number, owned: Box::new(number ^ publisher << 32) }
+        Entry {
+            publisher,
+            number,
+            owned: Box::new(number ^ publisher << 32),
+        }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        assert_eq!(*self.owned, self.number ^ self.publisher << 32, "dropped twice or torn");
+        assert_eq!(
+            *self.owned,
+            self.number ^ self.publisher << 32,
+            "dropped twice or torn"
+        );
         *self.owned = !0;
         assert!(ALIVE.fetch_sub(1, Relaxed) > 0);
     }
@@ -60,7 +70,12 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared>, seed: u64, depth: u32) {
+fn follow<W: Wait>(
+    mut subscription: Subscription<Entry, W>,
+    shared: &Arc<Shared>,
+    seed: u64,
+    depth: u32,
+) {
     let mut state = seed | 1;
     let mut last: HashMap<u64, u64> = HashMap::new();
     let mut expected = subscription.position();
@@ -75,7 +90,11 @@ fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared
                     for (seq, entry) in &batch {
                         assert_eq!(seq, expected, "a gap or a repetition");
                         expected += 1;
-                        assert_eq!(*entry.owned, entry.number ^ entry.publisher << 32, "torn entry");
+                        assert_eq!(
+                            *entry.owned,
+                            entry.number ^ entry.publisher << 32,
+                            "torn entry"
+                        );
                         if let Some(number) = last.insert(entry.publisher, entry.number) {
                             assert_eq!(entry.number, number + 1, "order of one publisher");
                         }
@@ -110,7 +129,9 @@ fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared
                     let child = subscription.fork().unwrap();
                     shared.forks.fetch_add(1, Relaxed);
                     let (shared, seed) = (shared.clone(), random(&mut state));
-                    children.push(thread::spawn(move || follow(child, &shared, seed, depth + 1)));
+                    children.push(thread::spawn(move || {
+                        follow(child, &shared, seed, depth + 1)
+                    }));
                 }
                 1 => {
                     // With a batch in hand, as a handler would.
@@ -119,7 +140,9 @@ fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared
                 }
                 2 => {
                     let other = subscription.log().subscribe().unwrap();
-                    subscription = std::mem::replace(&mut subscription, other).deactivate().activate();
+                    subscription = std::mem::replace(&mut subscription, other)
+                        .deactivate()
+                        .activate();
                     expected = subscription.position();
                     (hash, from_start) = (0, expected.is_multiple_of(SPAN));
                     last.clear();
@@ -131,7 +154,10 @@ fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, shared: &Arc<Shared
     drop(subscription);
     children.into_iter().for_each(|child| child.join().unwrap());
     if let Err(payload) = end {
-        assert!(payload.downcast_ref::<&str>() == Some(&"on purpose"), "a check failed");
+        assert!(
+            payload.downcast_ref::<&str>() == Some(&"on purpose"),
+            "a check failed"
+        );
         shared.panics.fetch_add(1, Relaxed);
     }
 }
@@ -146,7 +172,9 @@ fn publish<W: Wait>(publisher: &mut Publisher<Entry, W>, id: u64, shared: &Share
             publisher.publish(Entry::new(id, number)).ok().unwrap();
             number += 1;
         } else {
-            let values: Vec<_> = (number..number + n).map(|number| Entry::new(id, number)).collect();
+            let values: Vec<_> = (number..number + n)
+                .map(|number| Entry::new(id, number))
+                .collect();
             publisher.publish_all(values).ok().unwrap();
             number += n;
         }
@@ -162,7 +190,8 @@ fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
         thread::spawn(move || {
             let (mut state, mut id) = (77, 0);
             while !shared.stop.load(Relaxed) {
-                // Alone, then as one of two, then alone again, perhaps while the other still finishes.
+                // Alone, then as one of two, then alone again, perhaps while the other still
+                // finishes.
                 publish(&mut publisher, id, &shared, random(&mut state));
                 let mut second = publisher.clone();
                 let helper = {
@@ -190,7 +219,9 @@ fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
     thread::sleep(time);
     shared.stop.store(true, Relaxed);
     root.join().unwrap();
-    joiners.into_iter().for_each(|joiner| joiner.join().unwrap());
+    joiners
+        .into_iter()
+        .for_each(|joiner| joiner.join().unwrap());
     let published = log.clone();
     drop(log);
     assert_eq!((published.publishers(), published.subscribers()), (0, 0));
@@ -208,14 +239,21 @@ fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
 }
 
 fn main() {
-    let seconds: f64 = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(4.0);
+    let seconds: f64 = std::env::args()
+        .nth(1)
+        .and_then(|arg| arg.parse().ok())
+        .unwrap_or(4.0);
     std::panic::set_hook(Box::new(|info| {
         // Planned unwinding does not come here.
         eprintln!("{info}");
         std::process::exit(1);
     }));
     for capacity in [16, 1000] {
-        run::<SpinYield>("SpinYield", capacity, Duration::from_secs_f64(seconds / 4.0));
+        run::<SpinYield>(
+            "SpinYield",
+            capacity,
+            Duration::from_secs_f64(seconds / 4.0),
+        );
         run::<Park>("Park", capacity, Duration::from_secs_f64(seconds / 4.0));
     }
 }

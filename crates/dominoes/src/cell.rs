@@ -1,26 +1,30 @@
 //! Slot memory, and the things that live beside the slots.
 //!
-//! The slots of a channel hold plain `T`, published once and lent as `&[T]`. What changes after publishing stands in
-//! dense arrays of the same length:
+//! The slots of a channel hold plain `T`, published once and lent as `&[T]`. What changes after
+//! publishing stands in dense arrays of the same length:
 //!
 //! * [`Verdicts`]: one atomic `u16` a slot, a lap bit and 15 bits for the user.
-//! * [`Attachments`]: one owned value a slot (a frame, say) that goes back to the publisher when all work on its *chunk*
-//!   of slots is done and nobody has it pinned, however far behind the slowest subscriber is.
+//! * [`Attachments`]: one owned value a slot (a frame, say) that goes back to the publisher when
+//!   all work on its *chunk* of slots is done and nobody has it pinned, however far behind the
+//!   slowest subscriber is.
 //! * [`Role`]: a value that at most one thread has at a time, taken without ever blocking.
 //!
 //! # Why attachments are sound
 //!
-//! One word per chunk holds `lap tag (32) | taking (1) | pins (15) | done (16)`; everybody changes it by compare and swap. Four facts
-//! carry the argument, and none depends on what callers do:
+//! One word per chunk holds `lap tag (32) | taking (1) | pins (15) | done (16)`; everybody changes
+//! it by compare and swap. Four facts carry the argument, and none depends on what callers do:
 //!
-//! 1. The `Stocker` alone writes values, to positions `head..head + slots` only, each once, in ascending order; `stocked` is
-//!    stored with Release after the value. So a position below `stocked` and at or above `head` holds a value.
-//! 2. The `Stocker` takes values out only between setting `taking` and moving the tag on. It sets `taking` with a compare and
-//!    swap that demands the current tag, no pin, and a full done count; while it is set no pin succeeds.
-//! 3. `pin` succeeds only on the current tag without `taking`. Hence from a successful `pin` to its drop nobody takes
-//!    values of that chunk out and nobody writes them again.
-//! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most `slots` behind it. That
-//!    makes it a position of the lap now in the array even if the 32-bit tag had come round.
+//! 1. The `Stocker` alone writes values, to positions `head..head + slots` only, each once, in
+//!    ascending order; `stocked` is stored with Release after the value. So a position below
+//!    `stocked` and at or above `head` holds a value.
+//! 2. The `Stocker` takes values out only between setting `taking` and moving the tag on. It sets
+//!    `taking` with a compare and swap that demands the current tag, no pin, and a full done count;
+//!    while it is set no pin succeeds.
+//! 3. `pin` succeeds only on the current tag without `taking`. Hence from a successful `pin` to its
+//!    drop nobody takes values of that chunk out and nobody writes them again.
+//! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most
+//!    `slots` behind it. That makes it a position of the lap now in the array even if the 32-bit
+//!    tag had come round.
 
 use crate::{
     Seq,
@@ -37,14 +41,16 @@ use std::{
     slice,
 };
 
-/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Knows nothing about who may touch what.
+/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Knows nothing about
+/// who may touch what.
 pub(crate) struct Slots<T> {
     base: NonNull<UnsafeCell<MaybeUninit<T>>>,
     len: usize,
     shadow: Shadow,
 }
 
-/// The address of the slots, by value, for loops: the compiler cannot know that writing to a slot leaves the `Slots` alone.
+/// The address of the slots, by value, for loops: the compiler cannot know that writing to a slot
+/// leaves the `Slots` alone.
 pub(crate) struct View<'a, T> {
     base: *mut UnsafeCell<MaybeUninit<T>>,
     slots: &'a Slots<T>,
@@ -62,10 +68,12 @@ impl<T> View<'_, T> {
     }
 }
 
-// SAFETY: the slots own their `T`s like a `Vec<T>` does; moving them to another thread moves the values.
+// SAFETY: the slots own their `T`s like a `Vec<T>` does; moving them to another thread moves the
+// values.
 unsafe impl<T: Send> Send for Slots<T> {}
-// SAFETY: through a shared `Slots`, values are put in and taken out (hence `Send`) and lent to several threads at once (hence
-// `Sync`); the unsafe methods leave it to the caller that no two accesses conflict.
+// SAFETY: through a shared `Slots`, values are put in and taken out (hence `Send`) and lent to
+// several threads at once (hence `Sync`); the unsafe methods leave it to the caller that no two
+// accesses conflict.
 unsafe impl<T: Send + Sync> Sync for Slots<T> {}
 
 impl<T> Slots<T> {
@@ -78,11 +86,16 @@ impl<T> Slots<T> {
             let memory = unsafe { alloc(layout) };
             NonNull::new(memory.cast()).unwrap_or_else(|| handle_alloc_error(layout))
         };
-        Slots { base, len, shadow: Shadow::new(len) }
+        Slots {
+            base,
+            len,
+            shadow: Shadow::new(len),
+        }
     }
 
     fn layout(len: usize) -> Layout {
-        let array = Layout::array::<UnsafeCell<MaybeUninit<T>>>(len).and_then(|array| array.align_to(128));
+        let array =
+            Layout::array::<UnsafeCell<MaybeUninit<T>>>(len).and_then(|array| array.align_to(128));
         array.expect("the slots of a channel fit into memory")
     }
 
@@ -93,7 +106,10 @@ impl<T> Slots<T> {
 
     #[inline(always)]
     pub(crate) fn view(&self) -> View<'_, T> {
-        View { base: self.base.as_ptr(), slots: self }
+        View {
+            base: self.base.as_ptr(),
+            slots: self,
+        }
     }
 
     #[inline(always)]
@@ -104,7 +120,8 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index < len`, and no other thread reads or writes the slot meanwhile. An old value is overwritten, not dropped.
+    /// `index < len`, and no other thread reads or writes the slot meanwhile. An old value is
+    /// overwritten, not dropped.
     #[inline(always)]
     pub(crate) unsafe fn write(&self, index: usize, value: T) {
         self.shadow.write(index);
@@ -123,14 +140,18 @@ impl<T> Slots<T> {
             self.shadow.write(index + i);
         }
         if !values.is_empty() {
-            // SAFETY: the caller has the slots for itself; `values` cannot overlap them, since a slot is never lent while
-            // somebody has it for itself.
-            unsafe { self.at(index).copy_from_nonoverlapping(values.as_ptr(), values.len()) }
+            // SAFETY: the caller has the slots for itself; `values` cannot overlap them, since a
+            // slot is never lent while somebody has it for itself.
+            unsafe {
+                self.at(index)
+                    .copy_from_nonoverlapping(values.as_ptr(), values.len())
+            }
         }
     }
 
     /// # Safety
-    /// `index < len`, the slot holds a value, and nobody writes or empties it as long as the reference lives.
+    /// `index < len`, the slot holds a value, and nobody writes or empties it as long as the
+    /// reference lives.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, index: usize) -> &T {
         self.shadow.read(index);
@@ -146,8 +167,8 @@ impl<T> Slots<T> {
             return &[];
         }
         self.touch(index, len);
-        // SAFETY: the caller vouches for values and lifetime; the slots are contiguous and `UnsafeCell<MaybeUninit<T>>` has
-        // the layout of `T`.
+        // SAFETY: the caller vouches for values and lifetime; the slots are contiguous and
+        // `UnsafeCell<MaybeUninit<T>>` has the layout of `T`.
         unsafe { slice::from_raw_parts(self.at(index), len) }
     }
 
@@ -162,7 +183,8 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index < len`, the slot holds a value, nobody else touches the slot meanwhile, and it counts as empty from now on.
+    /// `index < len`, the slot holds a value, nobody else touches the slot meanwhile, and it counts
+    /// as empty from now on.
     #[inline]
     pub(crate) unsafe fn take(&self, index: usize) -> T {
         self.shadow.write(index);
@@ -175,17 +197,20 @@ impl<T> Drop for Slots<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.len);
         if layout.size() != 0 {
-            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, who knows which exist.
+            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, who
+            // knows which exist.
             unsafe { dealloc(self.base.as_ptr().cast(), layout) }
         }
     }
 }
 
-/// One small atomic word per slot, for what is found out after publishing: 15 bits of payload and a lap bit.
+/// One small atomic word per slot, for what is found out after publishing: 15 bits of payload and a
+/// lap bit.
 ///
-/// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each lap must set every
-/// slot it means to read. A word may be set twice by two threads that computed the same bits. Set it only while a
-/// subscription keeps the position in the ring: a late store would stand in the place of the next lap's.
+/// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
+/// lap must set every slot it means to read. A word may be set twice by two threads that computed
+/// the same bits. Set it only while a subscription keeps the position in the ring: a late store
+/// would stand in the place of the next lap's.
 ///
 /// ```
 /// let verdicts = dominoes::Verdicts::new(8);
@@ -208,7 +233,10 @@ impl Verdicts {
     /// # Panics
     /// If `slots` is not a power of two; [`Log::slots`](crate::Log::slots) is one.
     pub fn new(slots: usize) -> Self {
-        assert!(slots.is_power_of_two(), "{slots} slots are not a power of two");
+        assert!(
+            slots.is_power_of_two(),
+            "{slots} slots are not a power of two"
+        );
         Verdicts {
             // Lap 0 writes a clear lap bit, so a set one means "not yet".
             words: (0..slots).map(|_| AtomicU16::new(Self::LAP)).collect(),
@@ -228,8 +256,12 @@ impl Verdicts {
     /// If `bits` needs more than 15 bits.
     #[inline]
     pub fn set(&self, seq: Seq, bits: u16) {
-        assert!(bits & Self::LAP == 0, "a verdict has 15 bits, {bits:#x} needs 16");
-        // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict is seen with it.
+        assert!(
+            bits & Self::LAP == 0,
+            "a verdict has 15 bits, {bits:#x} needs 16"
+        );
+        // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict
+        // is seen with it.
         self.words[(seq & self.mask) as usize].store(self.lap(seq) | bits, Ordering::Release);
     }
 
@@ -249,7 +281,9 @@ impl Verdicts {
 
 impl fmt::Debug for Verdicts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Verdicts").field("slots", &self.words.len()).finish()
+        f.debug_struct("Verdicts")
+            .field("slots", &self.words.len())
+            .finish()
     }
 }
 
@@ -292,7 +326,8 @@ pub struct Attachments<A> {
     head: CachePadded<AtomicU64>,
 }
 
-/// The one thread's handle that puts values into [`Attachments`] and takes them back. `Send`, not `Clone`.
+/// The one thread's handle that puts values into [`Attachments`] and takes them back. `Send`, not
+/// `Clone`.
 pub struct Stocker<A> {
     shared: Arc<Attachments<A>>,
     /// Next position to be stocked.
@@ -303,11 +338,14 @@ pub struct Stocker<A> {
     taking: bool,
 }
 
-/// Values of type `A` beside the slots of a channel: `slots` as told by [`Log::slots`](crate::Log::slots), in chunks of `chunk` slots.
+/// Values of type `A` beside the slots of a channel: `slots` as told by
+/// [`Log::slots`](crate::Log::slots), in chunks of `chunk` slots.
 ///
-/// The single publisher stocks position `seq` before it publishes it. Others [`pin`](Attachments::pin) a chunk to read its values in place,
-/// and report slots as [`done`](Attachments::done). The publisher takes a chunk's values back once all its slots are done and
-/// nobody has it pinned, which does not wait for the slowest subscriber: such a one finds that it cannot pin the chunk.
+/// The single publisher stocks position `seq` before it publishes it. Others
+/// [`pin`](Attachments::pin) a chunk to read its values in place, and report slots as
+/// [`done`](Attachments::done). The publisher takes a chunk's values back once all its slots are
+/// done and nobody has it pinned, which does not wait for the slowest subscriber: such a one finds
+/// that it cannot pin the chunk.
 ///
 /// ```
 /// let (mut stocker, frames) = dominoes::attachments::<String>(4, 2);
@@ -330,20 +368,42 @@ pub struct Stocker<A> {
 ///
 /// # Panics
 /// If one of the two is not a power of two, or `chunk` is larger than `slots` or than 32768.
-pub fn attachments<A: Send + Sync>(slots: usize, chunk: usize) -> (Stocker<A>, Arc<Attachments<A>>) {
-    assert!(slots.is_power_of_two(), "{slots} slots are not a power of two");
-    assert!(chunk.is_power_of_two(), "a chunk of {chunk} slots is not a power of two");
-    assert!(chunk <= slots && chunk <= 1 << 15, "a chunk of {chunk} slots is too large for {slots} slots");
+pub fn attachments<A: Send + Sync>(
+    slots: usize,
+    chunk: usize,
+) -> (Stocker<A>, Arc<Attachments<A>>) {
+    assert!(
+        slots.is_power_of_two(),
+        "{slots} slots are not a power of two"
+    );
+    assert!(
+        chunk.is_power_of_two(),
+        "a chunk of {chunk} slots is not a power of two"
+    );
+    assert!(
+        chunk <= slots && chunk <= 1 << 15,
+        "a chunk of {chunk} slots is too large for {slots} slots"
+    );
     let shared = Arc::new(Attachments {
         values: Slots::new(slots),
-        chunks: (0..slots / chunk).map(|_| CachePadded::new(AtomicU64::new(Chunk::open(0).0))).collect(),
+        chunks: (0..slots / chunk)
+            .map(|_| CachePadded::new(AtomicU64::new(Chunk::open(0).0)))
+            .collect(),
         mask: slots as u64 - 1,
         slot_shift: slots.trailing_zeros(),
         chunk_shift: chunk.trailing_zeros(),
         stocked: CachePadded::new(AtomicU64::new(0)),
         head: CachePadded::new(AtomicU64::new(0)),
     });
-    (Stocker { shared: shared.clone(), next: 0, head: 0, taking: false }, shared)
+    (
+        Stocker {
+            shared: shared.clone(),
+            next: 0,
+            head: 0,
+            taking: false,
+        },
+        shared,
+    )
 }
 
 impl<A> Attachments<A> {
@@ -372,7 +432,8 @@ impl<A> Attachments<A> {
         self.values.len()
     }
 
-    /// Keeps the chunk of `seq` from being taken back while the pin lives; `None` when it was taken back already.
+    /// Keeps the chunk of `seq` from being taken back while the pin lives; `None` when it was taken
+    /// back already.
     ///
     /// # Panics
     /// If 32767 pins of the chunk are alive.
@@ -385,40 +446,65 @@ impl<A> Attachments<A> {
                 return None;
             }
             assert!(now.0 & Chunk::PINS != Chunk::PINS, "a chunk has 32767 pins");
-            // ORDERING: Acquire, pairs with the Release store at the end of `Stocker::reclaim`, so that values written after it
-            // are written after what the lap before did.
-            match word.compare_exchange_weak(now.0, now.0 + Chunk::PIN, Ordering::Acquire, Ordering::Relaxed) {
+            // ORDERING: Acquire, pairs with the Release store at the end of `Stocker::reclaim`, so
+            // that values written after it are written after what the lap before did.
+            match word.compare_exchange_weak(
+                now.0,
+                now.0 + Chunk::PIN,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => break,
                 Err(found) => now = Chunk(found),
             }
         }
-        // ORDERING: Acquire, pairs with the Release store in `Stocker::put`: positions below `stocked` hold their values.
+        // ORDERING: Acquire, pairs with the Release store in `Stocker::put`: positions below
+        // `stocked` hold their values.
         let stocked = self.stocked.load(Ordering::Acquire);
         let first = seq & !(self.chunk() as u64 - 1);
-        Some(Pin { shared: self, first, stocked: std::cell::Cell::new(stocked) })
+        Some(Pin {
+            shared: self,
+            first,
+            stocked: std::cell::Cell::new(stocked),
+        })
     }
 
     /// Reports that nothing more will be done with `n` slots of the chunk of `seq`.
     ///
     /// # Panics
-    /// If that makes more slots than the chunk has, or the chunk was taken back already: somebody did work twice.
+    /// If that makes more slots than the chunk has, or the chunk was taken back already: somebody
+    /// did work twice.
     pub fn done(&self, seq: Seq, n: u32) {
         let word = self.word(seq);
         let tag = self.tag(seq);
         let mut now = Chunk(word.load(Ordering::Relaxed));
         loop {
-            assert!(now.tag() == tag && !now.taking(), "slots at {seq} are reported done after their chunk was taken back");
+            assert!(
+                now.tag() == tag && !now.taking(),
+                "slots at {seq} are reported done after their chunk was taken back"
+            );
             let done = u64::from(now.done()) + u64::from(n);
-            assert!(done <= self.chunk() as u64, "{done} slots done at {seq} in a chunk of {}", self.chunk());
-            // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`: the work is over before the values go.
-            match word.compare_exchange_weak(now.0, now.0 + u64::from(n), Ordering::Release, Ordering::Relaxed) {
+            assert!(
+                done <= self.chunk() as u64,
+                "{done} slots done at {seq} in a chunk of {}",
+                self.chunk()
+            );
+            // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`: the
+            // work is over before the values go.
+            match word.compare_exchange_weak(
+                now.0,
+                now.0 + u64::from(n),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return,
                 Err(found) => now = Chunk(found),
             }
         }
     }
 
-    /// How many slots of the chunk of `seq` are reported done; `None` when it was taken back already.
+    /// How many slots of the chunk of `seq` are reported done; `None` when it was taken back
+    /// already.
     pub fn done_count(&self, seq: Seq) -> Option<u32> {
         let now = Chunk(self.word(seq).load(Ordering::Relaxed));
         (now.tag() == self.tag(seq) && !now.taking()).then(|| now.done())
@@ -429,7 +515,8 @@ impl<A> Drop for Attachments<A> {
     fn drop(&mut self) {
         let stocked = self.stocked.load(Ordering::Relaxed);
         for seq in self.head.load(Ordering::Relaxed)..stocked {
-            // SAFETY: `&mut self`: nobody else is left. Positions `head..stocked` hold values (fact 1), and each is taken once.
+            // SAFETY: `&mut self`: nobody else is left. Positions `head..stocked` hold values (fact
+            // 1), and each is taken once.
             drop(unsafe { self.values.take(self.index(seq)) });
         }
     }
@@ -437,12 +524,16 @@ impl<A> Drop for Attachments<A> {
 
 impl<A> fmt::Debug for Attachments<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attachments").field("slots", &self.slots()).field("chunk", &self.chunk()).finish()
+        f.debug_struct("Attachments")
+            .field("slots", &self.slots())
+            .field("chunk", &self.chunk())
+            .finish()
     }
 }
 
 impl<A: Send + Sync> Stocker<A> {
-    /// Whether position `seq` can be stocked: false while the chunk that stands in its place was not taken back.
+    /// Whether position `seq` can be stocked: false while the chunk that stands in its place was
+    /// not taken back.
     #[inline]
     pub fn can_put(&mut self, seq: Seq) -> bool {
         // A chunk's place is free only when all of it was handed out.
@@ -458,27 +549,35 @@ impl<A: Send + Sync> Stocker<A> {
     /// Stocks position `seq`, or gives the value back if [`can_put`](Self::can_put) is false.
     ///
     /// # Panics
-    /// If `seq` is not [`next_seq`](Self::next_seq): every position is stocked once, in ascending order.
+    /// If `seq` is not [`next_seq`](Self::next_seq): every position is stocked once, in ascending
+    /// order.
     #[inline]
     pub fn put(&mut self, seq: Seq, value: A) -> Result<(), A> {
-        assert!(seq == self.next, "position {seq} is stocked where {} is due", self.next);
+        assert!(
+            seq == self.next,
+            "position {seq} is stocked where {} is due",
+            self.next
+        );
         if !self.can_put(seq) {
             return Err(value);
         }
         let shared = &*self.shared;
-        // SAFETY: the position is below `head + slots`, so the value of the lap before was taken out (fact 2), and no reference
-        // to it is left; none to the new one exists before `stocked` says so (fact 4).
+        // SAFETY: the position is below `head + slots`, so the value of the lap before was taken
+        // out (fact 2), and no reference to it is left; none to the new one exists before `stocked`
+        // says so (fact 4).
         unsafe { shared.values.write(shared.index(seq), value) };
         self.next = seq + 1;
-        // ORDERING: Release, pairs with the Acquire loads in `pin` and `Pin::get`, which then read the value.
+        // ORDERING: Release, pairs with the Acquire loads in `pin` and `Pin::get`, which then read
+        // the value.
         shared.stocked.store(self.next, Ordering::Release);
         Ok(())
     }
 
-    /// Takes the next chunk in order back, if all its slots are stocked and done and nobody has it pinned.
+    /// Takes the next chunk in order back, if all its slots are stocked and done and nobody has it
+    /// pinned.
     ///
-    /// Its values go to `out` in ascending order. One call takes at most one chunk; false means that nothing was ready. If
-    /// `out` panics, the rest of the chunk goes out with the next call.
+    /// Its values go to `out` in ascending order. One call takes at most one chunk; false means
+    /// that nothing was ready. If `out` panics, the rest of the chunk goes out with the next call.
     pub fn reclaim(&mut self, out: &mut impl FnMut(Seq, A)) -> bool {
         let shared = &*self.shared;
         let chunk = shared.chunk() as u64;
@@ -487,10 +586,18 @@ impl<A: Send + Sync> Stocker<A> {
         let word = shared.word(first);
         if !self.taking {
             let full = Chunk::open(tag).0 | chunk;
-            // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all use of the values is over.
+            // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all use of
+            // the values is over.
             if self.next < first + chunk
                 || word.load(Ordering::Relaxed) != full
-                || word.compare_exchange(full, full | Chunk::TAKING, Ordering::Acquire, Ordering::Relaxed).is_err()
+                || word
+                    .compare_exchange(
+                        full,
+                        full | Chunk::TAKING,
+                        Ordering::Acquire,
+                        Ordering::Relaxed,
+                    )
+                    .is_err()
             {
                 return false;
             }
@@ -500,8 +607,9 @@ impl<A: Send + Sync> Stocker<A> {
             let seq = self.head;
             self.head += 1;
             shared.head.store(self.head, Ordering::Relaxed);
-            // SAFETY: the chunk is fully stocked and marked as being taken, so nobody reads it (facts 2 and 3); `head` has moved
-            // past the position, so it counts as empty, also if `out` panics.
+            // SAFETY: the chunk is fully stocked and marked as being taken, so nobody reads it
+            // (facts 2 and 3); `head` has moved past the position, so it counts as empty, also if
+            // `out` panics.
             out(seq, unsafe { shared.values.take(shared.index(seq)) });
         }
         self.taking = false;
@@ -518,7 +626,10 @@ impl<A: Send + Sync> Stocker<A> {
 
 impl<A> fmt::Debug for Stocker<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stocker").field("next", &self.next).field("head", &self.head).finish()
+        f.debug_struct("Stocker")
+            .field("next", &self.next)
+            .field("head", &self.head)
+            .finish()
     }
 }
 
@@ -547,8 +658,8 @@ impl<A> Pin<'_, A> {
         if self.stocked.get() - seq > shared.slots() as u64 {
             return None;
         }
-        // SAFETY: the position is stocked, of the lap now in the array (fact 4), and its chunk stays pinned (fact 3) as long as
-        // `self` is borrowed.
+        // SAFETY: the position is stocked, of the lap now in the array (fact 4), and its chunk
+        // stays pinned (fact 3) as long as `self` is borrowed.
         Some(unsafe { shared.values.get(shared.index(seq)) })
     }
 
@@ -566,8 +677,11 @@ impl<A> Drop for Pin<'_, A> {
                 let _ = self.get(seq);
             }
         }
-        // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`: reading is over.
-        self.shared.word(self.first).fetch_sub(Chunk::PIN, Ordering::Release);
+        // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`: reading
+        // is over.
+        self.shared
+            .word(self.first)
+            .fetch_sub(Chunk::PIN, Ordering::Release);
     }
 }
 
@@ -577,7 +691,8 @@ impl<A> fmt::Debug for Pin<'_, A> {
     }
 }
 
-/// A value that at most one thread has at a time. Taking it never blocks: somebody has it, or you do.
+/// A value that at most one thread has at a time. Taking it never blocks: somebody has it, or you
+/// do.
 ///
 /// ```
 /// let pump = dominoes::Role::new(0);
@@ -593,25 +708,37 @@ pub struct Role<T> {
     shadow: Shadow,
 }
 
-// SAFETY: `taken` lets one thread at a time reach the value, by `&mut`, which is why `T: Send` is enough (as for a mutex).
+// SAFETY: `taken` lets one thread at a time reach the value, by `&mut`, which is why `T: Send` is
+// enough (as for a mutex).
 unsafe impl<T: Send> Sync for Role<T> {}
 
 impl<T> Role<T> {
     /// A role that nobody has.
     pub fn new(value: T) -> Self {
-        Role { taken: AtomicBool::new(false), value: UnsafeCell::new(value), shadow: Shadow::new(1) }
+        Role {
+            taken: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+            shadow: Shadow::new(1),
+        }
     }
 
     /// Takes the role unless somebody has it. Dropping the guard gives it back.
     #[inline]
     pub fn try_take(&self) -> Option<RoleGuard<'_, T>> {
-        // Look before leaping: a plain load leaves the line shared while another thread has the role.
+        // Look before leaping: a plain load leaves the line shared while another thread has the
+        // role.
         if self.taken.load(Ordering::Relaxed) {
             return None;
         }
         // ORDERING: Acquire, pairs with the Release in `RoleGuard::drop`.
-        match self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(RoleGuard { role: self, _not_sync: std::marker::PhantomData }),
+        match self
+            .taken
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+        {
+            Ok(_) => Some(RoleGuard {
+                role: self,
+                _not_sync: std::marker::PhantomData,
+            }),
             Err(_) => None,
         }
     }
@@ -629,7 +756,9 @@ impl<T> Role<T> {
 
 impl<T> fmt::Debug for Role<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Role").field("taken", &self.is_taken()).finish()
+        f.debug_struct("Role")
+            .field("taken", &self.is_taken())
+            .finish()
     }
 }
 
@@ -651,7 +780,8 @@ impl<T> Deref for RoleGuard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         self.role.shadow.read(0);
-        // SAFETY: this guard is the only one (the compare and swap in `try_take`), and it is borrowed.
+        // SAFETY: this guard is the only one (the compare and swap in `try_take`), and it is
+        // borrowed.
         unsafe { &*self.role.value.get() }
     }
 }

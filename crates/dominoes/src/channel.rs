@@ -22,10 +22,11 @@ pub enum Delivery {
     Someone,
 }
 
-/// A kind of channel: publishers on one side, subscriptions on the other, something bounded between.
+/// A kind of channel: publishers on one side, subscriptions on the other, something bounded
+/// between.
 ///
-/// [`Log`] is the multicast kind; [`WorkShare`](crate::WorkShare) gives each entry to one subscription. Implement it for a channel of your
-/// own to use that wherever a kind is a parameter.
+/// [`Log`] is the multicast kind; [`WorkShare`](crate::WorkShare) gives each entry to one
+/// subscription. Implement it for a channel of your own to use that wherever a kind is a parameter.
 ///
 /// ```
 /// use dominoes::{Channel, Lifo, Log, Publish, Receive, SpinYield, WorkShare};
@@ -56,7 +57,8 @@ pub trait Channel: Clone + Send + Sized {
     /// Who sees an entry.
     const DELIVERY: Delivery;
 
-    /// A channel for at most `capacity` entries, with its first publisher. More come from cloning that.
+    /// A channel for at most `capacity` entries, with its first publisher. More come from cloning
+    /// that.
     fn open(capacity: usize) -> (Self::Publisher, Self);
 
     /// A subscription to what is published from now on.
@@ -86,7 +88,8 @@ pub trait Publish<T>: Clone + Send {
 
 /// The reading side of a [`Channel`].
 pub trait Receive<T>: Send {
-    /// Shows up to `limit` entries that are there to `handler`. Returns how many there were: at least one.
+    /// Shows up to `limit` entries that are there to `handler`. Returns how many there were: at
+    /// least one.
     ///
     /// # Errors
     /// Says why there are none.

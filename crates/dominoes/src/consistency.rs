@@ -7,10 +7,11 @@ use crate::{
 use crossbeam_utils::CachePadded;
 use std::{error::Error, fmt};
 
-/// Each replica posts a fingerprint of its state every `every` positions; anyone compares those of equal positions.
+/// Each replica posts a fingerprint of its state every `every` positions; anyone compares those of
+/// equal positions.
 ///
-/// Posting is wait-free and disturbs nobody: each replica writes to a small ring of its own. Comparing reads all rings and
-/// skips what is being overwritten meanwhile.
+/// Posting is wait-free and disturbs nobody: each replica writes to a small ring of its own.
+/// Comparing reads all rings and skips what is being overwritten meanwhile.
 ///
 /// ```
 /// let fingerprints = dominoes::Fingerprints::new(2, 4, 100);
@@ -44,9 +45,23 @@ pub struct Mismatch {
 impl Mismatch {
     /// The replicas that differ from the majority; `None` if there is no majority.
     pub fn minority(&self) -> Option<Vec<usize>> {
-        let votes = |of: u64| self.fingerprints.iter().filter(|(_, fingerprint)| *fingerprint == of).count();
-        let (_, right) = *self.fingerprints.iter().find(|(_, f)| votes(*f) * 2 > self.fingerprints.len())?;
-        Some(self.fingerprints.iter().filter(|(_, f)| *f != right).map(|(replica, _)| *replica).collect())
+        let votes = |of: u64| {
+            self.fingerprints
+                .iter()
+                .filter(|(_, fingerprint)| *fingerprint == of)
+                .count()
+        };
+        let (_, right) = *self
+            .fingerprints
+            .iter()
+            .find(|(_, f)| votes(*f) * 2 > self.fingerprints.len())?;
+        Some(
+            self.fingerprints
+                .iter()
+                .filter(|(_, f)| *f != right)
+                .map(|(replica, _)| *replica)
+                .collect(),
+        )
     }
 }
 
@@ -63,15 +78,25 @@ impl fmt::Display for Mismatch {
 impl Error for Mismatch {}
 
 impl Fingerprints {
-    /// Room for the last `depth` fingerprints of each of `replicas`, posted every `every` positions.
+    /// Room for the last `depth` fingerprints of each of `replicas`, posted every `every`
+    /// positions.
     ///
     /// # Panics
     /// If `depth` or `every` is 0.
     pub fn new(replicas: usize, depth: usize, every: u64) -> Self {
-        assert!(depth > 0 && every > 0, "fingerprints need a depth and a distance");
-        let post = || Post { position: AtomicU64::new(0), fingerprint: AtomicU64::new(0) };
+        assert!(
+            depth > 0 && every > 0,
+            "fingerprints need a depth and a distance"
+        );
+        let post = || Post {
+            position: AtomicU64::new(0),
+            fingerprint: AtomicU64::new(0),
+        };
         let ring = || CachePadded::new((0..depth).map(|_| post()).collect());
-        Fingerprints { every, rings: (0..replicas).map(|_| ring()).collect() }
+        Fingerprints {
+            every,
+            rings: (0..replicas).map(|_| ring()).collect(),
+        }
     }
 
     /// The distance between posts.
@@ -85,8 +110,9 @@ impl Fingerprints {
         position.is_multiple_of(self.every)
     }
 
-    /// Posts the fingerprint of the state of `replica` after all entries below `position`. Positions that are not a multiple of
-    /// [`every`](Self::every) are ignored. Only one thread at a time posts for a replica.
+    /// Posts the fingerprint of the state of `replica` after all entries below `position`.
+    /// Positions that are not a multiple of [`every`](Self::every) are ignored. Only one thread at
+    /// a time posts for a replica.
     ///
     /// # Panics
     /// If there is no such replica.
@@ -97,11 +123,12 @@ impl Fingerprints {
         }
         let post = &ring[(position / self.every % ring.len() as u64) as usize];
         post.position.store(0, Ordering::Relaxed);
-        // ORDERING: Release fence, pairs with the Acquire fence in `read`: whoever reads the new fingerprint then finds the old
-        // position gone.
+        // ORDERING: Release fence, pairs with the Acquire fence in `read`: whoever reads the new
+        // fingerprint then finds the old position gone.
         fence(Ordering::Release);
         post.fingerprint.store(fingerprint, STORE_AFTER_FENCE);
-        // ORDERING: Release, pairs with the Acquire load in `read`: the fingerprint belongs to the position.
+        // ORDERING: Release, pairs with the Acquire load in `read`: the fingerprint belongs to the
+        // position.
         post.position.store(position + 1, Ordering::Release);
     }
 
@@ -112,7 +139,8 @@ impl Fingerprints {
         let fingerprint = post.fingerprint.load(LOAD_BEFORE_FENCE);
         // ORDERING: Acquire fence, pairs with the Release fence in `post`.
         fence(Ordering::Acquire);
-        (position != 0 && post.position.load(Ordering::Relaxed) == position).then(|| (position - 1, fingerprint))
+        (position != 0 && post.position.load(Ordering::Relaxed) == position)
+            .then(|| (position - 1, fingerprint))
     }
 
     /// Forgets what `replica` has posted: it left, or was replaced.
@@ -122,21 +150,32 @@ impl Fingerprints {
         }
     }
 
-    /// Compares what is there. Returns how many positions were found in at least two replicas, all equal.
+    /// Compares what is there. Returns how many positions were found in at least two replicas, all
+    /// equal.
     ///
     /// # Errors
     /// The earliest position at which replicas differ.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         let mut posts: Vec<(Seq, usize, u64)> = Vec::new();
         for (replica, ring) in self.rings.iter().enumerate() {
-            posts.extend(ring.iter().filter_map(Self::read).map(|(position, print)| (position, replica, print)));
+            posts.extend(
+                ring.iter()
+                    .filter_map(Self::read)
+                    .map(|(position, print)| (position, replica, print)),
+            );
         }
         posts.sort_unstable();
         let mut checked = 0;
         for at in posts.chunk_by(|a, b| a.0 == b.0) {
             if at.iter().any(|(_, _, print)| *print != at[0].2) {
-                let fingerprints = at.iter().map(|(_, replica, print)| (*replica, *print)).collect();
-                return Err(Mismatch { position: at[0].0, fingerprints });
+                let fingerprints = at
+                    .iter()
+                    .map(|(_, replica, print)| (*replica, *print))
+                    .collect();
+                return Err(Mismatch {
+                    position: at[0].0,
+                    fingerprints,
+                });
             }
             checked += usize::from(at.len() > 1);
         }
@@ -146,7 +185,10 @@ impl Fingerprints {
 
 impl fmt::Debug for Fingerprints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fingerprints").field("replicas", &self.rings.len()).field("every", &self.every).finish()
+        f.debug_struct("Fingerprints")
+            .field("replicas", &self.rings.len())
+            .field("every", &self.every)
+            .finish()
     }
 }
 
@@ -182,7 +224,9 @@ mod tests {
         std::thread::scope(|scope| {
             for replica in 0..2 {
                 let fingerprints = &fingerprints;
-                scope.spawn(move || (0..20_000).for_each(|seq| fingerprints.post(replica, seq, seq * 7)));
+                scope.spawn(move || {
+                    (0..20_000).for_each(|seq| fingerprints.post(replica, seq, seq * 7))
+                });
             }
             for _ in 0..2_000 {
                 fingerprints.compare().unwrap();

@@ -18,9 +18,11 @@ const YIELD_ROUNDS: u32 = 2;
 /// A context with several domains has no single thing to sleep on; it looks again after this.
 const DOZE: Duration = Duration::from_micros(200);
 
-/// A pinned thread with its domains. It polls them in turn, and when all are idle it spins, then yields, then sleeps.
+/// A pinned thread with its domains. It polls them in turn, and when all are idle it spins, then
+/// yields, then sleeps.
 ///
-/// Like an operating system process that owns a core: the domains on it share nothing with other contexts but channels.
+/// Like an operating system process that owns a core: the domains on it share nothing with other
+/// contexts but channels.
 #[derive(Debug)]
 pub struct Context;
 
@@ -42,25 +44,37 @@ struct Inbox {
 impl Context {
     /// Starts a thread with these domains, on this core if one is named.
     ///
-    /// The thread ends when it is told to stop, when every domain is finished (a context that starts without any waits for the first), or
-    /// when a domain panics.
+    /// The thread ends when it is told to stop, when every domain is finished (a context that
+    /// starts without any waits for the first), or when a domain panics.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn spawn(name: &str, core: Option<usize>, domains: Vec<Box<dyn Domain>>) -> io::Result<ContextHandle> {
+    pub fn spawn(
+        name: &str,
+        core: Option<usize>,
+        domains: Vec<Box<dyn Domain>>,
+    ) -> io::Result<ContextHandle> {
         let control = Arc::new(Control::default());
         let (tell, told) = mpsc::channel();
         let thread = {
             let control = control.clone();
-            thread::Builder::new().name(name.to_string()).spawn(move || {
-                let pinned = core.is_some_and(|id| core_affinity::set_for_current(core_affinity::CoreId { id }));
-                // The other end waits for this, or is gone because starting failed.
-                let _ = tell.send(pinned);
-                run(&control, domains)
-            })?
+            thread::Builder::new()
+                .name(name.to_string())
+                .spawn(move || {
+                    let pinned = core.is_some_and(|id| {
+                        core_affinity::set_for_current(core_affinity::CoreId { id })
+                    });
+                    // The other end waits for this, or is gone because starting failed.
+                    let _ = tell.send(pinned);
+                    run(&control, domains)
+                })?
         };
         let pinned = told.recv().unwrap_or(false);
-        Ok(ContextHandle { control, thread, pinned })
+        Ok(ContextHandle {
+            control,
+            thread,
+            pinned,
+        })
     }
 }
 
@@ -161,13 +175,14 @@ impl ContextHandle {
         self.thread.thread().unpark();
     }
 
-    /// Waits for the thread to end; call [`stop`](Self::stop) first unless its domains finish by themselves.
+    /// Waits for the thread to end; call [`stop`](Self::stop) first unless its domains finish by
+    /// themselves.
     ///
     /// Gives the domains back, those that finished first.
     ///
     /// # Errors
-    /// The payload of the panic, if a domain panicked. Then the context's domains are gone: they were dropped while unwinding, and
-    /// their subscriptions left.
+    /// The payload of the panic, if a domain panicked. Then the context's domains are gone: they
+    /// were dropped while unwinding, and their subscriptions left.
     pub fn join(self) -> thread::Result<Vec<Box<dyn Domain>>> {
         self.thread.join()
     }
@@ -232,7 +247,14 @@ mod tests {
 
     #[test]
     fn a_context_ends_with_its_last_domain_and_gives_them_back() {
-        let context = Context::spawn("t", Some(0), vec![Box::new(Counter { left: 10 }), Box::new(Counter { left: 3 })]);
+        let context = Context::spawn(
+            "t",
+            Some(0),
+            vec![
+                Box::new(Counter { left: 10 }),
+                Box::new(Counter { left: 3 }),
+            ],
+        );
         let domains = context.unwrap().join().unwrap();
         assert_eq!(domains.len(), 2);
         let first: Box<dyn Any> = domains.into_iter().next().unwrap();
@@ -267,7 +289,12 @@ mod tests {
     #[test]
     fn a_panic_in_a_handler_is_reported_and_its_subscription_leaves() {
         let (mut publisher, log) = channel::<u32, SpinYield>(2);
-        let replica = Replica::new("bad", (), log.subscribe().unwrap(), |_: &mut (), _, _: &u32| panic!("no good"));
+        let replica = Replica::new(
+            "bad",
+            (),
+            log.subscribe().unwrap(),
+            |_: &mut (), _, _: &u32| panic!("no good"),
+        );
         let mut healthy = log.subscribe().unwrap();
         let context = Context::spawn("t", None, vec![Box::new(replica)]).unwrap();
         publisher.publish(1).unwrap();

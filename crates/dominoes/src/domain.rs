@@ -19,8 +19,9 @@ pub trait Domain: Send + Any {
     /// Does some work, if there is any.
     fn run(&mut self) -> Turn;
 
-    /// Sleeps until there may be work. Called when this is the context's only domain and it stayed idle through spinning and
-    /// yielding. May return for no reason; must return when work may have come, or the thread is unparked. Yields by default.
+    /// Sleeps until there may be work. Called when this is the context's only domain and it stayed
+    /// idle through spinning and yielding. May return for no reason; must return when work may have
+    /// come, or the thread is unparked. Yields by default.
     fn park(&mut self) {
         std::thread::yield_now();
     }
@@ -37,13 +38,15 @@ impl fmt::Debug for dyn Domain {
     }
 }
 
-/// A ready-made domain: some state, a subscription, and a handler that applies each entry to the state.
+/// A ready-made domain: some state, a subscription, and a handler that applies each entry to the
+/// state.
 ///
 /// ```
 /// use dominoes::{Context, Replica, SpinYield, channel};
 ///
 /// let (mut publisher, log) = channel::<u64, SpinYield>(16);
-/// let sum = Replica::new("sum", 0u64, log.subscribe()?, |sum: &mut u64, _seq, entry: &u64| *sum += entry);
+/// let add = |sum: &mut u64, _seq, entry: &u64| *sum += entry;
+/// let sum = Replica::new("sum", 0u64, log.subscribe()?, add);
 /// let context = Context::spawn("adder", None, vec![Box::new(sum)])?;
 /// for n in 1..=10 {
 ///     publisher.publish(n)?;
@@ -67,8 +70,18 @@ where
     F: FnMut(&mut S, Seq, &T),
 {
     /// A replica with this state, fed from this subscription through `handler`.
-    pub fn new(name: impl Into<String>, state: S, subscription: Subscription<T, W>, handler: F) -> Self {
-        Replica { name: name.into(), state, subscription, handler }
+    pub fn new(
+        name: impl Into<String>,
+        state: S,
+        subscription: Subscription<T, W>,
+        handler: F,
+    ) -> Self {
+        Replica {
+            name: name.into(),
+            state,
+            subscription,
+            handler,
+        }
     }
 
     /// The state.
@@ -114,7 +127,8 @@ where
 
     fn park(&mut self) {
         // Not for ever: a context that is stopped must notice.
-        self.subscription.wait(Some(std::time::Instant::now() + Duration::from_millis(10)));
+        self.subscription
+            .wait(Some(std::time::Instant::now() + Duration::from_millis(10)));
     }
 
     fn name(&self) -> &str {

@@ -44,7 +44,9 @@ impl<B> BatchError<B> {
     /// The batch that was not published.
     pub fn into_inner(self) -> B {
         match self {
-            BatchError::Full(batch) | BatchError::Closed(batch) | BatchError::TooLong(batch) => batch,
+            BatchError::Full(batch) | BatchError::Closed(batch) | BatchError::TooLong(batch) => {
+                batch
+            }
         }
     }
 }

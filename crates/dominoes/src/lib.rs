@@ -1,4 +1,125 @@
 //! Replicated state fed from one totally ordered, lock-free multicast log.
+//!
+//! Put everything that can change some state into one ordered log, give each core its own copy of
+//! the state, and let every copy apply the whole log. Copies that apply the same entries in the
+//! same order stay equal, and nobody locks anything. The costly part of each entry, which does not
+//! change the state, is done by one copy only. This crate is the log and what one needs around it;
+//! it knows nothing of networks.
+//!
+//! # A tour
+//!
+//! A channel has any number of publishers and up to [`MAX_SUBSCRIBERS`] subscriptions. Every
+//! subscription sees every entry, all in the same order, in place: a batch lends slices of the
+//! ring.
+//!
+//! ```
+//! use dominoes::{SpinYield, channel};
+//!
+//! // At most 1024 entries that somebody has not released; the wait strategy is a type.
+//! let (mut publisher, log) = channel::<u64, SpinYield>(1024);
+//! let mut subscription = log.subscribe()?; // sees everything from here on
+//!
+//! publisher.publish(1)?; // waits while the channel is full; an error says that it is closed
+//! publisher.try_publish(2)?; // does not wait, and gives the value back if it cannot go in
+//! publisher.publish_all([3, 4])?; // one claim for the lot, whole or not at all
+//! publisher.publish_slice(&[5, 6])?; // the same for `Copy` entries
+//! drop(publisher); // the last publisher closes the channel
+//!
+//! let mut sum = 0;
+//! while let Some(batch) = subscription.next_batch() {
+//!     for (seq, n) in &batch {
+//!         sum += n * (seq + 1);
+//!     }
+//! } // a batch is released as its guard goes
+//! assert_eq!(sum, 1 + 4 + 9 + 16 + 25 + 36);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A subscription can also look ahead of what it releases, which is what a replica does that
+//! prepares entries before it applies them:
+//!
+//! ```
+//! # use dominoes::{SpinYield, channel};
+//! # let (mut publisher, log) = channel::<&str, SpinYield>(8);
+//! # let mut subscription = log.subscribe()?;
+//! publisher.publish_all(["a", "b", "c"])?;
+//! let end = subscription.poll(); // how far the channel is published
+//! for seq in (subscription.position()..end).rev() {
+//!     assert!(subscription.get(seq).is_some()); // any order, as often as one likes
+//! }
+//! subscription.advance_to(2); // "a" and "b" may be overwritten
+//! assert_eq!(subscription.get(1), None);
+//! assert_eq!(subscription.get(2), Some(&"c"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Replicas come and go while the channel runs. A [fork](Subscription::fork) stands at the same
+//! position as its parent, so beside a clone of the parent's state it makes a replica that is up to
+//! date; dropping a subscription, also by a panic, lets its entries go. [`Members`] makes such
+//! changes part of the log, so that all agree from which entry on they hold.
+//!
+//! ```
+//! # use dominoes::{SpinYield, channel};
+//! # let (mut publisher, log) = channel::<u64, SpinYield>(8);
+//! let (mut state, mut subscription) = (0, log.subscribe()?);
+//! publisher.publish(40)?;
+//! subscription.next_batch().unwrap().iter().for_each(|(_, n)| state += n);
+//! let (mut twin_state, mut twin) = (state, subscription.fork()?);
+//! publisher.publish(2)?;
+//! twin.next_batch().unwrap().iter().for_each(|(_, n)| twin_state += n);
+//! assert_eq!(twin_state, 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The parts
+//!
+//! | what | for |
+//! |---|---|
+//! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
+//! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
+//! | [`PrimaryPolicy`], [`Members`] | who does the costly part of an entry |
+//! | [`Context`], [`Domain`], [`Replica`] | pinned threads that run state machines |
+//! | [`Fingerprints`] | do the copies still agree? |
+//! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
+//! | [`EventCount`], [`Wait`] | sleeping without losing a wake-up |
+//!
+//! # What is promised
+//!
+//! * *Bounded and lossless.* A publisher waits, or is told that the channel is full, when the
+//!   slowest subscription is `capacity` entries behind. Nobody is overrun, and nobody is thrown
+//!   out: [`Log::evict`] asks. With no subscription at all, entries go nowhere and publishers go
+//!   on.
+//! * *One order.* All subscriptions see the same entries at the same positions, without holes,
+//!   however many publishers there are.
+//! * *Closing loses nothing.* An entry whose publish returned `Ok` is seen by every subscription
+//!   that was there; then comes the end.
+//! * *Owned entries.* Each value is dropped exactly once: after its last subscription has released
+//!   it, by a publisher that looks for room, by [`Log::tidy`], by a subscription that leaves, or
+//!   with the channel.
+//! * *Panics.* User code runs neither between claim and publication nor with anything half done. A
+//!   panic in a handler, an iterator or a destructor leaves a channel that works.
+//! * *Progress.* Reading is wait-free. Publishing is wait-free for a publisher that is the only
+//!   one, while there is room. Several publishers claim lock-free, but since there is one order, an
+//!   entry becomes visible only after those claimed before it: a publisher preempted between claim
+//!   and publication, a few instructions, holds up what comes after it. Entries with destructors
+//!   are dropped by one thread at a time; other publishers find no room meanwhile.
+//!
+//! # What is not
+//!
+//! * A thread that waits for room while it owns the slowest subscription waits for ever. Use the
+//!   `try_` calls there.
+//! * An entry that nobody released is kept: a forgotten [`Batch`] guard holds its entries until the
+//!   subscription moves on or goes.
+//! * Memory: entries without destructors get more slots than the capacity, up to 4 MiB of them,
+//!   because a ring that fits into a core's cache is slower by several times. [`Log::slots`] tells.
+//!
+//! # How it is checked
+//!
+//! `tests/loom.rs` holds models of each race that the design has to win, `tests/model.rs` compares
+//! random calls with a plain model, `tests/pitfalls.rs` has a test for each bug that other channels
+//! had, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
+//! ThreadSanitizer and Valgrind. `unsafe` stands in two files, `ring.rs` and `cell.rs`, whose
+//! module documentation holds the argument.
 #![deny(unsafe_code)]
 
 mod channel;
@@ -27,12 +148,12 @@ pub use consistency::{Fingerprints, Mismatch};
 pub use context::{Context, ContextHandle};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, NoBatch, SubscribeError, TryPublishError};
-pub use log::{Log, channel};
+pub use log::{Log, channel, channel_with_slots};
 pub use membership::{Entry, Members};
 pub use primary::{ByPosition, PrimaryPolicy};
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;
 pub use seq::Seq;
-pub use share::{Lifo, Pool, SharePublisher, Unordered, Worker, WorkShare};
+pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};

@@ -9,8 +9,9 @@ use std::fmt;
 
 /// A bounded multicast channel: every subscription sees every entry, all in the same order.
 ///
-/// `capacity` is the exact bound on entries that are published but not yet released by the slowest subscription. The number of
-/// slots behind it is a power of two and may be larger; see [`Log::slots`].
+/// `capacity` is the exact bound on entries that are published but not yet released by the slowest
+/// subscription. The number of slots behind it is a power of two and may be larger; see
+/// [`Log::slots`].
 ///
 /// ```
 /// use dominoes::{SpinYield, channel};
@@ -31,16 +32,46 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// Many threads hold `&T` at once, so entries must be [`Sync`]:
+///
+/// ```compile_fail
+/// dominoes::channel::<std::cell::Cell<u32>, dominoes::Spin>(1);
+/// ```
+///
 /// # Panics
 /// If `capacity` is 0, or so large that the slots do not fit into memory.
 pub fn channel<T: Send + Sync, W: Wait>(capacity: usize) -> (Publisher<T, W>, Log<T, W>) {
-    let (writer, ring) = ring::ring(capacity);
+    let (writer, ring) = ring::ring(capacity, None);
     (Publisher::new(writer), Log { ring })
 }
 
-/// A handle of a channel: subscribe from here, and look at its counts. Cheap to clone, may go to any thread.
+/// A [`channel`] with a given number of slots, where memory matters more than speed or the other
+/// way round.
 ///
-/// A `Log` is neither a publisher nor a subscription: it does not keep the channel open, and entries do not wait for it.
+/// [`channel`] takes four MiB or 64 times the capacity, whichever is less, for entries without a
+/// destructor; and as few as hold the capacity for others, whose values would otherwise be spread
+/// over more memory than is in use.
+///
+/// ```
+/// let (_publisher, log) = dominoes::channel_with_slots::<u64, dominoes::Park>(100, 128);
+/// assert_eq!((log.capacity(), log.slots()), (100, 128));
+/// ```
+///
+/// # Panics
+/// If `slots` is not a power of two or less than `capacity`, or `capacity` is 0.
+pub fn channel_with_slots<T: Send + Sync, W: Wait>(
+    capacity: usize,
+    slots: usize,
+) -> (Publisher<T, W>, Log<T, W>) {
+    let (writer, ring) = ring::ring(capacity, Some(slots));
+    (Publisher::new(writer), Log { ring })
+}
+
+/// A handle of a channel: subscribe from here, and look at its counts. Cheap to clone, may go to
+/// any thread.
+///
+/// A `Log` is neither a publisher nor a subscription: it does not keep the channel open, and
+/// entries do not wait for it.
 pub struct Log<T, W: Wait = SpinYield> {
     ring: Arc<Ring<T, W>>,
 }
@@ -55,7 +86,9 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     /// # Errors
     /// If there are [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS) subscriptions already.
     pub fn subscribe(&self) -> Result<Subscription<T, W>, SubscribeError> {
-        Reader::from_now(&self.ring).map(Subscription::new).ok_or(SubscribeError)
+        Reader::from_now(&self.ring)
+            .map(Subscription::new)
+            .ok_or(SubscribeError)
     }
 
     /// The bound on entries that are published and not yet released by the slowest subscription.
@@ -63,8 +96,9 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.capacity()
     }
 
-    /// The number of slots, a power of two, at least the capacity. Entry `seq` lives in slot `seq % slots`. Size the
-    /// [`Verdicts`](crate::Verdicts) and [`attachments`](crate::attachments) of this channel with it.
+    /// The number of slots, a power of two, at least the capacity. Entry `seq` lives in slot `seq %
+    /// slots`. Size the [`Verdicts`](crate::Verdicts) and [`attachments`](crate::attachments) of
+    /// this channel with it.
     pub fn slots(&self) -> usize {
         self.ring.slots()
     }
@@ -99,17 +133,19 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
         self.ring.lags()
     }
 
-    /// Asks the subscription with that number to leave; it sees that at its next look for a batch. False if there is no such.
+    /// Asks the subscription with that number to leave; it sees that at its next look for a batch.
+    /// False if there is no such.
     ///
-    /// Nobody is thrown out: a subscription may hold slices of the ring, so entries go on waiting for it until it is dropped.
+    /// Nobody is thrown out: a subscription may hold slices of the ring, so entries go on waiting
+    /// for it until it is dropped.
     pub fn evict(&self, number: usize) -> bool {
         let there = self.ring.evict(number);
         self.ring.entries.notify();
         there
     }
 
-    /// Drops the entries that every subscription has released, instead of leaving that to the next publisher that looks for
-    /// room. Does nothing for payloads without a destructor.
+    /// Drops the entries that every subscription has released, instead of leaving that to the next
+    /// publisher that looks for room. Does nothing for payloads without a destructor.
     pub fn tidy(&self) {
         self.ring.tidy();
     }
@@ -117,7 +153,9 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
 
 impl<T, W: Wait> Clone for Log<T, W> {
     fn clone(&self) -> Self {
-        Log { ring: self.ring.clone() }
+        Log {
+            ring: self.ring.clone(),
+        }
     }
 }
 

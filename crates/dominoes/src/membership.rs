@@ -1,7 +1,7 @@
 //! Who takes part, told by the log itself.
 //!
-//! When members are announced as entries of the channel, every replica sees the change at the same position, so that all of them agree
-//! from which entry on who is primary, without any atomics.
+//! When members are announced as entries of the channel, every replica sees the change at the same
+//! position, so that all of them agree from which entry on who is primary, without any atomics.
 
 /// An entry of a channel that also tells who takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,7 +21,8 @@ pub enum Entry<T> {
 ///
 /// let mut members = Members::new();
 /// let mut primaries = Vec::new();
-/// for (chunk, entry) in [Entry::Joined(7), Entry::Data("a"), Entry::Joined(3), Entry::Data("b"), Entry::Left(7)].iter().enumerate() {
+/// let log = [Entry::Joined(7), Entry::Data('a'), Entry::Joined(3), Entry::Data('b'), Entry::Left(7)];
+/// for (chunk, entry) in log.iter().enumerate() {
 ///     members.apply(entry);
 ///     primaries.push(members.ids()[ByPosition.primary(chunk as u64, members.len())]);
 /// }
@@ -39,7 +40,8 @@ impl Members {
         Self::default()
     }
 
-    /// Takes note of an entry. Returns whether the members changed: joining twice and leaving unknown change nothing.
+    /// Takes note of an entry. Returns whether the members changed: joining twice and leaving
+    /// unknown change nothing.
     pub fn apply<T>(&mut self, entry: &Entry<T>) -> bool {
         match *entry {
             Entry::Data(_) => false,
@@ -75,7 +77,8 @@ impl Members {
         self.ids.is_empty()
     }
 
-    /// The rank of a member: its number as a replica, for a [`PrimaryPolicy`](crate::PrimaryPolicy).
+    /// The rank of a member: its number as a replica, for a
+    /// [`PrimaryPolicy`](crate::PrimaryPolicy).
     pub fn rank(&self, id: u64) -> Option<usize> {
         self.ids.binary_search(&id).ok()
     }

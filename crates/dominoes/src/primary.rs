@@ -1,6 +1,7 @@
 //! Who does the costly work of a request: policies that every replica computes for itself.
 
-/// Names the primary of a chunk of positions. Every replica asks the same question and must get the same answer.
+/// Names the primary of a chunk of positions. Every replica asks the same question and must get the
+/// same answer.
 pub trait PrimaryPolicy {
     /// The replica, below `replicas`, that is primary for chunk number `chunk`.
     fn primary(&self, chunk: u64, replicas: usize) -> usize;

@@ -7,12 +7,13 @@ use crate::{
 };
 use std::{fmt, mem, ops::Range, time::Instant};
 
-/// Publishes entries into a channel. Clone it for more publishers; the last one closes the channel when it goes.
+/// Publishes entries into a channel. Clone it for more publishers; the last one closes the channel
+/// when it goes.
 ///
 /// A publisher that is the only one notices, and then publishes without any locked instruction.
 ///
-/// Each blocking call waits while the channel is full. It never ends if the calling thread also owns the slowest subscription: use
-/// the `try_` calls there.
+/// Each blocking call waits while the channel is full. It never ends if the calling thread also
+/// owns the slowest subscription: use the `try_` calls there.
 pub struct Publisher<T, W: Wait = SpinYield> {
     writer: Writer<T, W>,
     /// The writer's ring, once more, for waiting with the writer borrowed.
@@ -23,7 +24,11 @@ pub struct Publisher<T, W: Wait = SpinYield> {
 
 impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     pub(crate) fn new(writer: Writer<T, W>) -> Self {
-        Publisher { ring: writer.ring().clone(), writer, buffer: Vec::new() }
+        Publisher {
+            ring: writer.ring().clone(),
+            writer,
+            buffer: Vec::new(),
+        }
     }
 
     /// Publishes `value`; waits while the channel is full. Returns its position.
@@ -59,17 +64,23 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// Gives the value back if the channel is full or closed. A refused publish has no effect.
     #[inline]
     pub fn try_publish(&mut self, value: T) -> Result<Seq, TryPublishError<T>> {
-        self.writer.try_push(value).map_err(|(refusal, value)| match refusal {
-            Refusal::Full => TryPublishError::Full(value),
-            Refusal::Closed => TryPublishError::Closed(value),
-        })
+        self.writer
+            .try_push(value)
+            .map_err(|(refusal, value)| match refusal {
+                Refusal::Full => TryPublishError::Full(value),
+                Refusal::Closed => TryPublishError::Closed(value),
+            })
     }
 
     /// Publishes `value`; waits for room until `deadline`.
     ///
     /// # Errors
     /// Gives the value back if the channel is still full then, or closed.
-    pub fn publish_deadline(&mut self, value: T, deadline: Instant) -> Result<Seq, TryPublishError<T>> {
+    pub fn publish_deadline(
+        &mut self,
+        value: T,
+        deadline: Instant,
+    ) -> Result<Seq, TryPublishError<T>> {
         let mut value = value;
         loop {
             match self.try_publish(value) {
@@ -82,7 +93,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Builds a value and publishes it. The value is built before anything is claimed, so `build` may panic or take its time.
+    /// Builds a value and publishes it. The value is built before anything is claimed, so `build`
+    /// may panic or take its time.
     ///
     /// # Errors
     /// Gives the value back if the channel is closed.
@@ -90,29 +102,40 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.publish(build())
     }
 
-    /// Publishes all that `values` yields as one uninterrupted batch; waits until it fits. Returns its positions.
+    /// Publishes all that `values` yields as one uninterrupted batch; waits until it fits. Returns
+    /// its positions.
     ///
-    /// Nothing at all is published if the iterator panics, or is longer than the capacity; with one exception: a publisher that is
-    /// alone may write straight into the ring, and then what was yielded before the panic is published. An empty batch is fine and has an empty range.
+    /// Nothing at all is published if the iterator panics, or is longer than the capacity; with one
+    /// exception: a publisher that is alone may write straight into the ring, and then what was
+    /// yielded before the panic is published. An empty batch is fine and has an empty range.
     ///
     /// # Errors
     /// Gives the values back if the channel is closed or the batch is longer than the capacity.
-    pub fn publish_all<I: IntoIterator<Item = T>>(&mut self, values: I) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+    pub fn publish_all<I: IntoIterator<Item = T>>(
+        &mut self,
+        values: I,
+    ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         self.publish_iter(values.into_iter(), Patience::Endless)
     }
 
     /// Publishes all that `values` yields as one uninterrupted batch, if it fits now.
     ///
     /// # Errors
-    /// Gives the values back if the batch does not fit now, is longer than the capacity, or the channel is closed.
-    pub fn try_publish_all<I: IntoIterator<Item = T>>(&mut self, values: I) -> Result<Range<Seq>, BatchError<Vec<T>>> {
+    /// Gives the values back if the batch does not fit now, is longer than the capacity, or the
+    /// channel is closed.
+    pub fn try_publish_all<I: IntoIterator<Item = T>>(
+        &mut self,
+        values: I,
+    ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         self.publish_iter(values.into_iter(), Patience::None)
     }
 
-    /// Publishes all that `values` yields as one uninterrupted batch; waits for room until `deadline`.
+    /// Publishes all that `values` yields as one uninterrupted batch; waits for room until
+    /// `deadline`.
     ///
     /// # Errors
-    /// Gives the values back if the batch does not fit then, is longer than the capacity, or the channel is closed.
+    /// Gives the values back if the batch does not fit then, is longer than the capacity, or the
+    /// channel is closed.
     pub fn publish_all_deadline<I: IntoIterator<Item = T>>(
         &mut self,
         values: I,
@@ -129,7 +152,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         let (least, most) = values.size_hint();
         if most == Some(least) && (1..=self.capacity()).contains(&least) {
-            // The length is known, so that a publisher that is alone need not collect the values first.
+            // The length is known, so that a publisher that is alone need not collect the values
+            // first.
             loop {
                 match self.writer.can_fill(least) {
                     None => break,
@@ -159,8 +183,13 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Publishes `values`, which fit into the capacity, and leaves the vector empty; or leaves them there.
-    fn publish_buffer(&mut self, values: &mut Vec<T>, patience: Patience) -> Result<Range<Seq>, Refusal> {
+    /// Publishes `values`, which fit into the capacity, and leaves the vector empty; or leaves them
+    /// there.
+    fn publish_buffer(
+        &mut self,
+        values: &mut Vec<T>,
+        patience: Patience,
+    ) -> Result<Range<Seq>, Refusal> {
         let n = values.len();
         if n == 0 {
             let next = self.next_seq();
@@ -179,7 +208,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Publishes copies of all `values` as one uninterrupted batch; waits until it fits. Returns their positions.
+    /// Publishes copies of all `values` as one uninterrupted batch; waits until it fits. Returns
+    /// their positions.
     ///
     /// # Errors
     /// If the channel is closed or there are more values than the capacity.
@@ -194,14 +224,18 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     ///
     /// # Errors
     /// If it does not fit now, there are more values than the capacity, or the channel is closed.
-    pub fn try_publish_slice<'a>(&mut self, values: &'a [T]) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    pub fn try_publish_slice<'a>(
+        &mut self,
+        values: &'a [T],
+    ) -> Result<Range<Seq>, BatchError<&'a [T]>>
     where
         T: Copy,
     {
         self.publish_copies(values, Patience::None)
     }
 
-    /// Publishes copies of all `values` as one uninterrupted batch; waits for room until `deadline`.
+    /// Publishes copies of all `values` as one uninterrupted batch; waits for room until
+    /// `deadline`.
     ///
     /// # Errors
     /// If it does not fit then, there are more values than the capacity, or the channel is closed.
@@ -217,7 +251,11 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     }
 
     #[inline]
-    fn publish_copies<'a>(&mut self, values: &'a [T], patience: Patience) -> Result<Range<Seq>, BatchError<&'a [T]>>
+    fn publish_copies<'a>(
+        &mut self,
+        values: &'a [T],
+        patience: Patience,
+    ) -> Result<Range<Seq>, BatchError<&'a [T]>>
     where
         T: Copy,
     {
@@ -255,10 +293,13 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     #[cold]
     fn wait_for(&mut self, n: usize, deadline: Option<Instant>) -> bool {
         let (ring, writer) = (&*self.ring, &mut self.writer);
-        ring.room.wait_until(deadline, || ring.is_closed() || writer.room(n as u64) >= n as u64)
+        ring.room.wait_until(deadline, || {
+            ring.is_closed() || writer.room(n as u64) >= n as u64
+        })
     }
 
-    /// How many entries may be published now without waiting, as seen by this publisher. Other publishers may take the room.
+    /// How many entries may be published now without waiting, as seen by this publisher. Other
+    /// publishers may take the room.
     #[inline]
     pub fn room(&mut self) -> usize {
         let enough = self.capacity().div_ceil(2) as u64;
@@ -282,16 +323,26 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.writer.times_full()
     }
 
-    /// A publisher that collects `n` values and then publishes them as one batch: one claim for the lot.
+    /// A publisher that collects `n` values and then publishes them as one batch: one claim for the
+    /// lot.
     ///
     /// # Panics
     /// If `n` is 0 or more than the capacity.
     pub fn buffered(&mut self, n: usize) -> Buffered<'_, T, W> {
-        assert!((1..=self.capacity()).contains(&n), "{n} values do not fit into a capacity of {}", self.capacity());
-        Buffered { values: Vec::with_capacity(n), n, publisher: self }
+        assert!(
+            (1..=self.capacity()).contains(&n),
+            "{n} values do not fit into a capacity of {}",
+            self.capacity()
+        );
+        Buffered {
+            values: Vec::with_capacity(n),
+            n,
+            publisher: self,
+        }
     }
 
-    /// Closes the channel for all publishers. Subscriptions read what was published, and then see the end.
+    /// Closes the channel for all publishers. Subscriptions read what was published, and then see
+    /// the end.
     pub fn close(&mut self) {
         self.writer.close();
     }
@@ -307,7 +358,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     }
 }
 
-/// Collects values and publishes them as batches; see [`Publisher::buffered`]. Dropping it publishes what it has collected.
+/// Collects values and publishes them as batches; see [`Publisher::buffered`]. Dropping it
+/// publishes what it has collected.
 ///
 /// ```
 /// let (mut publisher, log) = dominoes::channel::<u32, dominoes::SpinYield>(8);
@@ -333,7 +385,11 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
     /// Gives all collected values back if the channel is closed.
     pub fn push(&mut self, value: T) -> Result<(), Closed<Vec<T>>> {
         self.values.push(value);
-        if self.values.len() == self.n { self.flush() } else { Ok(()) }
+        if self.values.len() == self.n {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Publishes what was collected; waits while it does not fit.
@@ -341,7 +397,10 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
     /// # Errors
     /// Gives the values back if the channel is closed.
     pub fn flush(&mut self) -> Result<(), Closed<Vec<T>>> {
-        match self.publisher.publish_buffer(&mut self.values, Patience::Endless) {
+        match self
+            .publisher
+            .publish_buffer(&mut self.values, Patience::Endless)
+        {
             Ok(_) => Ok(()),
             Err(_) => Err(Closed(mem::take(&mut self.values))),
         }
@@ -360,15 +419,23 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
 
 impl<T: Send + Sync, W: Wait> Drop for Buffered<'_, T, W> {
     fn drop(&mut self) {
-        // A thread that unwinds does not wait for others; what it has collected goes if there is room.
-        let patience = if std::thread::panicking() { Patience::None } else { Patience::Endless };
+        // A thread that unwinds does not wait for others; what it has collected goes if there is
+        // room.
+        let patience = if std::thread::panicking() {
+            Patience::None
+        } else {
+            Patience::Endless
+        };
         let _ = self.publisher.publish_buffer(&mut self.values, patience);
     }
 }
 
 impl<T: Send + Sync, W: Wait> fmt::Debug for Buffered<'_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffered").field("len", &self.values.len()).field("of", &self.n).finish()
+        f.debug_struct("Buffered")
+            .field("len", &self.values.len())
+            .field("of", &self.n)
+            .finish()
     }
 }
 
@@ -381,12 +448,19 @@ enum Patience {
 
 impl<T, W: Wait> Clone for Publisher<T, W> {
     fn clone(&self) -> Self {
-        Publisher { writer: self.writer.clone(), ring: self.ring.clone(), buffer: Vec::new() }
+        Publisher {
+            writer: self.writer.clone(),
+            ring: self.ring.clone(),
+            buffer: Vec::new(),
+        }
     }
 }
 
 impl<T: Send + Sync, W: Wait> fmt::Debug for Publisher<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Publisher").field("next_seq", &self.next_seq()).field("capacity", &self.capacity()).finish()
+        f.debug_struct("Publisher")
+            .field("next_seq", &self.next_seq())
+            .field("capacity", &self.capacity())
+            .finish()
     }
 }

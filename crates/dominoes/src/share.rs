@@ -1,4 +1,5 @@
-//! Channels that share work: each entry goes to one subscription, newest first or in no particular order.
+//! Channels that share work: each entry goes to one subscription, newest first or in no particular
+//! order.
 
 use crate::{
     Channel, Closed, NoBatch, Publish, Receive, SpinYield, SubscribeError, TryPublishError, Wait,
@@ -8,7 +9,8 @@ use crate::{
 use crossbeam_queue::ArrayQueue;
 use std::{fmt, marker::PhantomData, time::Instant};
 
-/// A bounded collection that a [`WorkShare`] channel keeps its entries in. Bring your own for an order of your own.
+/// A bounded collection that a [`WorkShare`] channel keeps its entries in. Bring your own for an
+/// order of your own.
 pub trait Pool<T>: Send + Sync {
     /// The order in which entries come out.
     const ORDER: Order;
@@ -34,8 +36,8 @@ pub trait Pool<T>: Send + Sync {
     }
 }
 
-/// Last in, first out: what was published last is likely still in somebody's cache. A stack under a lock that is held for a few
-/// instructions.
+/// Last in, first out: what was published last is likely still in somebody's cache. A stack under a
+/// lock that is held for a few instructions.
 pub struct Lifo<T> {
     stack: Mutex<Vec<T>>,
     capacity: usize,
@@ -45,11 +47,17 @@ impl<T: Send> Pool<T> for Lifo<T> {
     const ORDER: Order = Order::NewestFirst;
 
     fn with_capacity(capacity: usize) -> Self {
-        Lifo { stack: Mutex::new(Vec::with_capacity(capacity)), capacity }
+        Lifo {
+            stack: Mutex::new(Vec::with_capacity(capacity)),
+            capacity,
+        }
     }
 
     fn push(&self, value: T) -> Result<(), T> {
-        let mut stack = self.stack.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut stack = self
+            .stack
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
         if stack.len() == self.capacity {
             return Err(value);
         }
@@ -58,17 +66,25 @@ impl<T: Send> Pool<T> for Lifo<T> {
     }
 
     fn pop(&self) -> Option<T> {
-        self.stack.lock().unwrap_or_else(|poison| poison.into_inner()).pop()
+        self.stack
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+            .pop()
     }
 
     fn len(&self) -> usize {
-        self.stack.lock().unwrap_or_else(|poison| poison.into_inner()).len()
+        self.stack
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+            .len()
     }
 }
 
 impl<T> fmt::Debug for Lifo<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lifo").field("capacity", &self.capacity).finish()
+        f.debug_struct("Lifo")
+            .field("capacity", &self.capacity)
+            .finish()
     }
 }
 
@@ -97,7 +113,9 @@ impl<T: Send> Pool<T> for Unordered<T> {
 
 impl<T> fmt::Debug for Unordered<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unordered").field("capacity", &self.0.capacity()).finish()
+        f.debug_struct("Unordered")
+            .field("capacity", &self.0.capacity())
+            .finish()
     }
 }
 
@@ -109,7 +127,8 @@ struct Shared<P, W> {
     room: W,
 }
 
-/// A channel that gives each entry to one of its workers. Like a [`Log`](crate::Log), a handle that may go anywhere.
+/// A channel that gives each entry to one of its workers. Like a [`Log`](crate::Log), a handle that
+/// may go anywhere.
 ///
 /// ```
 /// use dominoes::{Channel, Publish, Receive, SpinYield, Unordered, WorkShare};
@@ -136,7 +155,8 @@ pub struct SharePublisher<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
     _item: PhantomData<fn() -> T>,
 }
 
-/// Takes entries out of a [`WorkShare`]. What it has taken is its own; what it has not goes to others.
+/// Takes entries out of a [`WorkShare`]. What it has taken is its own; what it has not goes to
+/// others.
 pub struct Worker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
     shared: Arc<Shared<P, W>>,
     active: bool,
@@ -159,12 +179,25 @@ impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
             entries: W::default(),
             room: W::default(),
         });
-        (SharePublisher { shared: shared.clone(), _item: PhantomData }, WorkShare { shared, _item: PhantomData })
+        (
+            SharePublisher {
+                shared: shared.clone(),
+                _item: PhantomData,
+            },
+            WorkShare {
+                shared,
+                _item: PhantomData,
+            },
+        )
     }
 
     fn join(&self) -> Result<Worker<T, P, W>, SubscribeError> {
         self.shared.workers.fetch_add(1, Ordering::Relaxed);
-        Ok(Worker { shared: self.shared.clone(), active: true, _item: PhantomData })
+        Ok(Worker {
+            shared: self.shared.clone(),
+            active: true,
+            _item: PhantomData,
+        })
     }
 
     fn backlog(&self) -> usize {
@@ -198,7 +231,10 @@ impl<T: Send, P: Pool<T>, W: Wait> Publish<T> for SharePublisher<T, P, W> {
     fn put(&mut self, value: T) -> Result<(), Closed<T>> {
         let mut value = Some(value);
         let shared = &*self.shared;
-        let mut push = || match shared.pool.push(value.take().expect("a refused value comes back")) {
+        let mut push = || match shared
+            .pool
+            .push(value.take().expect("a refused value comes back"))
+        {
             Ok(()) => true,
             Err(back) => {
                 value = Some(back);
@@ -222,7 +258,8 @@ impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
         if !self.active {
             return Err(NoBatch::Empty);
         }
-        // ORDERING: Acquire, pairs with the Release decrement in `SharePublisher::drop`. Closed first, then the last look.
+        // ORDERING: Acquire, pairs with the Release decrement in `SharePublisher::drop`. Closed
+        // first, then the last look.
         let closed = self.shared.publishers.load(Ordering::Acquire) == 0;
         match self.shared.pool.pop() {
             Some(value) => {
@@ -237,7 +274,8 @@ impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
     /// Takes an entry; waits for one until `deadline`, or without end.
     ///
     /// # Errors
-    /// [`NoBatch::Empty`] after the deadline, or if this worker is not active; [`NoBatch::Closed`] when nothing more can come.
+    /// [`NoBatch::Empty`] after the deadline, or if this worker is not active; [`NoBatch::Closed`]
+    /// when nothing more can come.
     pub fn take(&mut self, deadline: Option<Instant>) -> Result<T, NoBatch> {
         let mut found = self.try_take();
         if self.active && matches!(found, Err(NoBatch::Empty)) {
@@ -278,21 +316,27 @@ impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for Worker<T, P, W> {
 
 impl<T, P: Pool<T>, W: Wait> Clone for WorkShare<T, P, W> {
     fn clone(&self) -> Self {
-        WorkShare { shared: self.shared.clone(), _item: PhantomData }
+        WorkShare {
+            shared: self.shared.clone(),
+            _item: PhantomData,
+        }
     }
 }
 
 impl<T, P: Pool<T>, W: Wait> Clone for SharePublisher<T, P, W> {
     fn clone(&self) -> Self {
         self.shared.publishers.fetch_add(1, Ordering::Relaxed);
-        SharePublisher { shared: self.shared.clone(), _item: PhantomData }
+        SharePublisher {
+            shared: self.shared.clone(),
+            _item: PhantomData,
+        }
     }
 }
 
 impl<T, P: Pool<T>, W: Wait> Drop for SharePublisher<T, P, W> {
     fn drop(&mut self) {
-        // ORDERING: Release, pairs with the Acquire in `Worker::try_take`: what was published is in the pool. (Every decrement is one, so
-        // a load of zero acquires from all of them.)
+        // ORDERING: Release, pairs with the Acquire in `Worker::try_take`: what was published is in
+        // the pool. (Every decrement is one, so a load of zero acquires from all of them.)
         self.shared.publishers.fetch_sub(1, Ordering::Release);
         self.shared.entries.notify();
     }
@@ -306,19 +350,27 @@ impl<T, P: Pool<T>, W: Wait> Drop for Worker<T, P, W> {
 
 impl<T, P: Pool<T>, W: Wait> fmt::Debug for WorkShare<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkShare").field("order", &P::ORDER).field("backlog", &self.shared.pool.len()).finish()
+        f.debug_struct("WorkShare")
+            .field("order", &P::ORDER)
+            .field("backlog", &self.shared.pool.len())
+            .finish()
     }
 }
 
 impl<T, P: Pool<T>, W: Wait> fmt::Debug for SharePublisher<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharePublisher").field("order", &P::ORDER).finish()
+        f.debug_struct("SharePublisher")
+            .field("order", &P::ORDER)
+            .finish()
     }
 }
 
 impl<T, P: Pool<T>, W: Wait> fmt::Debug for Worker<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("order", &P::ORDER).field("active", &self.active).finish()
+        f.debug_struct("Worker")
+            .field("order", &P::ORDER)
+            .field("active", &self.active)
+            .finish()
     }
 }
 
@@ -375,8 +427,13 @@ mod tests {
             })
             .collect();
         drop(publisher);
-        publishers.into_iter().for_each(|publisher| publisher.join().unwrap());
-        let mut all: Vec<u64> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
+        publishers
+            .into_iter()
+            .for_each(|publisher| publisher.join().unwrap());
+        let mut all: Vec<u64> = workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap())
+            .collect();
         all.sort_unstable();
         assert!(all.into_iter().eq(0..4000));
     }

@@ -1,9 +1,10 @@
 //! The one place that atomics, cells, locks and threads come from.
 //!
-//! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the models in
-//! `tests/loom.rs` run the code as shipped, fences included. ThreadSanitizer does not know fences: under `cfg(tsan)` the
-//! two orderings below turn "release fence, relaxed stores" into release stores and "relaxed loads, acquire fence"
-//! into acquire loads; std's mutex, whose slow path it does not see either, is replaced.
+//! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the
+//! models in `tests/loom.rs` run the code as shipped, fences included. ThreadSanitizer does not
+//! know fences: under `cfg(tsan)` the two orderings below turn "release fence, relaxed stores" into
+//! release stores and "relaxed loads, acquire fence" into acquire loads; std's mutex, whose slow
+//! path it does not see either, is replaced.
 
 #[cfg(not(any(loom, tsan)))]
 pub(crate) use std::sync::Mutex;
@@ -28,7 +29,8 @@ pub(crate) use loom::{
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// The slow path of std's mutex is compiled into std, which is not instrumented; ThreadSanitizer sees through this one.
+/// The slow path of std's mutex is compiled into std, which is not instrumented; ThreadSanitizer
+/// sees through this one.
 #[cfg(tsan)]
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(crate::cell::Role<T>);
@@ -49,10 +51,18 @@ impl<T> Mutex<T> {
 }
 
 /// Ordering of a store that stands behind a `fence(Release)`.
-pub(crate) const STORE_AFTER_FENCE: Ordering = if cfg!(tsan) { Ordering::Release } else { Ordering::Relaxed };
+pub(crate) const STORE_AFTER_FENCE: Ordering = if cfg!(tsan) {
+    Ordering::Release
+} else {
+    Ordering::Relaxed
+};
 
 /// Ordering of a load that stands before a `fence(Acquire)`.
-pub(crate) const LOAD_BEFORE_FENCE: Ordering = if cfg!(tsan) { Ordering::Acquire } else { Ordering::Relaxed };
+pub(crate) const LOAD_BEFORE_FENCE: Ordering = if cfg!(tsan) {
+    Ordering::Acquire
+} else {
+    Ordering::Relaxed
+};
 
 /// One turn of a loop that waits for another thread.
 #[inline]
@@ -65,8 +75,8 @@ pub(crate) fn spin_loop() {
 
 /// Tells loom which slots are read and written. Nothing at all in a normal build.
 ///
-/// The slots themselves are plain contiguous memory in every build, because subscribers are lent slices of it; loom
-/// watches this shadow instead.
+/// The slots themselves are plain contiguous memory in every build, because subscribers are lent
+/// slices of it; loom watches this shadow instead.
 #[cfg(not(loom))]
 pub(crate) struct Shadow;
 

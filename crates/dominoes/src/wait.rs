@@ -3,28 +3,37 @@
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, spin_loop, thread};
 use std::time::{Duration, Instant};
 
-/// Wait strategy of a channel, used by subscribers that wait for entries and by publishers that wait for room.
+/// Wait strategy of a channel, used by subscribers that wait for entries and by publishers that
+/// wait for room.
 ///
 /// A channel owns two values of the type, one for each side.
 pub trait Wait: Default + Send + Sync + 'static {
     /// Waits until `ready` returns true (then true) or `deadline` has passed (then false).
     ///
-    /// The caller has just looked in vain, so a strategy that spins pauses before it calls `ready` for the first time.
+    /// The caller has just looked in vain, so a strategy that spins pauses before it calls `ready`
+    /// for the first time.
     fn wait_until(&self, deadline: Option<Instant>, ready: impl FnMut() -> bool) -> bool;
 
     /// Called after each change that could make somebody's `ready` true.
     fn notify(&self);
+
+    /// A short pause of a thread that could go on but had better not, yet. Pauses without giving up
+    /// the core by default.
+    fn hesitate(&self) {
+        pause();
+    }
 }
 
 /// Rounds of pausing before the first yield.
-const SPIN_ROUNDS: u32 = if cfg!(loom) { 0 } else { 64 };
+const SPIN_ROUNDS: u32 = if cfg!(loom) { 0 } else { 4 };
 /// Pauses between two looks, so that the line is not torn from the thread that writes it.
 const PAUSES: u32 = if cfg!(loom) { 1 } else { 16 };
 /// Yields before the first park.
 const YIELD_ROUNDS: u32 = if cfg!(loom) { 0 } else { 16 };
 
+/// What a reader or writer does before it looks again.
 #[inline]
-fn pause() {
+pub(crate) fn pause() {
     for _ in 0..PAUSES {
         spin_loop();
     }
@@ -83,9 +92,14 @@ impl Wait for SpinYield {
 
     #[inline(always)]
     fn notify(&self) {}
+
+    fn hesitate(&self) {
+        thread::yield_now();
+    }
 }
 
-/// Spins, yields, then sleeps until it is woken. Costs the other side one fence and one load per publish or release.
+/// Spins, yields, then sleeps until it is woken. Costs the other side one fence and one load per
+/// publish or release.
 #[derive(Debug, Default)]
 pub struct Park {
     event: EventCount,
@@ -126,14 +140,20 @@ impl Wait for Park {
     fn notify(&self) {
         self.event.notify_all();
     }
+
+    fn hesitate(&self) {
+        thread::yield_now();
+    }
 }
 
-/// Lets threads sleep until something changes that is not guarded by a lock, without losing a wake-up.
+/// Lets threads sleep until something changes that is not guarded by a lock, without losing a
+/// wake-up.
 ///
-/// The waiter calls [`prepare`](Self::prepare), looks once more whether there is something to do, and then either
-/// [`cancel`](Self::cancel)s or [`wait`](Self::wait)s. The other side changes what the waiter looks at and calls
-/// [`notify_all`](Self::notify_all), which costs a fence and a load while nobody waits. Either the waiter's look sees
-/// the change or the notifier sees the waiter: between the two stands a sequentially consistent fence on both sides.
+/// The waiter calls [`prepare`](Self::prepare), looks once more whether there is something to do,
+/// and then either [`cancel`](Self::cancel)s or [`wait`](Self::wait)s. The other side changes what
+/// the waiter looks at and calls [`notify_all`](Self::notify_all), which costs a fence and a load
+/// while nobody waits. Either the waiter's look sees the change or the notifier sees the waiter:
+/// between the two stands a sequentially consistent fence on both sides.
 #[derive(Debug, Default)]
 pub struct EventCount {
     /// Threads between `prepare` and the end of `wait` or `cancel`.
@@ -163,14 +183,16 @@ impl EventCount {
         Self::default()
     }
 
-    /// Registers the calling thread as a waiter. Look at the condition after this and before [`wait`](Self::wait).
+    /// Registers the calling thread as a waiter. Look at the condition after this and before
+    /// [`wait`](Self::wait).
     pub fn prepare(&self) -> Key<'_> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        // ORDERING: Acquire, pairs with the Release increment in `notify_all`: whoever finds the new epoch here also
-        // finds what was changed before it.
+        // ORDERING: Acquire, pairs with the Release increment in `notify_all`: whoever finds the
+        // new epoch here also finds what was changed before it.
         let epoch = self.epoch.load(Ordering::Acquire);
-        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look sees the change made
-        // before that fence, or the notifier's load of `waiters` sees this registration.
+        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look
+        // sees the change made before that fence, or the notifier's load of `waiters` sees this
+        // registration.
         fence(Ordering::SeqCst);
         Key { event: self, epoch }
     }
@@ -180,14 +202,23 @@ impl EventCount {
         drop(key);
     }
 
-    /// Sleeps until a notification that came after `key` was prepared, or `timeout`; false after the timeout.
+    /// Sleeps until a notification that came after `key` was prepared, or `timeout`; false after
+    /// the timeout.
     ///
-    /// May also return true for no reason (after a stray [`unpark`](std::thread::Thread::unpark) of the thread), so look again.
+    /// May also return true for no reason (after a stray [`unpark`](std::thread::Thread::unpark) of
+    /// the thread), so look again.
     pub fn wait(&self, key: Key<'_>, timeout: Option<Duration>) -> bool {
-        assert!(std::ptr::eq(self, key.event), "a key belongs to the event count that made it");
+        assert!(
+            std::ptr::eq(self, key.event),
+            "a key belongs to the event count that made it"
+        );
         {
-            let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
-            // The epoch moves under this lock only, so a notification is either seen here or finds us in the list.
+            let mut sleepers = self
+                .sleepers
+                .lock()
+                .unwrap_or_else(|poison| poison.into_inner());
+            // The epoch moves under this lock only, so a notification is either seen here or finds
+            // us in the list.
             if self.epoch.load(Ordering::Relaxed) != key.epoch {
                 return true;
             }
@@ -206,7 +237,10 @@ impl EventCount {
         }
         // Not notified: nobody took us off the list.
         let me = thread::current().id();
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut sleepers = self
+            .sleepers
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
         if let Some(index) = sleepers.iter().position(|thread| thread.id() == me) {
             sleepers.swap_remove(index);
         }
@@ -226,7 +260,10 @@ impl EventCount {
     #[cold]
     fn wake(&self) {
         let woken = {
-            let mut sleepers = self.sleepers.lock().unwrap_or_else(|poison| poison.into_inner());
+            let mut sleepers = self
+                .sleepers
+                .lock()
+                .unwrap_or_else(|poison| poison.into_inner());
             // ORDERING: Release, pairs with the Acquire loads in `prepare` and `wait`.
             self.epoch.fetch_add(1, Ordering::Release);
             std::mem::take(&mut *sleepers)

@@ -24,7 +24,10 @@ impl Ledger {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        assert!(self.0.0.fetch_sub(1, Ordering::Relaxed) > 0, "dropped twice");
+        assert!(
+            self.0.0.fetch_sub(1, Ordering::Relaxed) > 0,
+            "dropped twice"
+        );
     }
 }
 
@@ -49,7 +52,11 @@ fn released_entries_are_dropped_while_publishing_goes_on() {
     for round in 0..100 {
         publisher.publish(ledger.value()).map_err(drop).unwrap();
         drop(subscription.next_batch().unwrap());
-        assert!(ledger.alive() <= 3, "{} alive in round {round}", ledger.alive());
+        assert!(
+            ledger.alive() <= 3,
+            "{} alive in round {round}",
+            ledger.alive()
+        );
     }
     log.tidy();
     assert_eq!(ledger.alive(), 0);

@@ -1,11 +1,16 @@
-//! Small models of the lock-free parts, under every interleaving and every outcome the memory model allows.
+//! Small models of the lock-free parts, under every interleaving and every outcome the memory model
+//! allows.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p dominoes --test loom --release`. The models run the code as shipped,
-//! fences included; loom is shown each slot access, so a slot that is written while somebody may read it fails a model
-//! even if the bytes come out right. Every model says what it would catch.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p dominoes --test loom --release`. The models run
+//! the code as shipped, fences included; loom is shown each slot access, so a slot that is written
+//! while somebody may read it fails a model even if the bytes come out right. Every model says what
+//! it would catch.
 #![cfg(loom)]
 
-use dominoes::{BatchError, EventCount, NoBatch, Park, Publisher, Role, Spin, Subscription, TryPublishError, Verdicts, Wait};
+use dominoes::{
+    BatchError, EventCount, NoBatch, Park, Publisher, Role, Spin, Subscription, TryPublishError,
+    Verdicts, Wait,
+};
 use loom::{
     sync::{
         Arc,
@@ -19,7 +24,8 @@ fn channel<T: Send + Sync>(capacity: usize) -> (Publisher<T, Spin>, dominoes::Lo
     dominoes::channel(capacity)
 }
 
-/// All interleavings with at most `preemptions` involuntary switches: enough for each of the races named here, and finite.
+/// All interleavings with at most `preemptions` involuntary switches: enough for each of the races
+/// named here, and finite.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -31,7 +37,10 @@ type Entries = Vec<(u64, u32)>;
 
 /// Offers each value once, and returns what was taken.
 fn offer<W: Wait>(publisher: &mut Publisher<u32, W>, values: &[u32]) -> Entries {
-    values.iter().filter_map(|value| publisher.try_publish(*value).ok().map(|seq| (seq, *value))).collect()
+    values
+        .iter()
+        .filter_map(|value| publisher.try_publish(*value).ok().map(|seq| (seq, *value)))
+        .collect()
 }
 
 /// A subscription with what it has seen.
@@ -46,15 +55,21 @@ impl Follower {
     fn look(mut self, times: usize) -> Self {
         for _ in 0..times {
             if let Ok(batch) = self.0.try_next_batch() {
-                self.1.extend(batch.iter().map(|(seq, value)| (seq, *value)));
+                self.1
+                    .extend(batch.iter().map(|(seq, value)| (seq, *value)));
             }
         }
         self
     }
 
-    /// With all publishers gone: reads the rest, and checks that it saw all that was taken from its `start` on, in order.
+    /// With all publishers gone: reads the rest, and checks that it saw all that was taken from its
+    /// `start` on, in order.
     fn settle(self, start: u64, accepted: &[(u64, u32)]) {
-        let mut accepted: Entries = accepted.iter().copied().filter(|(seq, _)| *seq >= start).collect();
+        let mut accepted: Entries = accepted
+            .iter()
+            .copied()
+            .filter(|(seq, _)| *seq >= start)
+            .collect();
         accepted.sort_unstable();
         let Follower(mut subscription, mut seen) = self;
         while let Some(batch) = subscription.next_batch() {
@@ -64,8 +79,8 @@ impl Follower {
     }
 }
 
-/// Catches: an entry read before it is published or after its slot is reused (a missing Release or Acquire on `published` or on the cursor);
-/// an end of channel seen before the last entry.
+/// Catches: an entry read before it is published or after its slot is reused (a missing Release or
+/// Acquire on `published` or on the cursor); an end of channel seen before the last entry.
 #[test]
 fn one_publisher_one_subscriber_around_the_ring() {
     model(3, || {
@@ -86,7 +101,8 @@ fn one_publisher_one_subscriber_around_the_ring() {
     });
 }
 
-/// Catches: two publishers in one slot; an entry shown before it is written; different orders in different subscribers.
+/// Catches: two publishers in one slot; an entry shown before it is written; different orders in
+/// different subscribers.
 #[test]
 fn two_publishers_one_subscriber() {
     model(3, || {
@@ -122,7 +138,8 @@ fn one_publisher_two_subscribers() {
     });
 }
 
-/// Catches: an entry missed or read twice, or a stale lap byte believed, when one publisher becomes two and then one again.
+/// Catches: an entry missed or read twice, or a stale lap byte believed, when one publisher becomes
+/// two and then one again.
 #[test]
 fn alone_then_shared_then_alone() {
     model(2, || {
@@ -156,7 +173,8 @@ fn the_survivor_takes_over_while_the_other_leaves() {
     });
 }
 
-/// Catches: the same, where the survivor alone goes on around the ring over a slot shown by a lap byte.
+/// Catches: the same, where the survivor alone goes on around the ring over a slot shown by a lap
+/// byte.
 #[test]
 fn the_survivor_goes_around_the_ring() {
     model(3, || {
@@ -174,8 +192,8 @@ fn the_survivor_goes_around_the_ring() {
     });
 }
 
-/// Catches: a publisher whose limit was computed before the join overwriting what the new subscription is to read; a start in the past; a
-/// gap after the start.
+/// Catches: a publisher whose limit was computed before the join overwriting what the new
+/// subscription is to read; a start in the past; a gap after the start.
 #[test]
 fn subscribing_against_a_publisher_that_is_alone() {
     model(4, || {
@@ -188,7 +206,8 @@ fn subscribing_against_a_publisher_that_is_alone() {
     });
 }
 
-/// Catches: the same, and a gate that read a running subscriber's cursor after the new one joined behind it.
+/// Catches: the same, and a gate that read a running subscriber's cursor after the new one joined
+/// behind it.
 #[test]
 fn subscribing_while_another_subscription_runs_ahead() {
     model(3, || {
@@ -207,7 +226,8 @@ fn subscribing_while_another_subscription_runs_ahead() {
     });
 }
 
-/// Catches: two publishers a lap apart in one slot when nobody subscribes (claims bounded by the tail instead of by what is published).
+/// Catches: two publishers a lap apart in one slot when nobody subscribes (claims bounded by the
+/// tail instead of by what is published).
 #[test]
 fn two_publishers_and_nobody_reads() {
     model(3, || {
@@ -222,7 +242,8 @@ fn two_publishers_and_nobody_reads() {
     });
 }
 
-/// Catches: subscribing while two publishers run with nobody reading; a lap byte of two laps ago believed.
+/// Catches: subscribing while two publishers run with nobody reading; a lap byte of two laps ago
+/// believed.
 #[test]
 fn subscribing_against_two_publishers() {
     model(2, || {
@@ -256,7 +277,8 @@ fn forking_against_a_publisher() {
     });
 }
 
-/// Catches: a place used again by a fork behind its last user, with the last user's cursor counted for it.
+/// Catches: a place used again by a fork behind its last user, with the last user's cursor counted
+/// for it.
 #[test]
 fn a_place_is_used_again_by_a_fork_behind_it() {
     model(4, || {
@@ -276,7 +298,8 @@ fn a_place_is_used_again_by_a_fork_behind_it() {
     });
 }
 
-/// Catches: a publisher that waits for ever for a subscription that left, or that reuses a slot while the leaver still reads.
+/// Catches: a publisher that waits for ever for a subscription that left, or that reuses a slot
+/// while the leaver still reads.
 #[test]
 fn leaving_frees_a_full_publisher() {
     model(4, || {
@@ -293,7 +316,8 @@ fn leaving_frees_a_full_publisher() {
     });
 }
 
-/// Catches: an accepted entry that is never read because closing overtook it; an entry accepted after closing.
+/// Catches: an accepted entry that is never read because closing overtook it; an entry accepted
+/// after closing.
 #[test]
 fn closing_against_the_last_publish() {
     model(3, || {
@@ -303,7 +327,10 @@ fn closing_against_the_last_publish() {
         let writer = thread::spawn(move || second.publish(1).is_ok());
         let closer = thread::spawn(move || {
             publisher.close();
-            assert!(matches!(publisher.try_publish(9), Err(TryPublishError::Closed(9))));
+            assert!(matches!(
+                publisher.try_publish(9),
+                Err(TryPublishError::Closed(9))
+            ));
         });
         let mut seen = 0;
         while let Some(batch) = subscription.next_batch() {
@@ -315,7 +342,8 @@ fn closing_against_the_last_publish() {
     });
 }
 
-/// Catches: a subscriber that sleeps through a publish (missing fence between store and look on either side). loom reports the deadlock.
+/// Catches: a subscriber that sleeps through a publish (missing fence between store and look on
+/// either side). loom reports the deadlock.
 #[test]
 fn a_parked_subscriber_is_woken() {
     model(3, || {
@@ -381,8 +409,8 @@ impl Drop for Counted {
     }
 }
 
-/// Catches: a value dropped twice or never, or dropped while a subscriber reads it, when a publisher that looks for room and a
-/// subscriber that leaves both want to drop.
+/// Catches: a value dropped twice or never, or dropped while a subscriber reads it, when a
+/// publisher that looks for room and a subscriber that leaves both want to drop.
 #[test]
 fn every_value_is_dropped_once() {
     model(2, || {
@@ -425,7 +453,10 @@ fn a_batch_is_published_whole() {
             (true, true) => {
                 let Follower(subscription, seen) = reader.join().unwrap().look(3);
                 drop(subscription);
-                assert!(seen.iter().map(|(_, n)| *n).eq([1, 2, 3, 4]) || seen.iter().map(|(_, n)| *n).eq([3, 4, 1, 2]));
+                assert!(
+                    seen.iter().map(|(_, n)| *n).eq([1, 2, 3, 4])
+                        || seen.iter().map(|(_, n)| *n).eq([3, 4, 1, 2])
+                );
                 return;
             }
             (false, false) => panic!("there is room for one of them"),
@@ -455,7 +486,8 @@ fn a_verdict_carries_what_was_written_before_it() {
     });
 }
 
-/// Catches: a value taken back (and written again for the next lap) while a pin lends it; a pin that succeeds after taking back began.
+/// Catches: a value taken back (and written again for the next lap) while a pin lends it; a pin
+/// that succeeds after taking back began.
 #[test]
 fn a_pin_keeps_its_chunk_from_being_taken_back() {
     model(3, || {
@@ -529,8 +561,14 @@ fn an_empty_channel_is_empty_until_closed() {
         let (publisher, log) = channel::<u32>(1);
         let mut subscription = log.subscribe().unwrap();
         let closer = thread::spawn(move || drop(publisher));
-        assert!(matches!(subscription.try_next_batch().err().unwrap(), NoBatch::Empty | NoBatch::Closed));
+        assert!(matches!(
+            subscription.try_next_batch().err().unwrap(),
+            NoBatch::Empty | NoBatch::Closed
+        ));
         closer.join().unwrap();
-        assert_eq!(subscription.try_next_batch().err().unwrap(), NoBatch::Closed);
+        assert_eq!(
+            subscription.try_next_batch().err().unwrap(),
+            NoBatch::Closed
+        );
     });
 }

@@ -1,4 +1,5 @@
-//! Random call sequences against a plain model: a vector of everything published and a cursor for each subscription.
+//! Random call sequences against a plain model: a vector of everything published and a cursor for
+//! each subscription.
 #![cfg(not(loom))]
 
 use dominoes::{BatchError, NoBatch, Publisher, SpinYield, Subscription, TryPublishError, channel};
@@ -97,11 +98,17 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
     let mut closed = false;
     let mut number = 0;
     for call in calls {
-        let least = subscriptions.iter().map(|(_, cursor, _)| *cursor).min().unwrap_or(published.len());
+        let least = subscriptions
+            .iter()
+            .map(|(_, cursor, _)| *cursor)
+            .min()
+            .unwrap_or(published.len());
         let room = capacity - (published.len() - least);
         match *call {
             Call::Publish(i) => {
-                let Some(i) = pick(&publishers, i) else { continue };
+                let Some(i) = pick(&publishers, i) else {
+                    continue;
+                };
                 number += 1;
                 match publishers[i].try_publish(T::new(number, &alive)) {
                     Ok(seq) => {
@@ -117,7 +124,9 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
                 }
             }
             Call::PublishAll(i, n) => {
-                let Some(i) = pick(&publishers, i) else { continue };
+                let Some(i) = pick(&publishers, i) else {
+                    continue;
+                };
                 let values: Vec<T> = (0..n).map(|k| T::new(number + 1 + k, &alive)).collect();
                 number += n;
                 match publishers[i].try_publish_all(values) {
@@ -126,7 +135,9 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
                         assert_eq!(range, published.len() as u64..(published.len() + n) as u64);
                         published.extend(number + 1 - n..=number);
                     }
-                    Err(BatchError::Full(back)) => assert!(!closed && back.len() == n && n > room && n <= capacity),
+                    Err(BatchError::Full(back)) => {
+                        assert!(!closed && back.len() == n && n > room && n <= capacity)
+                    }
                     Err(BatchError::Closed(back)) => assert!(closed && back.len() == n),
                     Err(BatchError::TooLong(back)) => assert!(back.len() == n && n > capacity),
                 }
@@ -175,12 +186,15 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
                 }
             }
             Call::Batch(i, limit) => {
-                let Some(i) = pick(&subscriptions, i) else { continue };
+                let Some(i) = pick(&subscriptions, i) else {
+                    continue;
+                };
                 let (subscription, cursor, seen) = &mut subscriptions[i];
                 subscription.set_batch_limit(limit);
                 match subscription.try_next_batch() {
                     Ok(batch) => {
-                        let numbers: Vec<usize> = batch.iter().map(|(_, value)| value.number()).collect();
+                        let numbers: Vec<usize> =
+                            batch.iter().map(|(_, value)| value.number()).collect();
                         let end = published.len().min(*cursor + limit);
                         assert_eq!(numbers, published[*cursor..end]);
                         assert_eq!(batch.first_seq(), *cursor as u64);
@@ -193,7 +207,9 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
                 *seen = published.len();
             }
             Call::Early(i, n) => {
-                let Some(i) = pick(&subscriptions, i) else { continue };
+                let Some(i) = pick(&subscriptions, i) else {
+                    continue;
+                };
                 let (subscription, cursor, seen) = &mut subscriptions[i];
                 if let Ok(mut batch) = subscription.try_next_batch() {
                     let to = batch.end_seq().min(batch.first_seq() + n as u64);
@@ -204,31 +220,53 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
                 *seen = published.len();
             }
             Call::Peek(i, n) => {
-                let Some(i) = pick(&subscriptions, i) else { continue };
+                let Some(i) = pick(&subscriptions, i) else {
+                    continue;
+                };
                 let (subscription, cursor, seen) = &mut subscriptions[i];
                 let at = *cursor + n;
                 let expected = (at < *seen).then(|| published[at]);
                 assert_eq!(subscription.get(at as u64).map(T::number), expected);
                 assert_eq!(subscription.poll(), published.len() as u64);
                 *seen = published.len();
-                assert_eq!(subscription.get(at as u64).map(T::number), published.get(at).copied());
+                assert_eq!(
+                    subscription.get(at as u64).map(T::number),
+                    published.get(at).copied()
+                );
                 assert_eq!(subscription.lag(), (published.len() - *cursor) as u64);
             }
             Call::Advance(i, n) => {
-                let Some(i) = pick(&subscriptions, i) else { continue };
+                let Some(i) = pick(&subscriptions, i) else {
+                    continue;
+                };
                 let (subscription, cursor, seen) = &mut subscriptions[i];
                 let to = (*cursor + n).min(*seen);
                 let (head, rest) = subscription.slices(*cursor as u64, to as u64);
-                assert!(head.iter().chain(rest).map(T::number).eq(published[*cursor..to].iter().copied()));
+                assert!(
+                    head.iter()
+                        .chain(rest)
+                        .map(T::number)
+                        .eq(published[*cursor..to].iter().copied())
+                );
                 subscription.advance_to(to as u64);
                 *cursor = to;
             }
             Call::Tidy => log.tidy(),
         }
-        let least = subscriptions.iter().map(|(_, cursor, _)| *cursor).min().unwrap_or(published.len());
+        let least = subscriptions
+            .iter()
+            .map(|(_, cursor, _)| *cursor)
+            .min()
+            .unwrap_or(published.len());
         assert_eq!(log.len(), published.len() - least);
-        assert_eq!((log.subscribers(), log.publishers()), (subscriptions.len(), publishers.len()));
-        assert!(!std::mem::needs_drop::<T>() || alive.load(Ordering::Relaxed) >= published.len() - least);
+        assert_eq!(
+            (log.subscribers(), log.publishers()),
+            (subscriptions.len(), publishers.len())
+        );
+        assert!(
+            !std::mem::needs_drop::<T>()
+                || alive.load(Ordering::Relaxed) >= published.len() - least
+        );
     }
     drop((publishers, subscriptions, log));
     assert_eq!(alive.load(Ordering::Relaxed), 0, "every value is dropped");

@@ -1,4 +1,5 @@
-//! One order for all subscribers, under stress: content, order per publisher, and a hash of the whole order.
+//! One order for all subscribers, under stress: content, order per publisher, and a hash of the
+//! whole order.
 #![cfg(not(loom))]
 
 use dominoes::{Park, Publisher, Spin, SpinYield, Subscription, Wait, channel};
@@ -15,17 +16,26 @@ struct Entry {
 impl Entry {
     fn new(publisher: u64, number: u64) -> Self {
         let check = (publisher << 48 | number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Entry { publisher, number, check: [check; 6] }
+        Entry {
+            publisher,
+            number,
+            check: [check; 6],
+        }
     }
 
     fn check(&self) {
-        assert_eq!(self.check, Entry::new(self.publisher, self.number).check, "torn or stale entry");
+        assert_eq!(
+            self.check,
+            Entry::new(self.publisher, self.number).check,
+            "torn or stale entry"
+        );
     }
 }
 
 /// Folds the order of entries.
 fn fold(hash: u64, seq: u64, entry: &Entry) -> u64 {
-    (hash.rotate_left(5) ^ seq ^ entry.publisher << 40 ^ entry.number).wrapping_mul(0x517c_c1b7_2722_0a95)
+    (hash.rotate_left(5) ^ seq ^ entry.publisher << 40 ^ entry.number)
+        .wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
 fn publish<W: Wait>(mut publisher: Publisher<Entry, W>, id: u64, total: u64) {
@@ -39,16 +49,23 @@ fn publish<W: Wait>(mut publisher: Publisher<Entry, W>, id: u64, total: u64) {
                 number += 1;
             }
             1 => {
-                publisher.publish_all((number..number + n).map(|number| Entry::new(id, number))).unwrap();
+                publisher
+                    .publish_all((number..number + n).map(|number| Entry::new(id, number)))
+                    .unwrap();
                 number += n;
             }
             _ => {
-                let entries: Vec<_> = (number..number + n).map(|number| Entry::new(id, number)).collect();
+                let entries: Vec<_> = (number..number + n)
+                    .map(|number| Entry::new(id, number))
+                    .collect();
                 publisher.publish_slice(&entries).unwrap();
                 number += n;
             }
         }
-        style = style.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407) >> 7;
+        style = style
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407)
+            >> 7;
     }
 }
 
@@ -60,7 +77,10 @@ fn follow<W: Wait>(mut subscription: Subscription<Entry, W>, publishers: u64) ->
         for (seq, entry) in &batch {
             entry.check();
             assert_eq!(seq, expected);
-            assert_eq!(entry.number, next[entry.publisher as usize], "order of one publisher");
+            assert_eq!(
+                entry.number, next[entry.publisher as usize],
+                "order of one publisher"
+            );
             next[entry.publisher as usize] += 1;
             expected += 1;
             count += 1;
@@ -88,7 +108,10 @@ fn shape<W: Wait>(publishers: u64, subscribers: usize, capacity: usize, total: u
     for writer in writers {
         writer.join().unwrap();
     }
-    let results: Vec<_> = followers.into_iter().map(|follower| follower.join().unwrap()).collect();
+    let results: Vec<_> = followers
+        .into_iter()
+        .map(|follower| follower.join().unwrap())
+        .collect();
     for (hash, count) in &results {
         assert_eq!(*count, publishers * total, "nothing lost, nothing twice");
         assert_eq!(*hash, results[0].0, "one order for all");

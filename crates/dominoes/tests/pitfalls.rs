@@ -1,7 +1,8 @@
-//! Bugs that other channels had, by the number they have in our notes; each a test that this one does not.
+//! Bugs that other channels had, by the number they have in our notes; each a test that this one
+//! does not.
 //!
-//! The projects named are where the bug was reported or described: LMAX Disruptor, disruptor-rs, photon-ring, bus, multiqueue, tokio's
-//! broadcast, async-broadcast, crossbeam, heapless.
+//! The projects named are where the bug was reported or described: LMAX Disruptor, disruptor-rs,
+//! photon-ring, bus, multiqueue, tokio's broadcast, async-broadcast, crossbeam, heapless.
 #![cfg(not(loom))]
 
 use dominoes::{BatchError, Closed, NoBatch, Park, SpinYield, TryPublishError, channel};
@@ -37,7 +38,8 @@ fn p01_a_panic_or_early_end_in_a_batch_leaves_no_hole() {
         let _other = shared.then(|| publisher.clone());
         let mut subscription = log.subscribe().unwrap();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            publisher.publish_all((0..4).map(|n| if n == 2 { panic!("in the iterator") } else { n }))
+            publisher
+                .publish_all((0..4).map(|n| if n == 2 { panic!("in the iterator") } else { n }))
         }));
         assert!(panicked.is_err());
         // An iterator that promises more than it yields.
@@ -59,8 +61,16 @@ fn p01_a_panic_or_early_end_in_a_batch_leaves_no_hole() {
         while let Some(batch) = subscription.next_batch() {
             seen.extend(batch.iter().map(|(_, n)| *n));
         }
-        // Alone, what was yielded before the panic is published; shared, the batch goes whole or not at all.
-        assert_eq!(seen, if shared { vec![50, 99] } else { vec![0, 1, 50, 99] });
+        // Alone, what was yielded before the panic is published; shared, the batch goes whole or
+        // not at all.
+        assert_eq!(
+            seen,
+            if shared {
+                vec![50, 99]
+            } else {
+                vec![0, 1, 50, 99]
+            }
+        );
     }
 }
 
@@ -68,7 +78,12 @@ fn p01_a_panic_or_early_end_in_a_batch_leaves_no_hole() {
 fn p01_a_panic_while_building_a_value_claims_nothing() {
     let (mut publisher, log) = channel::<u32, SpinYield>(2);
     let mut subscription = log.subscribe().unwrap();
-    assert!(catch_unwind(AssertUnwindSafe(|| publisher.publish_with(|| panic!("no value")))).is_err());
+    assert!(
+        catch_unwind(AssertUnwindSafe(
+            || publisher.publish_with(|| panic!("no value"))
+        ))
+        .is_err()
+    );
     publisher.publish(1).unwrap();
     assert_eq!(subscription.try_next_batch().unwrap().as_slices().0, [1]);
 }
@@ -85,20 +100,30 @@ fn p02_publishing_with_nobody_there_does_not_overrun_who_comes_later() {
     }
     assert!(publisher.try_publish(4).unwrap_err().is_full());
     subscription.set_batch_limit(4);
-    assert_eq!(subscription.try_next_batch().unwrap().iter().map(|(_, n)| *n).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(
+        subscription
+            .try_next_batch()
+            .unwrap()
+            .iter()
+            .map(|(_, n)| *n)
+            .collect::<Vec<_>>(),
+        [0, 1, 2, 3]
+    );
 }
 
 #[test]
 fn p03_a_subscriber_that_joins_under_load_is_not_lapped() {
     let (mut publisher, log) = channel::<u64, SpinYield>(2);
-    let writer = thread::spawn(move || (0..30_000).for_each(|n| assert!(publisher.publish(n).is_ok())));
+    let writer =
+        thread::spawn(move || (0..30_000).for_each(|n| assert!(publisher.publish(n).is_ok())));
     loop {
         let mut subscription = log.subscribe().unwrap();
-        let mut expected = subscription.position();
-        let Some(batch) = subscription.next_batch() else { break };
-        for (seq, n) in &batch {
+        let start = subscription.position();
+        let Some(batch) = subscription.next_batch() else {
+            break;
+        };
+        for ((seq, n), expected) in batch.iter().zip(start..) {
             assert_eq!((seq, *n), (expected, expected));
-            expected += 1;
         }
     }
     writer.join().unwrap();
@@ -112,7 +137,9 @@ fn p04_more_publishers_than_slots_never_meet_in_a_slot() {
         let writers: Vec<_> = (0..4u64)
             .map(|id| {
                 let mut publisher = publisher.clone();
-                thread::spawn(move || (0..500).for_each(|n| assert!(publisher.publish([id << 32 | n; 4]).is_ok())))
+                thread::spawn(move || {
+                    (0..500).for_each(|n| assert!(publisher.publish([id << 32 | n; 4]).is_ok()))
+                })
             })
             .collect();
         drop(publisher);
@@ -120,13 +147,18 @@ fn p04_more_publishers_than_slots_never_meet_in_a_slot() {
         if let Some(mut subscription) = subscription {
             while let Some(batch) = subscription.next_batch() {
                 for (_, entry) in &batch {
-                    assert!(entry.iter().all(|word| *word == entry[0]), "torn: {entry:?}");
+                    assert!(
+                        entry.iter().all(|word| *word == entry[0]),
+                        "torn: {entry:?}"
+                    );
                     count += 1;
                 }
             }
             assert_eq!(count, 2000);
         }
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().unwrap());
     }
 }
 
@@ -160,15 +192,13 @@ fn p05_all_who_park_are_woken_at_once() {
         .collect();
     thread::sleep(Duration::from_millis(20));
     publisher.publish(1).unwrap();
-    sleepers.into_iter().for_each(|sleeper| assert_eq!(sleeper.join().unwrap(), 1));
+    sleepers
+        .into_iter()
+        .for_each(|sleeper| assert_eq!(sleeper.join().unwrap(), 1));
 }
 
-// p06 (orderings) is what tests/loom.rs checks; p07 (`&T` shared without `T: Sync`) is refused by the compiler:
-/// ```compile_fail
-/// dominoes::channel::<std::cell::Cell<u32>, dominoes::Spin>(1);
-/// ```
-#[allow(dead_code)]
-fn p07_payloads_that_are_not_sync_do_not_compile() {}
+// p06 (orderings) is what tests/loom.rs checks; p07 (`&T` shared without `T: Sync`) is refused by
+// the compiler, which the documentation of `channel` tests.
 
 #[test]
 fn p08_nothing_is_readable_that_was_not_published() {
@@ -205,7 +235,10 @@ fn p09_a_destructor_that_panics_runs_once_and_leaves_the_channel_usable() {
     let (mut publisher, log) = channel::<Grumpy, SpinYield>(4);
     let mut subscription = log.subscribe().unwrap();
     for n in 0..4 {
-        publisher.publish(Grumpy(n == 1, drops.clone())).ok().unwrap();
+        publisher
+            .publish(Grumpy(n == 1, drops.clone()))
+            .ok()
+            .unwrap();
     }
     subscription.poll();
     subscription.advance_to(4);
@@ -214,7 +247,10 @@ fn p09_a_destructor_that_panics_runs_once_and_leaves_the_channel_usable() {
     log.tidy();
     assert_eq!(drops.load(Ordering::Relaxed), 4);
     for _ in 0..9 {
-        publisher.publish(Grumpy(false, drops.clone())).ok().unwrap();
+        publisher
+            .publish(Grumpy(false, drops.clone()))
+            .ok()
+            .unwrap();
         drop(subscription.next_batch());
     }
     drop((publisher, subscription, log));
@@ -227,7 +263,10 @@ fn p10_what_is_still_queued_is_dropped_once_even_if_one_destructor_panics() {
     let (mut publisher, log) = channel::<Grumpy, SpinYield>(8);
     let subscription = log.subscribe().unwrap();
     for n in 0..6 {
-        publisher.publish(Grumpy(n == 2, drops.clone())).ok().unwrap();
+        publisher
+            .publish(Grumpy(n == 2, drops.clone()))
+            .ok()
+            .unwrap();
     }
     drop((publisher, log));
     assert!(catch_unwind(AssertUnwindSafe(|| drop(subscription))).is_err());
@@ -242,7 +281,10 @@ fn p11_released_values_do_not_live_until_they_are_overwritten() {
     for n in 1..=1000 {
         publisher.publish(Counted(drops.clone())).ok().unwrap();
         drop(subscription.next_batch());
-        assert!(n - drops.load(Ordering::Relaxed) <= 251, "a quarter of the capacity, and one");
+        assert!(
+            n - drops.load(Ordering::Relaxed) <= 251,
+            "a quarter of the capacity, and one"
+        );
     }
     drop(subscription);
     assert_eq!(drops.load(Ordering::Relaxed), 1000);
@@ -254,7 +296,10 @@ fn p12_a_thread_with_both_sides_uses_try_and_sees_full() {
     let mut subscription = log.subscribe().unwrap();
     publisher.try_publish(1).unwrap();
     assert_eq!(publisher.try_publish(2), Err(TryPublishError::Full(2)));
-    assert_eq!(publisher.publish_deadline(2, soon()), Err(TryPublishError::Full(2)));
+    assert_eq!(
+        publisher.publish_deadline(2, soon()),
+        Err(TryPublishError::Full(2))
+    );
     drop(subscription.try_next_batch().unwrap());
     publisher.publish_deadline(2, soon()).unwrap();
 }
@@ -265,7 +310,10 @@ fn p13_a_handler_that_panics_does_not_stop_the_publishers() {
     let mut subscription = log.subscribe().unwrap();
     let handler = thread::spawn(move || {
         let batch = subscription.next_batch().unwrap();
-        assert!(batch.is_empty(), "a handler that panics with its batch in hand");
+        assert!(
+            batch.is_empty(),
+            "a handler that panics with its batch in hand"
+        );
     });
     for n in 0..100 {
         publisher.publish(n).unwrap();
@@ -288,12 +336,18 @@ fn p14_closing_loses_nothing_and_always_ends() {
             assert!(subscription.is_finished());
             count
         });
-        let writer = thread::spawn(move || (0..50).take_while(|n| second.publish(*n).is_ok()).count());
+        let writer =
+            thread::spawn(move || (0..50).take_while(|n| second.publish(*n).is_ok()).count());
         (0..5).for_each(|n| assert!(publisher.publish(n).is_ok()));
         publisher.close();
         assert_eq!(publisher.publish(7), Err(Closed(7)));
-        assert!(matches!(publisher.publish_all([7, 8]), Err(BatchError::Closed(back)) if back == [7, 8]));
-        assert!(matches!(publisher.publish_slice(&[7, 8]), Err(BatchError::Closed(&[7, 8]))));
+        assert!(
+            matches!(publisher.publish_all([7, 8]), Err(BatchError::Closed(back)) if back == [7, 8])
+        );
+        assert!(matches!(
+            publisher.publish_slice(&[7, 8]),
+            Err(BatchError::Closed(&[7, 8]))
+        ));
         assert_eq!(reader.join().unwrap(), writer.join().unwrap() + 5);
     }
 }
@@ -345,8 +399,12 @@ fn p16_many_threads_on_few_cores_make_progress() {
         })
         .collect();
     drop(publisher);
-    writers.into_iter().for_each(|writer| writer.join().unwrap());
-    readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 300));
+    writers
+        .into_iter()
+        .for_each(|writer| writer.join().unwrap());
+    readers
+        .into_iter()
+        .for_each(|reader| assert_eq!(reader.join().unwrap(), 300));
 }
 
 #[test]
@@ -422,7 +480,10 @@ fn p19_an_idle_reader_that_parks_burns_no_time() {
     thread::sleep(Duration::from_millis(300));
     drop(publisher);
     if let Some(ticks) = reader.join().unwrap() {
-        assert!(ticks <= 10, "{ticks} ticks of 10 ms while asleep for 300 ms");
+        assert!(
+            ticks <= 10,
+            "{ticks} ticks of 10 ms while asleep for 300 ms"
+        );
     }
 }
 
@@ -445,12 +506,18 @@ fn p20_plain_load_from_all_sides_comes_to_an_end() {
         let writers: Vec<_> = (0..3)
             .map(|_| {
                 let mut publisher = publisher.clone();
-                thread::spawn(move || (0..100).for_each(|n| assert!(publisher.publish(n + round).is_ok())))
+                thread::spawn(move || {
+                    (0..100).for_each(|n| assert!(publisher.publish(n + round).is_ok()))
+                })
             })
             .collect();
         drop(publisher);
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
-        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 3 * (4950 + 100 * round)));
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().unwrap());
+        readers
+            .into_iter()
+            .for_each(|reader| assert_eq!(reader.join().unwrap(), 3 * (4950 + 100 * round)));
     }
 }
 
@@ -463,8 +530,14 @@ fn p21_a_new_subscription_starts_now() {
     assert_eq!(new.position(), 3);
     assert_eq!(new.try_next_batch().unwrap_err(), NoBatch::Empty);
     publisher.publish(4).unwrap();
-    assert_eq!(new.try_next_batch().unwrap().iter().next().unwrap(), (3, &4));
-    assert_eq!(old.try_next_batch().unwrap().iter().next().unwrap(), (0, &1));
+    assert_eq!(
+        new.try_next_batch().unwrap().iter().next().unwrap(),
+        (3, &4)
+    );
+    assert_eq!(
+        old.try_next_batch().unwrap().iter().next().unwrap(),
+        (0, &1)
+    );
 }
 
 #[test]
@@ -476,15 +549,31 @@ fn p22_no_values_are_a_batch_and_too_many_are_an_error() {
         assert_eq!(publisher.publish_all([]).unwrap(), 0..0);
         assert_eq!(publisher.publish_slice(&[]).unwrap(), 0..0);
         assert_eq!(publisher.try_publish_all(std::iter::empty()).unwrap(), 0..0);
-        assert!(matches!(publisher.publish_all([1, 2, 3, 4]), Err(BatchError::TooLong(back)) if back == [1, 2, 3, 4]));
-        assert!(matches!(publisher.publish_slice(&[1; 4]), Err(BatchError::TooLong(_))));
+        assert!(
+            matches!(publisher.publish_all([1, 2, 3, 4]), Err(BatchError::TooLong(back)) if back == [1, 2, 3, 4])
+        );
+        assert!(matches!(
+            publisher.publish_slice(&[1; 4]),
+            Err(BatchError::TooLong(_))
+        ));
         let endless = (0..).take_while(|n| *n < 5);
-        assert!(matches!(publisher.try_publish_all(endless), Err(BatchError::TooLong(back)) if back.len() == 5));
+        assert!(
+            matches!(publisher.try_publish_all(endless), Err(BatchError::TooLong(back)) if back.len() == 5)
+        );
         assert_eq!(subscription.try_next_batch().unwrap_err(), NoBatch::Empty);
         assert_eq!(publisher.publish_slice(&[1, 2, 3]).unwrap(), 0..3);
-        assert!(matches!(publisher.try_publish_slice(&[4]), Err(BatchError::Full(&[4]))));
-        assert!(matches!(publisher.publish_slice_deadline(&[4], soon()), Err(BatchError::Full(_))));
-        assert!(matches!(publisher.publish_all_deadline([4], soon()), Err(BatchError::Full(_))));
+        assert!(matches!(
+            publisher.try_publish_slice(&[4]),
+            Err(BatchError::Full(&[4]))
+        ));
+        assert!(matches!(
+            publisher.publish_slice_deadline(&[4], soon()),
+            Err(BatchError::Full(_))
+        ));
+        assert!(matches!(
+            publisher.publish_all_deadline([4], soon()),
+            Err(BatchError::Full(_))
+        ));
         assert_eq!(subscription.next_batch_deadline(soon()).unwrap().len(), 1);
         assert!(publisher.times_full() >= 3);
     }
@@ -527,7 +616,11 @@ fn a_fork_with_a_clone_of_the_state_is_a_replica() {
     let mut subscription = log.subscribe().unwrap();
     let mut state = 0;
     publisher.publish_all([1, 2, 3]).unwrap();
-    subscription.next_batch().unwrap().iter().for_each(|(_, n)| state = state * 31 + n);
+    subscription
+        .next_batch()
+        .unwrap()
+        .iter()
+        .for_each(|(_, n)| state = state * 31 + n);
     let (mut twin, mut twin_state) = (subscription.fork().unwrap(), state);
     publisher.publish_all([4, 5]).unwrap();
     drop(publisher);
@@ -535,7 +628,9 @@ fn a_fork_with_a_clone_of_the_state_is_a_replica() {
         batch.iter().for_each(|(_, n)| state = state * 31 + n);
     }
     while let Some(batch) = twin.next_batch() {
-        batch.iter().for_each(|(_, n)| twin_state = twin_state * 31 + n);
+        batch
+            .iter()
+            .for_each(|(_, n)| twin_state = twin_state * 31 + n);
     }
     assert_eq!(state, twin_state);
     assert_eq!(subscription.position(), twin.position());
@@ -544,7 +639,9 @@ fn a_fork_with_a_clone_of_the_state_is_a_replica() {
 #[test]
 fn there_is_an_end_to_places_and_they_come_back() {
     let (_publisher, log) = channel::<u32, SpinYield>(1);
-    let mut all: Vec<_> = (0..dominoes::MAX_SUBSCRIBERS).map(|_| log.subscribe().unwrap()).collect();
+    let mut all: Vec<_> = (0..dominoes::MAX_SUBSCRIBERS)
+        .map(|_| log.subscribe().unwrap())
+        .collect();
     assert_eq!(log.subscribe().err(), Some(dominoes::SubscribeError));
     assert_eq!(all[0].fork().err(), Some(dominoes::SubscribeError));
     all.pop();

@@ -18,8 +18,8 @@ pub struct Limits {
     pub tx_slots: u32,
     /// Largest IP packet in octets, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
-    /// Largest TCP payload of one outgoing frame in octets; above the MSS only where the device cuts
-    /// frames into segments. Default: none, that is one segment a frame.
+    /// Largest TCP payload of one outgoing frame in octets, up to 65,475. Above the MSS it counts only where
+    /// the device cuts frames into segments, and is lowered to what the device takes. Default: 65,475.
     pub frame_payload: u32,
     /// Frames that one connection may number before the next one in turn. Default 64.
     pub quantum: u32,
@@ -33,13 +33,15 @@ impl Default for Limits {
             send_buffer: 1 << 20,
             tx_slots: 512,
             mtu: 1500,
-            frame_payload: 0,
+            frame_payload: Self::MAX_FRAME_PAYLOAD,
             quantum: 64,
         }
     }
 }
 
 impl Limits {
+    /// What a 64 KB packet holds besides IPv4 and TCP headers.
+    pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// Octets of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
 
@@ -90,7 +92,7 @@ impl Limits {
             "frame_payload",
             u64::from(self.frame_payload),
             0,
-            65_535 - 60,
+            u64::from(Self::MAX_FRAME_PAYLOAD),
             "0 to 65475",
         )?;
         if !self.tx_slots.is_power_of_two() || !(4..=1 << 20).contains(&self.tx_slots) {

@@ -69,7 +69,12 @@ impl Peer {
 
     /// Messages per second at a point.
     pub fn run(self, point: Point, window: Duration) -> f64 {
-        let Point { publishers, subscribers, capacity, .. } = point;
+        let Point {
+            publishers,
+            subscribers,
+            capacity,
+            ..
+        } = point;
         match self {
             Peer::Dominoes => {
                 let (publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(capacity);
@@ -81,7 +86,9 @@ impl Peer {
             Peer::DisruptorSingle => disruptor_single(point, window),
             Peer::DisruptorMulti => disruptor_multi(point, window),
             Peer::Rtrb => {
-                let mut txs: Vec<RtrbTx> = (0..publishers).map(|_| RtrbTx(Vec::new(), Vec::new())).collect();
+                let mut txs: Vec<RtrbTx> = (0..publishers)
+                    .map(|_| RtrbTx(Vec::new(), Vec::new()))
+                    .collect();
                 let mut rxs = Vec::new();
                 for _ in 0..subscribers {
                     let mut rings = Vec::new();
@@ -95,13 +102,18 @@ impl Peer {
                 drive(point, false, window, txs, rxs)
             }
             Peer::Photon => {
-                let (publisher, subscribable) = photon_ring::channel_bounded::<Message>(capacity, 0);
-                let rxs = (0..subscribers).map(|_| PhotonRx(subscribable.subscribe(), Backoff::default())).collect();
+                let (publisher, subscribable) =
+                    photon_ring::channel_bounded::<Message>(capacity, 0);
+                let rxs = (0..subscribers)
+                    .map(|_| PhotonRx(subscribable.subscribe(), Backoff::default()))
+                    .collect();
                 drive(point, true, window, vec![PhotonTx(publisher)], rxs)
             }
             Peer::Bus => {
                 let mut bus = bus::Bus::new(capacity);
-                let rxs = (0..subscribers).map(|_| BusRx(bus.add_rx(), Backoff::default())).collect();
+                let rxs = (0..subscribers)
+                    .map(|_| BusRx(bus.add_rx(), Backoff::default()))
+                    .collect();
                 if publishers == 1 {
                     drive(point, true, window, vec![BusTx(bus)], rxs)
                 } else {
@@ -111,31 +123,50 @@ impl Peer {
                 }
             }
             Peer::Crossbeam => {
-                let (senders, receivers): (Vec<_>, Vec<_>) =
-                    (0..subscribers).map(|_| crossbeam_channel::bounded(capacity)).unzip();
-                let txs = (0..publishers).map(|_| CrossbeamTx(senders.clone())).collect();
-                let rxs = receivers.into_iter().map(|receiver| CrossbeamRx(receiver, Backoff::default())).collect();
+                let (senders, receivers): (Vec<_>, Vec<_>) = (0..subscribers)
+                    .map(|_| crossbeam_channel::bounded(capacity))
+                    .unzip();
+                let txs = (0..publishers)
+                    .map(|_| CrossbeamTx(senders.clone()))
+                    .collect();
+                let rxs = receivers
+                    .into_iter()
+                    .map(|receiver| CrossbeamRx(receiver, Backoff::default()))
+                    .collect();
                 drive(point, false, window, txs, rxs)
             }
             Peer::Multiqueue => {
                 let (sender, receiver) = multiqueue2::broadcast_queue::<Message>(capacity as u64);
                 let rxs = (0..subscribers)
-                    .map(|_| MultiqueueRx(receiver.add_stream().into_single().ok().unwrap(), Backoff::default()))
+                    .map(|_| {
+                        MultiqueueRx(
+                            receiver.add_stream().into_single().ok().unwrap(),
+                            Backoff::default(),
+                        )
+                    })
                     .collect();
                 receiver.unsubscribe();
-                let mut txs: Vec<_> = (1..publishers).map(|_| MultiqueueTx(sender.clone())).collect();
+                let mut txs: Vec<_> = (1..publishers)
+                    .map(|_| MultiqueueTx(sender.clone()))
+                    .collect();
                 txs.push(MultiqueueTx(sender));
                 drive(point, true, window, txs, rxs)
             }
             Peer::Mutex => {
                 let shared = Arc::new(Floor {
-                    state: Mutex::new(FloorState { queue: VecDeque::new(), first: 0, cursors: vec![0; subscribers] }),
+                    state: Mutex::new(FloorState {
+                        queue: VecDeque::new(),
+                        first: 0,
+                        cursors: vec![0; subscribers],
+                    }),
                     capacity,
                     room: Condvar::new(),
                     entries: Condvar::new(),
                 });
                 let txs = (0..publishers).map(|_| FloorTx(shared.clone())).collect();
-                let rxs = (0..subscribers).map(|place| FloorRx(shared.clone(), place)).collect();
+                let rxs = (0..subscribers)
+                    .map(|place| FloorRx(shared.clone(), place))
+                    .collect();
                 drive(point, true, window, txs, rxs)
             }
         }
@@ -176,7 +207,11 @@ impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
     #[inline]
     fn many(&mut self, n: usize, source: &mut Source) {
         let mut backoff = Backoff::default();
-        while self.0.try_batch_publish(n, |slots| slots.for_each(|slot| *slot = source.message())).is_err() {
+        while self
+            .0
+            .try_batch_publish(n, |slots| slots.for_each(|slot| *slot = source.message()))
+            .is_err()
+        {
             backoff.wait();
         }
     }
@@ -184,7 +219,8 @@ impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
 
 struct DisruptorRx<B>(disruptor::EventPoller<Message, B>, Backoff);
 
-// For each of the two barriers by name: the trait that `EventPoller::poll` asks for is not exported.
+// For each of the two barriers by name: the trait that `EventPoller::poll` asks for is not
+// exported.
 macro_rules! disruptor_rx {
     ($($barrier:ident)*) => {$(
         impl Rx for DisruptorRx<disruptor::$barrier> {
@@ -214,7 +250,13 @@ macro_rules! disruptor_at {
             let (first, builder) = builder.new_event_poller();
             if point.subscribers == 1 {
                 let $producer = builder.build();
-                return drive(point, true, window, $txs, vec![DisruptorRx(first, Backoff::default())]);
+                return drive(
+                    point,
+                    true,
+                    window,
+                    $txs,
+                    vec![DisruptorRx(first, Backoff::default())],
+                );
             }
             let mut pollers = vec![DisruptorRx(first, Backoff::default())];
             let (poller, mut builder) = builder.new_event_poller();
@@ -230,10 +272,18 @@ macro_rules! disruptor_at {
     };
 }
 
-disruptor_at!(disruptor_single, build_single_producer, |producer, _publishers| vec![DisruptorTx(producer)]);
-disruptor_at!(disruptor_multi, build_multi_producer, |producer, publishers| (0..publishers)
-    .map(|_| DisruptorTx(producer.clone()))
-    .collect());
+disruptor_at!(
+    disruptor_single,
+    build_single_producer,
+    |producer, _publishers| vec![DisruptorTx(producer)]
+);
+disruptor_at!(
+    disruptor_multi,
+    build_multi_producer,
+    |producer, publishers| (0..publishers)
+        .map(|_| DisruptorTx(producer.clone()))
+        .collect()
+);
 
 struct RtrbTx(Vec<rtrb::Producer<Message>>, Vec<Message>);
 
@@ -282,7 +332,9 @@ impl Rx for RtrbRx {
             if n > 0 {
                 let chunk = ring.read_chunk(n).unwrap();
                 let (head, rest) = chunk.as_slices();
-                head.iter().chain(rest).for_each(|message| check.see(message));
+                head.iter()
+                    .chain(rest)
+                    .for_each(|message| check.see(message));
                 chunk.commit_all();
                 idle = false;
             }
@@ -433,7 +485,8 @@ impl Rx for MultiqueueRx {
     }
 }
 
-/// What one writes without thinking: a lock around a deque, and a copy of each message for each subscriber.
+/// What one writes without thinking: a lock around a deque, and a copy of each message for each
+/// subscriber.
 struct Floor {
     state: Mutex<FloorState>,
     capacity: usize,

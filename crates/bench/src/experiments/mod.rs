@@ -7,6 +7,7 @@ use crate::paper::Figure;
 use crate::record::ExperimentResult;
 use crate::seats::{Direction, Row, VARIANTS};
 use crate::slices;
+use crate::topology;
 use crate::workload::Workload;
 
 /// Octets whose arrival is verified, one by one, before anything is measured.
@@ -56,14 +57,21 @@ impl Experiment {
             return Err(format!("{}: no variant to be measured", self.name));
         }
         let names: Vec<_> = rows.iter().map(|row| (row.variant, row.seats.len())).collect();
+        let before = topology::line_transfer_ns();
         let measured = slices::measure(rows, workload.slice, workload.rounds)?;
-        Ok(ExperimentResult::new(
+        let after = topology::line_transfer_ns();
+        let published = self.published.to_vec();
+        let result = ExperimentResult::new(
             self.name,
             self.direction,
             workload,
             &names,
             &measured,
-            self.published.to_vec(),
-        ))
+            published,
+        );
+        Ok(ExperimentResult {
+            line_transfer_ns: [before, after],
+            ..result
+        })
     }
 }

@@ -181,12 +181,9 @@ impl Seat for SendSeat {
             let end = (at + shared.segment).min(shared.ring.len());
             let payload = &shared.ring[at..end];
             let frame = &mut slot[..HEADERS + payload.len()];
-            let (head, rest) = frame.split_at_mut(HEADERS);
-            head.copy_from_slice(&shared.header);
-            head[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
-            rest.copy_from_slice(payload);
-            let checksum = kernel::checksum(frame);
-            frame[50..52].copy_from_slice(&checksum.to_be_bytes());
+            frame[..HEADERS].copy_from_slice(&shared.header);
+            frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
+            kernel::fill(frame, payload);
         }
         let frames: [TxFrame<'_>; SEND_CHUNK] = core::array::from_fn(|i| {
             let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS);

@@ -106,16 +106,18 @@ impl OpenRun {
         Ok(())
     }
 
-    /// Ends the run: its request, stamped, and its frames. `None` if there is none.
+    /// Ends the run: its request, stamped, and its frames. `None` if there is none. `next`, which is empty, takes
+    /// the frames of the next run.
     pub(crate) fn take(
         &mut self,
         now: Instant,
         sent: u64,
         hint: ConnId,
         cursors: Option<(u64, u64)>,
+        next: Run,
     ) -> Option<(Request, Run)> {
         let head = self.head.take()?;
-        let run = core::mem::take(&mut self.run);
+        let run = core::mem::replace(&mut self.run, next);
         let tcp = &head.first;
         let mut digest = Digest::bare(Kind::Segments, now, sent);
         digest.hint = hint;
@@ -232,7 +234,7 @@ mod tests {
         assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
-        let (request, frames) = run.take(Instant::ZERO, 3, ConnId::NONE, None).unwrap();
+        let (request, frames) = run.take(Instant::ZERO, 3, ConnId::NONE, None, Run::default()).unwrap();
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
         assert_eq!(request.digest.seg_len, 10);
@@ -247,13 +249,25 @@ mod tests {
     }
 
     #[test]
+    fn the_device_vouches_for_a_run_as_a_whole_or_not_at_all() {
+        let mut run = OpenRun::default();
+        let (tcp, mut first) = frame(100, Flags::ACK, &[1; 10]);
+        first.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        assert!(run.push(&tcp, [2; 6], first, true).is_ok());
+        let (tcp, mut second) = frame(110, Flags::ACK, &[2; 10]);
+        assert!(run.push(&tcp, [2; 6], second.clone(), true).is_err());
+        second.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        assert!(run.push(&tcp, [2; 6], second, true).is_ok());
+    }
+
+    #[test]
     fn a_gap_a_pure_ack_and_a_longer_segment_begin_runs_of_their_own() {
         let mut run = OpenRun::default();
         assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
         assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
         assert!(!push(&mut run, 110, Flags::ACK, &[]));
         assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
-        run.take(Instant::ZERO, 0, ConnId::NONE, None);
+        run.take(Instant::ZERO, 0, ConnId::NONE, None, Run::default());
         assert!(push(&mut run, 100, Flags::ACK, &[]));
         assert!(!push(&mut run, 100, Flags::ACK, &[]));
     }

@@ -22,13 +22,13 @@ pub(crate) mod stream;
 pub(crate) mod tx;
 pub(crate) mod world;
 
-use arrayvec::ArrayVec;
 use dominoes_drivers::Frame;
 
-use crate::digest::MAX_RUN;
-
 /// The frames behind a request: those of a run, in order; none for other requests.
+///
+/// Runs travel from hand to hand and come back to be filled again, so that neither costs a large copy or an
+/// allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
-    pub(crate) frames: ArrayVec<Frame, MAX_RUN>,
+    pub(crate) frames: Vec<Frame>,
 }

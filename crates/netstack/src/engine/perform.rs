@@ -75,6 +75,10 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         stats.diverged += 1;
         return;
     };
+    if len > 0 {
+        // Whoever builds this frame most likely builds the next one, which is as long.
+        world.tx.fetch(t.first_frame + u64::from(i) + 1, wire::MAX_HEADERS + len as usize);
+    }
     let last = i + 1 == t.count;
     let flags = if last {
         t.flags
@@ -121,6 +125,15 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     let (front, back) = buffer[head..total].split_at_mut(a.len());
     front.copy_from_slice(a);
     back.copy_from_slice(b);
+    // What was copied is summed where it came from: that is in a cache, the slot need not be yet.
+    let header = header_sum(pseudo, &headers, &buffer[ETHERNET_HEADER + 20..head]);
+    let text = |sum: Sum| {
+        if a.len() % 2 == 0 {
+            sum.add(a).add(b)
+        } else {
+            sum.add(&buffer[head..total])
+        }
+    };
     let meta = if world.tx_checksum {
         wire::set_tcp_checksum(buffer, pseudo.folded());
         TxMeta {
@@ -135,7 +148,7 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
             }),
         }
     } else {
-        let sum = pseudo.add(&buffer[ETHERNET_HEADER + 20..total]);
+        let sum = text(header);
         wire::set_tcp_checksum(buffer, sum.finish());
         TxMeta::default()
     };
@@ -147,14 +160,38 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     stats.sent_bytes += u64::from(len);
 }
 
-/// The TCP checksum of a frame whose IPv4 header has no options and whose checksum field is zero.
-pub(crate) fn checksum(frame: &[u8]) -> u16 {
-    let (ip, segment) = frame[ETHERNET_HEADER..].split_at(20);
-    let [.., a, b, c, d, e, f, g, h] = *ip else { return 0 };
-    Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, segment.len())
-        .add(segment)
-        .finish()
+/// Adds a TCP header, of the values that it was written from: reading it back would wait until the slot's
+/// memory is there. A SYN is read.
+#[inline]
+fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
+    if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted {
+        return sum.add(written);
+    }
+    let offset = (written.len() as u32 / 4) << 28;
+    let sum = sum
+        .number(u32::from(h.src_port) << 16 | u32::from(h.dst_port))
+        .number(h.seq)
+        .number(h.ack)
+        .number(offset | u32::from(h.flags) << 16 | u32::from(h.wnd));
+    match h.timestamps {
+        Some((val, ecr)) => sum.number(0x0101_080a).number(val).number(ecr),
+        None => sum,
+    }
+}
+
+/// Copies `text` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with options; the
+/// TCP checksum field is zero), and stores the checksum: what [`build`] costs besides writing headers.
+pub(crate) fn fill(frame: &mut [u8], text: &[u8]) {
+    let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
+    rest.copy_from_slice(text);
+    let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
+        return;
+    };
+    let sum = Sum::default()
+        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
+        .add(&head[ETHERNET_HEADER + 20..])
+        .add(text);
+    wire::set_tcp_checksum(frame, sum.finish());
 }
 
 /// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.

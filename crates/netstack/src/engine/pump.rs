@@ -34,8 +34,8 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
     fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run);
-    /// Moves frames that nobody needs any more to `back`.
-    fn reclaim(&mut self, back: &mut Vec<Frame>);
+    /// Hands out the runs that nobody needs any more.
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
     fn published(&self) -> u64;
     /// All effects of requests below this position have been performed.
@@ -72,6 +72,8 @@ pub(crate) struct RxPump {
     claimed: VecDeque<Frame>,
     batch: Vec<Frame>,
     back: Vec<Frame>,
+    /// Empty runs, to be filled again.
+    spare: Vec<Run>,
     open: OpenRun,
     hints: HashMap<Flow, ConnId>,
     last_hint: Option<(Flow, ConnId)>,
@@ -112,6 +114,7 @@ impl RxPump {
             claimed: VecDeque::with_capacity(BATCH),
             batch: Vec::with_capacity(BATCH),
             back: Vec::new(),
+            spare: Vec::new(),
             open: OpenRun::default(),
             hints: HashMap::new(),
             last_hint: None,
@@ -131,7 +134,13 @@ impl RxPump {
     /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
     /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        log.reclaim(&mut self.back);
+        log.reclaim(&mut |mut run| {
+            // A command has none.
+            if run.frames.capacity() > 0 {
+                self.back.append(&mut run.frames);
+                self.spare.push(run);
+            }
+        });
         if !self.back.is_empty() {
             self.rx.release(&mut self.back);
         }
@@ -488,7 +497,8 @@ impl RxPump {
         let hint = self.hint(&flow);
         let cursors = self.world.streams.get(hint).map(|stream| stream.cursors());
         let sent = self.sample_sent();
-        if let Some((request, run)) = self.open.take(now, sent, hint, cursors) {
+        let next = self.spare.pop().unwrap_or_default();
+        if let Some((request, run)) = self.open.take(now, sent, hint, cursors, next) {
             self.stats.runs += 1;
             let verdict = vouched_for(&request, &run);
             self.publish(request, verdict, run, log);

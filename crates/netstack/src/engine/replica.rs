@@ -751,6 +751,7 @@ mod tests {
         fn listening(backlog: u16) -> Self {
             let limits = Limits {
                 connections: 4,
+                frame_payload: 0,
                 ..Limits::default()
             };
             let mut bench = Bench {

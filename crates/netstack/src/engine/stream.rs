@@ -20,7 +20,7 @@
 //! between. `Effect::Release` moves `released` only when no numbered frame can still refer to the octets.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use crossbeam_utils::CachePadded;
@@ -29,6 +29,19 @@ use dominoes::EventCount;
 use crate::config::Limits;
 use crate::digest::ConnId;
 use crate::effect::{Deliver, Event};
+
+/// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
+#[inline]
+pub(crate) fn prefetch(octets: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in octets.chunks(64) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = octets;
+}
 
 /// Octets shared between threads that agreed on who has which.
 struct ByteRing {
@@ -177,8 +190,9 @@ struct AppSide {
     written: AtomicU64,
     /// SHUTDOWN, ORPHAN, ABORT.
     asked: AtomicU32,
-    /// The pump has been told that something above changed, and has not looked yet.
-    dirty: AtomicBool,
+    /// The pump has been told that something above changed, and has not looked yet: up or down, with the
+    /// tenant's generation, lest a former one raise it late.
+    dirty: AtomicU64,
 }
 
 /// What primaries store for the application.
@@ -224,7 +238,7 @@ impl Streams {
                 read: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 asked: AtomicU32::new(0),
-                dirty: AtomicBool::new(false),
+                dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
                 released: AtomicU64::new(0),
@@ -271,14 +285,15 @@ impl Streams {
         place.app.read.store(0, Ordering::Relaxed);
         place.app.written.store(0, Ordering::Relaxed);
         place.app.asked.store(0, Ordering::Relaxed);
-        place.app.dirty.store(false, Ordering::Relaxed);
+        let next = conn.generation.wrapping_add(1);
+        place.app.dirty.store(flag(next, false), Ordering::Relaxed);
         place.stack.released.store(0, Ordering::Relaxed);
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
         place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `get`.
-        place.generation.store(conn.generation.wrapping_add(1), Ordering::Release);
+        place.generation.store(next, Ordering::Release);
     }
 
     /// Wakes every waiting application: the stack is going away.
@@ -328,7 +343,8 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// All octets of delivery number `deliver.delivery` are in the ring.
+    /// All octets of delivery number `deliver.delivery` are in the ring. Whoever performs wakes the
+    /// application afterwards.
     #[inline]
     pub(crate) fn stamp(&self, deliver: &Deliver) {
         let rings = self.rings();
@@ -336,7 +352,6 @@ impl<'a> StreamRef<'a> {
         let slot = &rings.delivered[(deliver.delivery & (slots - 1)) as usize];
         // ORDERING: Release, pairs with the Acquire in `readable_end`: who sees the stamp sees the octets.
         slot.store(stamp(deliver.delivery, slots, deliver.end), Ordering::Release);
-        self.waiting().notify_all();
     }
 
     /// The octets of the send stream that a numbered frame carries.
@@ -347,12 +362,12 @@ impl<'a> StreamRef<'a> {
         unsafe { self.rings().send.read(offset, len) }
     }
 
-    /// The first `upto` octets of the send stream will not be read again.
+    /// The first `upto` octets of the send stream will not be read again. Whoever performs wakes the
+    /// application afterwards.
     #[inline]
     pub(crate) fn release(&self, upto: u64) {
         // ORDERING: Release, pairs with the Acquire in `writable`: who sees it may overwrite them.
         self.place.stack.released.fetch_max(upto, Ordering::Release);
-        self.waiting().notify_all();
     }
 
     /// A frame says that octets below `edge` may be sent to us.
@@ -512,10 +527,17 @@ impl<'a> StreamRef<'a> {
         self.place.app.asked.fetch_or(bits, Ordering::Release);
     }
 
-    /// Raises the flag; true if it was down, that is if the pump must be told.
+    /// Raises the flag; true if it was down, that is if the pump must be told. Does nothing once the place has
+    /// another tenant, as it may after being asked to let go of this one.
     pub(crate) fn raise(&self) -> bool {
+        let dirty = &self.place.app.dirty;
+        let [down, up] = [false, true].map(|raised| flag(self.conn.generation, raised));
+        // Stored although it is up, or else the pump could lower it without seeing what is new.
         // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the cursors.
-        !self.place.app.dirty.swap(true, Ordering::AcqRel)
+        let raised = dirty.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |found| {
+            (found == down || found == up).then_some(up)
+        });
+        raised == Ok(down)
     }
 
     // What the pump does.
@@ -524,7 +546,8 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn progress(&self) -> (u64, u64, Asked) {
         // ORDERING: AcqRel: Acquire, pairs with the swap in `raise`; lowering first means that a later
         // store raises it again.
-        self.place.app.dirty.swap(false, Ordering::AcqRel);
+        let down = flag(self.conn.generation, false);
+        self.place.app.dirty.swap(down, Ordering::AcqRel);
         let (read, written) = self.cursors();
         // ORDERING: Acquire, pairs with the Release in `ask`.
         let asked = self.place.app.asked.load(Ordering::Acquire);
@@ -567,6 +590,11 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn conn(&self) -> ConnId {
         self.conn
     }
+}
+
+/// The value of a tenant's flag.
+const fn flag(generation: u32, raised: bool) -> u64 {
+    (generation as u64) << 1 | raised as u64
 }
 
 /// How far the application followed the delivery slots.
@@ -679,10 +707,10 @@ mod tests {
     #[test]
     fn a_recycled_place_is_fresh_and_its_former_tenant_gone() {
         let streams = streams();
-        let stream = streams.get(CONN).unwrap();
-        stream.write(b"x");
-        stream.event(Event::Reset, 0);
-        stream.stamp(&deliver(0, 0, 1, 1));
+        let former = streams.get(CONN).unwrap();
+        former.write(b"x");
+        former.event(Event::Reset, 0);
+        former.stamp(&deliver(0, 0, 1, 1));
         streams.recycle(CONN);
         assert!(streams.get(CONN).is_none());
         let next = ConnId {
@@ -694,5 +722,10 @@ mod tests {
         assert_eq!(stream.life().ending(), None);
         let mut seen = Seen::default();
         assert_eq!(readable(&stream, &mut seen), b"");
+        assert!(!former.raise(), "a socket that comes late raises nobody's flag");
+        assert!(stream.raise());
+        assert!(!stream.raise());
+        stream.progress();
+        assert!(stream.raise());
     }
 }

@@ -105,6 +105,41 @@ pub(crate) struct World {
     pub(crate) down: AtomicBool,
 }
 
+/// Applications to be woken: once for all news that performing brings them, when this is dropped.
+///
+/// Waking asks for a fence, which waits for all stores before it; payload may be among them.
+pub(crate) struct Wakes<'a> {
+    world: &'a World,
+    conn: Option<ConnId>,
+}
+
+impl<'a> Wakes<'a> {
+    pub(crate) fn new(world: &'a World) -> Self {
+        Wakes { world, conn: None }
+    }
+
+    /// There is news of deliveries or of room for the application of `conn`.
+    #[inline]
+    pub(crate) fn add(&mut self, conn: ConnId) {
+        if self.conn != Some(conn) {
+            self.wake();
+            self.conn = Some(conn);
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(stream) = self.conn.take().and_then(|conn| self.world.streams.get(conn)) {
+            stream.waiting().notify_all();
+        }
+    }
+}
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
+
 impl World {
     pub(crate) fn new(
         limits: Limits,

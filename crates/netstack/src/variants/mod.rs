@@ -25,7 +25,13 @@ use crate::wire::MAX_HEADERS;
 
 /// The costly steps of every variant as they stand, to be measured alone.
 pub mod kernel {
-    use crate::engine::{perform, prepare};
+    use crate::engine::{perform, prepare, stream};
+
+    /// Asks the processor to fetch `octets` into its nearest cache; waits for nothing.
+    #[inline]
+    pub fn prefetch(octets: &[u8]) {
+        stream::prefetch(octets);
+    }
 
     /// Whether the TCP checksum of a frame (Ethernet, IPv4) is right.
     #[inline]
@@ -33,13 +39,14 @@ pub mod kernel {
         prepare::is_good(frame)
     }
 
-    /// The TCP checksum of a frame (Ethernet, IPv4 without options) whose checksum field is zero.
+    /// Copies `text` behind the headers of a frame (Ethernet, IPv4, TCP, none with options; the TCP checksum
+    /// field is zero), and stores the TCP checksum.
     ///
     /// # Panics
-    /// If the frame is shorter than these headers.
+    /// If the frame is not as long as headers and text together.
     #[inline]
-    pub fn checksum(frame: &[u8]) -> u16 {
-        perform::checksum(frame)
+    pub fn fill(frame: &mut [u8], text: &[u8]) {
+        perform::fill(frame, text);
     }
 }
 
@@ -98,6 +105,7 @@ impl Setup {
         let caps = device.capabilities();
         let limits = &mut self.limits;
         limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
+        // Frames above the MTU are for devices that cut them.
         let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
         limits.frame_payload = limits.frame_payload.min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;

@@ -16,7 +16,7 @@
 //! frames by chunks of their own number, so that one request that causes many frames is many workers' work.
 
 use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use dominoes::{
     Attachments, ByPosition, EventCount, Fingerprints, Mismatch, Pin, PrimaryPolicy, Publisher,
     Role, Seq, Spin, Stocker, Subscription, Verdicts,
 };
-use dominoes_drivers::{Device, Frame};
+use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::digest::{Kind, Request};
@@ -36,7 +36,7 @@ use crate::engine::prepare::prepare;
 use crate::engine::pump::{Log, RESERVED, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
-use crate::engine::world::World;
+use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, PostedStats, PumpStats};
@@ -122,6 +122,10 @@ pub(crate) struct Shared {
     attachments: Arc<Attachments<Run>>,
     pub(crate) rx: Role<RxSide>,
     pub(crate) tx: Role<TxPump>,
+    /// Which worker took the receive pump over last.
+    receiving: CachePadded<AtomicUsize>,
+    /// Which worker took the transmit pump over last.
+    sending: CachePadded<AtomicUsize>,
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     posts: Fingerprints,
@@ -211,11 +215,8 @@ impl Log for GroupLog<'_> {
         assert_eq!(published.ok(), Some(seq), "the log and its frames are out of step");
     }
 
-    fn reclaim(&mut self, back: &mut Vec<Frame>) {
-        while self
-            .stocker
-            .reclaim(&mut |_, mut run| back.extend(run.frames.drain(..)))
-        {}
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
+        while self.stocker.reclaim(&mut |_, run| each(run)) {}
     }
 
     fn published(&self) -> u64 {
@@ -292,6 +293,8 @@ impl<T: Tamper> Group<T> {
                 stocker,
             }),
             tx: Role::new(base.tx),
+            receiving: CachePadded::new(AtomicUsize::new(0)),
+            sending: CachePadded::new(AtomicUsize::new(layout.replicas - 1)),
             performed: (0..layout.replicas)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
@@ -337,7 +340,7 @@ impl<T: Tamper> Group<T> {
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
             let (_, mut log) = side.parts(&self.shared);
-            log.reclaim(&mut Vec::new());
+            log.reclaim(&mut drop);
             log.publish(entry.request, entry.verdict, run);
         }
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
@@ -448,6 +451,127 @@ struct Cursor {
     begun: bool,
 }
 
+/// The run at `seq`, from the chunk that `pin` holds; takes another pin if it holds a different one.
+#[inline]
+fn pinned<'a, 's>(
+    attachments: &'s Attachments<Run>,
+    pin: &'a mut Option<Pin<'s, Run>>,
+    seq: Seq,
+) -> Option<&'a Run> {
+    if pin.as_ref().is_none_or(|pin| !pin.range().contains(&seq)) {
+        *pin = None;
+        *pin = attachments.pin(seq);
+    }
+    pin.as_ref()?.get(seq)
+}
+
+/// A worker while it performs. What others learn of it in atomic words, they learn once a chunk or at its end.
+struct Hands<'a> {
+    id: usize,
+    shared: &'a Shared,
+    kept: &'a Kept,
+    ahead: &'a mut usize,
+    cursor: &'a mut Cursor,
+    stats: &'a mut EffectStats,
+    /// The chunk whose frames are being read.
+    pin: Option<Pin<'a, Run>>,
+    /// Requests of the cursor's chunk that are done with and not reported.
+    finished: u32,
+    wakes: Wakes<'a>,
+}
+
+impl Hands<'_> {
+    /// One step of performing: `Break` when every applied request is done with, else whether something
+    /// was performed.
+    fn step(&mut self) -> ControlFlow<(), bool> {
+        let shared = self.shared;
+        let cursor = &mut *self.cursor;
+        let index = (cursor.seq - self.kept.first) as usize;
+        let Some(applied) = self.kept.applied.get(index) else {
+            return ControlFlow::Break(());
+        };
+        let mine = shared.primary_of_request(cursor.seq) == self.id;
+        if !cursor.begun {
+            cursor.begun = true;
+            cursor.left = applied.effects;
+        }
+        if cursor.left == 0 {
+            if mine {
+                self.finished += 1;
+                *self.ahead = self.ahead.saturating_sub(applied.len as usize);
+            }
+            cursor.seq += 1;
+            cursor.begun = false;
+            if cursor.seq.is_multiple_of(shared.layout.request_chunk as u64) {
+                self.leave_chunk();
+            }
+            return ControlFlow::Continue(false);
+        }
+        let effect = &self.kept.effects[cursor.effect];
+        let mut performed = false;
+        match effect {
+            Effect::Transmit(transmit) => {
+                while cursor.frame < transmit.count {
+                    let i = cursor.frame;
+                    cursor.frame += 1;
+                    if shared.primary_of_frame(transmit.first_frame + u64::from(i)) == self.id {
+                        perform::build(&shared.world, transmit, i, self.stats);
+                        performed = true;
+                        break;
+                    }
+                }
+                if cursor.frame < transmit.count {
+                    return ControlFlow::Continue(performed);
+                }
+            }
+            Effect::Deliver(deliver) if mine => {
+                match pinned(&shared.attachments, &mut self.pin, cursor.seq) {
+                    Some(run) => perform::deliver(
+                        &shared.world,
+                        deliver,
+                        applied.seg_len,
+                        usize::from(applied.payload_offset),
+                        run,
+                        self.stats,
+                    ),
+                    None => self.stats.diverged += 1,
+                }
+                performed = true;
+                self.wakes.add(deliver.conn);
+            }
+            Effect::Deliver(_) => {}
+            other if mine => {
+                perform::tell(&shared.world, other, self.stats);
+                performed = true;
+                if let Effect::Release { conn, .. } = other {
+                    self.wakes.add(*conn);
+                }
+            }
+            _ => {}
+        }
+        let cursor = &mut *self.cursor;
+        cursor.frame = 0;
+        cursor.effect += 1;
+        cursor.left -= 1;
+        ControlFlow::Continue(performed)
+    }
+
+    /// The cursor left a chunk, or rests: what was done in it is told. A pin of ours would keep its frames
+    /// from going back to the device.
+    fn leave_chunk(&mut self) {
+        self.pin = None;
+        let finished = core::mem::take(&mut self.finished);
+        if finished > 0 {
+            self.shared.attachments.done(self.cursor.seq - 1, finished);
+        }
+    }
+
+    /// Nothing more is performed for now.
+    fn rest(mut self) {
+        self.leave_chunk();
+    }
+}
+
 /// One replica, and its share of the work.
 pub struct Worker<T: Tamper = ()> {
     id: usize,
@@ -485,8 +609,49 @@ impl<T: Tamper> Worker<T> {
     }
 
     /// Everything that can be done now, once. Returns how much that was.
+    ///
+    /// The pumps stay where they are as long as their holders come back for them: what belongs to a pump would
+    /// else move from cache to cache with it. Who has nothing else to do takes one over.
     pub fn turn(&mut self, now: Instant) -> usize {
-        self.pump(now).unwrap_or(0) + self.work()
+        let mut done = if self.has_receive_pump() {
+            self.pump(now).unwrap_or(0)
+        } else {
+            0
+        };
+        done += self.work();
+        if done == 0 {
+            done = self.take_receive_pump(now);
+        }
+        done
+    }
+
+    /// Whether this worker was the last to take the receive pump over.
+    pub fn has_receive_pump(&self) -> bool {
+        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role decides.
+        self.shared.receiving.load(Ordering::Relaxed) == self.id
+    }
+
+    /// Takes the receive pump over for want of anything else to do. Returns how much there was to pump.
+    pub fn take_receive_pump(&mut self, now: Instant) -> usize {
+        let done = self.pump(now).unwrap_or(0);
+        if done > 0 && !self.has_receive_pump() {
+            self.shared.receiving.store(self.id, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// As [`Worker::turn`] does with the receive pump: the last holder sends, others only if they are idle.
+    fn send_in_turn(&mut self, idle: bool) -> usize {
+        // ORDERING: Relaxed both, as in `has_receive_pump`.
+        let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
+        if !holder && !idle {
+            return 0;
+        }
+        let done = self.send().unwrap_or(0);
+        if done > 0 && !holder {
+            self.shared.sending.store(self.id, Ordering::Relaxed);
+        }
+        done
     }
 
     /// A turn without the receive pump: everything that needs no clock.
@@ -495,7 +660,7 @@ impl<T: Tamper> Worker<T> {
         let mut done = self.prepare_mine();
         done += self.apply_ready();
         done += self.perform_mine();
-        done += self.send().unwrap_or(0);
+        done += self.send_in_turn(done == 0);
         if done == 0 {
             done = usize::from(self.prepare(self.replica.position()));
         }
@@ -516,20 +681,40 @@ impl<T: Tamper> Worker<T> {
 
     /// Prepares requests of this worker's chunks, in order, as far as the budget goes.
     fn prepare_mine(&mut self) -> usize {
-        let end = self.log.end();
-        let chunk = self.shared.layout.request_chunk as u64;
+        let Worker {
+            id,
+            shared,
+            log,
+            replica,
+            prepared,
+            ahead,
+            stats,
+            ..
+        } = self;
+        let end = log.end();
+        let chunk = shared.layout.request_chunk as u64;
         let mut done = 0;
-        self.prepared = self.prepared.max(self.replica.position());
-        while self.prepared < end && self.ahead < self.shared.layout.ahead_bytes {
-            if self.shared.primary_of_request(self.prepared) != self.id {
-                self.prepared = (self.prepared / chunk + 1) * chunk;
+        // One pin serves a whole chunk.
+        let mut pin = None;
+        *prepared = (*prepared).max(replica.position());
+        while *prepared < end && *ahead < shared.layout.ahead_bytes {
+            let seq = *prepared;
+            if shared.primary_of_request(seq) != *id {
+                *prepared = (seq / chunk + 1) * chunk;
                 continue;
             }
-            if let Some(request) = self.log.get(self.prepared) {
-                self.ahead += request.digest.len as usize;
+            *prepared += 1;
+            let Some(request) = log.get(seq) else {
+                continue;
+            };
+            *ahead += request.digest.len as usize;
+            if shared.verdicts.get(seq).is_none()
+                && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
+            {
+                shared.verdicts.set(seq, prepare(request, run));
+                stats.prepared += 1;
+                done += 1;
             }
-            done += usize::from(self.prepare(self.prepared));
-            self.prepared += 1;
         }
         done
     }
@@ -605,13 +790,11 @@ impl<T: Tamper> Worker<T> {
 
     fn perform_mine(&mut self) -> usize {
         let mut done = 0;
-        // One pin serves a whole chunk.
-        let shared = Arc::clone(&self.shared);
-        let mut pin = None;
-        while let ControlFlow::Continue(performed) = self.perform_step(&shared, &mut pin) {
+        let mut hands = self.hands();
+        while let ControlFlow::Continue(performed) = hands.step() {
             done += usize::from(performed);
         }
-        drop(pin);
+        hands.rest();
         self.after_performing();
         done
     }
@@ -619,18 +802,31 @@ impl<T: Tamper> Worker<T> {
     /// Performs the next effect, or the next frame of one, whose primary is this worker. Says whether there
     /// was one.
     pub fn perform(&mut self) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let mut pin = None;
         let mut performed = false;
-        while let ControlFlow::Continue(now) = self.perform_step(&shared, &mut pin) {
+        let mut hands = self.hands();
+        while let ControlFlow::Continue(now) = hands.step() {
             if now {
                 performed = true;
                 break;
             }
         }
-        drop(pin);
+        hands.rest();
         self.after_performing();
         performed
+    }
+
+    fn hands(&mut self) -> Hands<'_> {
+        Hands {
+            id: self.id,
+            shared: &self.shared,
+            kept: &self.kept,
+            ahead: &mut self.ahead,
+            cursor: &mut self.cursor,
+            stats: &mut self.stats,
+            pin: None,
+            finished: 0,
+            wakes: Wakes::new(&self.shared.world),
+        }
     }
 
     /// Tells how far this worker is, and forgets what nobody will ask for.
@@ -645,85 +841,6 @@ impl<T: Tamper> Worker<T> {
             self.kept.forget(below);
             self.cursor.effect -= before - self.kept.effects.len();
         }
-    }
-
-    /// One step of performing: `Break` when every applied request is done with, else whether something
-    /// was performed.
-    fn perform_step<'s>(
-        &mut self,
-        shared: &'s Shared,
-        pin: &mut Option<Pin<'s, Run>>,
-    ) -> ControlFlow<(), bool> {
-        let cursor = &mut self.cursor;
-        let index = (cursor.seq - self.kept.first) as usize;
-        let Some(applied) = self.kept.applied.get(index) else {
-            return ControlFlow::Break(());
-        };
-        let mine = shared.primary_of_request(cursor.seq) == self.id;
-        if !cursor.begun {
-            cursor.begun = true;
-            cursor.left = applied.effects;
-        }
-        if cursor.left == 0 {
-            if mine {
-                // A pin of ours would keep the chunk from going back to the device.
-                if shared.primary_of_request(cursor.seq + 1) != self.id {
-                    *pin = None;
-                }
-                shared.attachments.done(cursor.seq, 1);
-                self.ahead = self.ahead.saturating_sub(applied.len as usize);
-            }
-            cursor.seq += 1;
-            cursor.begun = false;
-            return ControlFlow::Continue(false);
-        }
-        let effect = &self.kept.effects[cursor.effect];
-        let mut performed = false;
-        match effect {
-            Effect::Transmit(transmit) => {
-                while cursor.frame < transmit.count {
-                    let i = cursor.frame;
-                    cursor.frame += 1;
-                    if shared.primary_of_frame(transmit.first_frame + u64::from(i)) == self.id {
-                        perform::build(&shared.world, transmit, i, &mut self.stats);
-                        performed = true;
-                        break;
-                    }
-                }
-                if cursor.frame < transmit.count {
-                    return ControlFlow::Continue(performed);
-                }
-            }
-            Effect::Deliver(deliver) if mine => {
-                if pin.as_ref().is_none_or(|p| !p.range().contains(&cursor.seq)) {
-                    *pin = None;
-                    *pin = shared.attachments.pin(cursor.seq);
-                }
-                match pin.as_ref().and_then(|p| p.get(cursor.seq)) {
-                    Some(run) => perform::deliver(
-                        &shared.world,
-                        deliver,
-                        applied.seg_len,
-                        usize::from(applied.payload_offset),
-                        run,
-                        &mut self.stats,
-                    ),
-                    None => self.stats.diverged += 1,
-                }
-                performed = true;
-            }
-            Effect::Deliver(_) => {}
-            other if mine => {
-                perform::tell(&shared.world, other, &mut self.stats);
-                performed = true;
-            }
-            _ => {}
-        }
-        let cursor = &mut self.cursor;
-        cursor.frame = 0;
-        cursor.effect += 1;
-        cursor.left -= 1;
-        ControlFlow::Continue(performed)
     }
 
     /// Takes the transmit pump for one turn; `None` if somebody else has it.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dominoes_drivers::{Device, Frame};
+use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::digest::Request;
@@ -13,7 +13,7 @@ use crate::engine::prepare::prepare;
 use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
-use crate::engine::world::World;
+use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, PumpStats};
@@ -37,7 +37,7 @@ struct Core {
     world: Arc<World>,
     replica: Replica,
     effects: Vec<Effect>,
-    back: Vec<Frame>,
+    back: Vec<Run>,
     stats: EffectStats,
 }
 
@@ -46,31 +46,39 @@ impl Log for Core {
         ROOM
     }
 
-    fn publish(&mut self, request: Request, verdict: Option<u16>, mut run: Run) {
+    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run) {
         let verdict = verdict.unwrap_or_else(|| {
             self.stats.prepared += 1;
             prepare(&request, &run)
         });
         self.replica.apply(&request, verdict, &mut self.effects);
+        let mut wakes = Wakes::new(&self.world);
         for effect in self.effects.drain(..) {
             match &effect {
                 Effect::Deliver(deliver) => {
                     let (seg_len, offset) = request.layout();
                     perform::deliver(&self.world, deliver, seg_len, offset, &run, &mut self.stats);
+                    wakes.add(deliver.conn);
                 }
                 Effect::Transmit(transmit) => {
                     for i in 0..transmit.count {
                         perform::build(&self.world, transmit, i, &mut self.stats);
                     }
                 }
-                other => perform::tell(&self.world, other, &mut self.stats),
+                other => {
+                    perform::tell(&self.world, other, &mut self.stats);
+                    if let Effect::Release { conn, .. } = other {
+                        wakes.add(*conn);
+                    }
+                }
             }
         }
-        self.back.extend(run.frames.drain(..));
+        drop(wakes);
+        self.back.push(run);
     }
 
-    fn reclaim(&mut self, back: &mut Vec<Frame>) {
-        back.append(&mut self.back);
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
+        self.back.drain(..).for_each(each);
     }
 
     fn published(&self) -> u64 {

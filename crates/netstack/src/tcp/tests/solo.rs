@@ -26,6 +26,7 @@ impl Solo {
             receive_buffer: 1 << 15,
             send_buffer: 1 << 15,
             mtu: 1040,
+            frame_payload: 0,
             ..Limits::default()
         }
     }

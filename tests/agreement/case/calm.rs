@@ -1,0 +1,155 @@
+//! The end of a case: no more faults, no new data, and everything that was sent must arrive.
+
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::Tamper;
+
+use super::super::check::Failure;
+use super::super::peer::{Peer, Phase};
+use super::super::plan::Bad;
+use super::Case;
+
+/// Nothing goes wrong any more.
+const GOOD: Bad = Bad {
+    loss: 0,
+    duplication: 0,
+    reordering: 0,
+    corruption: 0,
+    overlap: 0,
+    strays: 0,
+};
+
+/// Jumps to the next deadline after the faults have ended, without an octet arriving.
+const JUMPS: usize = 60;
+
+impl<T: Tamper> Case<'_, T> {
+    /// No more faults and no new data: everything that was sent arrives.
+    pub(super) fn calm(&mut self) -> Result<(), Failure> {
+        self.script.accept_at_most(None);
+        let finishes = self.plan.app.finishes;
+        self.app.stop(finishes);
+        for peer in &mut self.peers {
+            peer.stop(finishes);
+        }
+        let mut jumps = 0;
+        let mut before = 0;
+        loop {
+            let mut done = self.app.drain(finishes)?;
+            self.forget_failed();
+            for index in 0..self.peers.len() {
+                self.peers[index].read(u64::MAX >> 1);
+                done += self.emit_from(index, &GOOD);
+            }
+            while self.arrive(&GOOD) {
+                done += 1;
+            }
+            while self.leave(&GOOD)? {
+                done += 1;
+            }
+            done += self.turns()?;
+            let octets = self.octets();
+            if octets != before {
+                (before, jumps) = (octets, 0);
+            }
+            if done > 0 {
+                self.now += 10_000;
+                continue;
+            }
+            if (0..self.peers.len()).all(|index| self.is_complete(index)) {
+                return Ok(());
+            }
+            let next = self.next_deadline();
+            jumps += 1;
+            if next == u64::MAX || jumps > JUMPS {
+                return Err(self.incomplete());
+            }
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// A turn of every worker.
+    fn turns(&mut self) -> Result<usize, Failure> {
+        let mut done = 0;
+        let first = self.rng.index(self.plan.replicas);
+        for i in 0..self.plan.replicas {
+            let id = (first + i) % self.plan.replicas;
+            done += self.group.workers()[id].turn(Instant::from_nanos(self.now));
+            self.mark(id)?;
+        }
+        self.collect(&GOOD)?;
+        Ok(done)
+    }
+
+    fn octets(&self) -> u64 {
+        let read: usize = self.app.connections.iter().map(|c| c.received.len()).sum();
+        let got: u64 = self.peers.iter().map(Peer::received).sum();
+        read as u64 + got
+    }
+
+    /// Whether everything that was sent on a connection has arrived.
+    fn is_complete(&self, index: usize) -> bool {
+        let peer = &self.peers[index];
+        if !peer.is_open() {
+            return true;
+        }
+        let Some(connection) = self.app.of(index) else {
+            return self.app.is_connecting(index) && peer.sent() == 0;
+        };
+        connection.gave_up
+            || connection.ended.is_none()
+                && peer.is_content()
+                && peer.received() == connection.written
+                && peer.sent() == connection.received.len() as u64
+                && (!self.plan.app.finishes || connection.eof && peer.saw_the_end())
+    }
+
+    fn incomplete(&mut self) -> Failure {
+        let index = (0..self.peers.len()).find(|&index| !self.is_complete(index));
+        let index = index.unwrap_or(0);
+        let position = self.published();
+        Failure::new(format!(
+            "not everything arrives: {:?} / {:?} at {position}, now {} ns",
+            self.peers[index],
+            self.app.of(index),
+            self.now
+        ))
+    }
+
+    /// All work is done, nobody saw a disagreement, and connections ended only as somebody wanted.
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
+        while self.turns()? > 0 {}
+        let end = self.published();
+        for (id, worker) in self.group.workers().iter().enumerate() {
+            let position = worker.replica().position();
+            if position != end {
+                return Err(Failure::new(format!(
+                    "worker {id} stays at {position} of {end}"
+                )));
+            }
+            let diverged = worker.stats().diverged;
+            if diverged > 0 {
+                return Err(Failure::new(format!(
+                    "worker {id} counts {diverged} divergences"
+                )));
+            }
+        }
+        if let Err(mismatch) = self.group.compare() {
+            return Err(Failure::new(format!("posted: {mismatch}")));
+        }
+        for connection in &self.app.connections {
+            let peer = &self.peers[connection.peer];
+            let wanted = peer.reset_by_us || connection.gave_up;
+            if connection.eof && connection.received.len() as u64 != peer.sent() {
+                return Err(Failure::new(format!("{connection:?} ends before {peer:?}")));
+            }
+            self.seen.reset |= peer.phase == Phase::Reset;
+            self.seen.finished |= connection.eof && peer.saw_the_end();
+            let is_early = connection.ended.is_some() || peer.phase == Phase::Reset;
+            if is_early && !wanted {
+                return Err(Failure::new(format!(
+                    "nobody wanted the end of {connection:?} / {peer:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}

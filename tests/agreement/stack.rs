@@ -1,0 +1,70 @@
+//! What a case is built of: the device, the bounds and the layout of its plan, and a log in memory.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use dominoes_drivers::Device;
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::Layout;
+use dominoes_netstack::{Entry, Limits, Recording};
+
+use super::plan::Plan;
+use super::segment;
+
+/// The device of a plan and its far side.
+pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
+    let config = MemoryConfig::default().tso4_max_bytes(plan.device.cuts);
+    let (device, script) = scripted_with(config);
+    (Box::new(device), script)
+}
+
+/// Address, secret and bounds of a plan.
+pub(crate) fn setup(plan: &Plan) -> Setup {
+    let mut setup = Setup::new(segment::STACK.into(), 24, [plan.seed, !plan.seed]);
+    let limits = &mut setup.limits;
+    limits.connections = plan.limits.connections;
+    limits.receive_buffer = plan.limits.receive_buffer;
+    limits.send_buffer = plan.limits.send_buffer;
+    limits.tx_slots = plan.limits.tx_slots;
+    limits.mtu = plan.limits.mtu;
+    limits.quantum = plan.limits.quantum;
+    limits.frame_payload = plan.device.cuts as u32;
+    setup
+}
+
+pub(crate) fn layout(plan: &Plan) -> Layout {
+    let mut layout = Layout::default();
+    layout.replicas = plan.replicas;
+    layout.log = plan.log;
+    layout.request_chunk = plan.request_chunk;
+    layout.frame_chunk = plan.frame_chunk;
+    layout.ahead_bytes = plan.ahead_bytes;
+    layout.keep = plan.keep;
+    layout.fingerprint_every = plan.fingerprint_every;
+    layout
+}
+
+/// A log in memory.
+#[derive(Clone, Default)]
+pub(crate) struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Memory {
+    pub(crate) fn entries(&self) -> (Limits, Vec<Entry>) {
+        let bytes = self.0.lock().expect("no writer panics");
+        let recording = Recording::open(&bytes[..]).expect("the recorder wrote it");
+        let limits = recording.limits();
+        let entries: Result<Vec<Entry>, _> = recording.collect();
+        (limits, entries.expect("the recorder wrote it"))
+    }
+}
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no writer panics").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Sees every frame of the stack as it leaves, before the wire can harm it.
+
+use super::peer::FIRST_PORT;
+use super::segment::{self, RST, SYN, Segment};
+use super::wire::Seen;
+
+/// What left for one port of the far side.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    /// Sequence number of the newest SYN, and the stack's port.
+    syn: Option<(u32, u16)>,
+    /// The number after the highest octet that left.
+    left: Option<u32>,
+    /// The right edge of the stack's window.
+    edge: Option<u32>,
+}
+
+/// What left for each port of the far side.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    flows: Vec<Flow>,
+}
+
+impl Watch {
+    /// The far side uses one more port; says which.
+    pub(crate) fn add(&mut self) -> usize {
+        self.flows.push(Flow::default());
+        self.flows.len() - 1
+    }
+
+    /// Looks at a frame that leaves; gives the initial sequence number of its connection.
+    ///
+    /// # Errors
+    /// If no stack may send it.
+    pub(crate) fn look(&mut self, bytes: &[u8], seen: &mut Seen) -> Result<Option<u32>, String> {
+        if bytes[12..14] == [0x08, 0x06] {
+            return Ok(None);
+        }
+        let Some(seg) = Segment::read(bytes) else {
+            return Err(format!("a damaged frame left: {bytes:02x?}"));
+        };
+        let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
+        let Some(flow) = self.flows.get_mut(port) else {
+            return Ok(None);
+        };
+        if seg.has(SYN) && flow.syn != Some((seg.seq, seg.src_port)) {
+            *flow = Flow {
+                syn: Some((seg.seq, seg.src_port)),
+                ..Flow::default()
+            };
+        }
+        let Some((iss, stack_port)) = flow.syn else {
+            return Ok(None);
+        };
+        if seg.src_port != stack_port {
+            return Ok(None);
+        }
+        if !seg.has(RST) {
+            let known = flow.edge;
+            flow.note(&seg, seen);
+            let back = known.zip(flow.edge);
+            let back = back.map_or(0, |(known, edge)| known.wrapping_sub(edge) as i32);
+            if back > 0 {
+                return Err(format!(
+                    "the right edge of the window for port {port} moved back by {back}: {seg:?}"
+                ));
+            }
+        }
+        Ok(Some(iss))
+    }
+}
+
+impl Flow {
+    fn note(&mut self, seg: &Segment, seen: &mut Seen) {
+        let len = seg.payload.len() as u32 + u32::from(seg.has(SYN));
+        let end = seg.seq.wrapping_add(len);
+        let is_new = self
+            .left
+            .is_none_or(|left| (end.wrapping_sub(left) as i32) > 0);
+        if is_new {
+            self.left = Some(end);
+        } else {
+            seen.retransmission |= len > 0;
+        }
+        if seg.has(segment::ACK) {
+            seen.our_window_closed |= seg.wnd == 0;
+            // The receive buffer is small: windows are not scaled.
+            self.edge = Some(seg.ack.wrapping_add(u32::from(seg.wnd)));
+        }
+    }
+}
