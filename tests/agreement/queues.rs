@@ -19,9 +19,9 @@ pub(crate) struct Parted {
     pub(crate) frames: bool,
 }
 
-/// Splits a log and lets `replicas` of them apply it, each taking from the two queues as it pleases; when all
-/// have applied the same entries of both, they are compared.
-pub(crate) fn part(entries: &[Entry], limits: Limits, replicas: usize, rng: &mut Rng) -> Parted {
+/// Splits a log and lets one replica for each of `haste` apply it, each taking from the two queues in the order
+/// that its own choices give; whenever all have applied the same entries of both, they are compared.
+pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Parted {
     let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries
         .iter()
         .partition(|entry| matches!(entry.request.body, Body::Progress { .. }));

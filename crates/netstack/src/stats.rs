@@ -22,8 +22,8 @@ pub struct StateStats {
     pub opened: u64,
     /// Connections that ended.
     pub closed: u64,
-    /// Connections closed because handling a request for them panicked.
-    pub panicked: u64,
+    /// Connections whose TIME-WAIT was cut short because the table was nearly full.
+    pub cut_short: u64,
 }
 
 /// What the receive pump saw.

@@ -603,7 +603,7 @@ mod tests {
             frame.truncate(head + 3);
             let at = at % frame.len();
             frame[at] = value;
-            if mend {
+            if mend && at != ETHERNET_HEADER {
                 sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
             }
             frame.truncate(len);

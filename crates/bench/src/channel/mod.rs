@@ -6,8 +6,8 @@
 //! the peer promises one order for all, a hash of the order must agree among subscribers. Whoever
 //! finds a full or an empty channel spins for a moment and then yields.
 
-pub mod peers;
-pub mod report;
+pub(crate) mod peers;
+pub(crate) mod report;
 
 use std::{
     hint::black_box,
@@ -20,7 +20,7 @@ use std::{
 };
 
 /// 64 bytes: publisher, number, and six words that follow from both.
-pub type Message = [u64; 8];
+pub(crate) type Message = [u64; 8];
 
 /// Number of the message that ends a publisher's stream.
 const END: u64 = u64::MAX;
@@ -32,7 +32,7 @@ fn word(publisher: u64, number: u64) -> u64 {
 
 /// Makes one publisher's messages.
 #[derive(Debug)]
-pub struct Source {
+pub(crate) struct Source {
     publisher: u64,
     number: u64,
 }
@@ -40,7 +40,7 @@ pub struct Source {
 impl Source {
     /// The next message.
     #[inline(always)]
-    pub fn message(&mut self) -> Message {
+    pub(crate) fn message(&mut self) -> Message {
         let number = self.number;
         self.number += 1;
         Self::with(self.publisher, number)
@@ -55,7 +55,7 @@ impl Source {
 
 /// Checks what one subscriber sees.
 #[derive(Debug)]
-pub struct Check {
+pub(crate) struct Check {
     next: [u64; 8],
     open: usize,
     /// Folds the order, if there is more than one publisher (otherwise the numbers say it all).
@@ -78,7 +78,7 @@ impl Check {
     /// # Panics
     /// If it is not the one that is due from its publisher.
     #[inline(always)]
-    pub fn see(&mut self, message: &Message) {
+    pub(crate) fn see(&mut self, message: &Message) {
         let [publisher, number, rest @ ..] = *message;
         let word = word(publisher, number);
         let wrong = rest.iter().fold(0, |wrong, found| wrong | (found ^ word));
@@ -111,7 +111,7 @@ impl Check {
 
     /// Whether every publisher's stream has ended.
     #[inline(always)]
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.open == 0
     }
 
@@ -122,12 +122,12 @@ impl Check {
 
 /// Spins for a moment, then yields: the same for everyone who waits by hand.
 #[derive(Debug, Default)]
-pub struct Backoff(u32);
+pub(crate) struct Backoff(u32);
 
 impl Backoff {
     /// Waits a little, and longer each time.
     #[inline]
-    pub fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         if self.0 < 4 {
             self.0 += 1;
             for _ in 0..16 {
@@ -140,13 +140,13 @@ impl Backoff {
 
     /// There was something to do.
     #[inline]
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.0 = 0;
     }
 }
 
 /// One publisher of some channel.
-pub trait Tx: Send + 'static {
+pub(crate) trait Tx: Send + 'static {
     /// Publishes one message; waits while the channel is full.
     fn one(&mut self, message: Message);
 
@@ -159,26 +159,26 @@ pub trait Tx: Send + 'static {
 }
 
 /// One subscriber of some channel.
-pub trait Rx: Send + 'static {
+pub(crate) trait Rx: Send + 'static {
     /// Shows what is there to `check`; waits if there is nothing.
     fn some(&mut self, check: &mut Check);
 }
 
 /// A point of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Point {
+pub(crate) struct Point {
     /// Number of publishers.
-    pub publishers: usize,
+    pub(crate) publishers: usize,
     /// Number of subscribers.
-    pub subscribers: usize,
+    pub(crate) subscribers: usize,
     /// Messages per publish call.
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Bound on what is in flight.
-    pub capacity: usize,
+    pub(crate) capacity: usize,
 }
 
 /// Pins the calling thread; false if that is not possible.
-pub fn pin(core: usize) -> bool {
+pub(crate) fn pin(core: usize) -> bool {
     core_affinity::set_for_current(core_affinity::CoreId { id: core })
 }
 
@@ -186,16 +186,16 @@ pub fn pin(core: usize) -> bool {
 /// times for seconds on end, with where the host puts the two cores and who else is there;
 /// measurements from different times are not comparable.
 #[derive(Debug)]
-pub struct Distance {
+pub(crate) struct Distance {
     /// The shortest round trip seen, in nanoseconds.
-    pub best_ns: f64,
+    pub(crate) best_ns: f64,
     /// What may still be spent waiting for it to come back.
     budget: Duration,
 }
 
 impl Distance {
     /// Looks for the shortest round trip for a while.
-    pub fn new(budget: Duration) -> Self {
+    pub(crate) fn new(budget: Duration) -> Self {
         let best_ns = (0..100)
             .map(|_| Self::round_trip_ns())
             .fold(f64::INFINITY, f64::min);
@@ -203,7 +203,7 @@ impl Distance {
     }
 
     /// Bounces a line between the cores for a moment.
-    pub fn round_trip_ns() -> f64 {
+    pub(crate) fn round_trip_ns() -> f64 {
         const TURNS: u64 = 500;
         let line = Arc::new(AtomicU64::new(0));
         let bounce = |core, mine: u64| {
@@ -225,7 +225,7 @@ impl Distance {
     }
 
     /// Measures once while the cores are close, before and after; says whether they were.
-    pub fn measure(&mut self, mut run: impl FnMut() -> f64) -> (f64, bool) {
+    pub(crate) fn measure(&mut self, mut run: impl FnMut() -> f64) -> (f64, bool) {
         let mut close = || {
             let now = Self::round_trip_ns();
             self.best_ns = self.best_ns.min(now);
@@ -253,7 +253,7 @@ impl Distance {
 ///
 /// # Panics
 /// If a check fails.
-pub fn drive<X: Tx, R: Rx>(
+pub(crate) fn drive<X: Tx, R: Rx>(
     point: Point,
     one_order: bool,
     window: Duration,
@@ -335,7 +335,7 @@ pub fn drive<X: Tx, R: Rx>(
 }
 
 /// The median; `NaN` of nothing.
-pub fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {

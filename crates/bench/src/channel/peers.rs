@@ -9,7 +9,7 @@ use std::{
 
 /// Something that can be measured at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     /// `dominoes::channel`.
     Dominoes,
     /// `disruptor`, single-producer build.
@@ -32,7 +32,7 @@ pub enum Peer {
 
 impl Peer {
     /// All of them.
-    pub const ALL: [Peer; 9] = [
+    pub(crate) const ALL: [Peer; 9] = [
         Peer::Dominoes,
         Peer::DisruptorSingle,
         Peer::DisruptorMulti,
@@ -45,7 +45,7 @@ impl Peer {
     ];
 
     /// Short name.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Peer::Dominoes => "dominoes",
             Peer::DisruptorSingle => "disruptor-1p",
@@ -60,7 +60,7 @@ impl Peer {
     }
 
     /// Whether the peer can do this at all.
-    pub fn can(self, point: Point) -> bool {
+    pub(crate) fn can(self, point: Point) -> bool {
         match self {
             Peer::DisruptorSingle | Peer::Photon => point.publishers == 1,
             _ => true,
@@ -68,7 +68,7 @@ impl Peer {
     }
 
     /// Messages per second at a point.
-    pub fn run(self, point: Point, window: Duration) -> f64 {
+    pub(crate) fn run(self, point: Point, window: Duration) -> f64 {
         let Point {
             publishers,
             subscribers,

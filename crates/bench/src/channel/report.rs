@@ -5,7 +5,7 @@ use std::{fmt::Write as _, fs, io, path::Path};
 
 /// Table 5.2 of the dissertation this project goes back to: requests per second, by publishers and
 /// subscribers.
-pub const TABLE_5_2: [((usize, usize), f64); 9] = [
+pub(crate) const TABLE_5_2: [((usize, usize), f64); 9] = [
     ((1, 1), 1_693_834.0),
     ((1, 2), 1_294_543.0),
     ((1, 4), 915_600.0),
@@ -19,24 +19,24 @@ pub const TABLE_5_2: [((usize, usize), f64); 9] = [
 
 /// All that was measured of one peer at one point, messages per second.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub(crate) struct Row {
     /// Where.
-    pub point: Point,
+    pub(crate) point: Point,
     /// Who.
-    pub peer: Peer,
+    pub(crate) peer: Peer,
     /// One value per round.
-    pub rates: Vec<f64>,
+    pub(crate) rates: Vec<f64>,
 }
 
 /// Everything that was measured.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     /// By point, then peer.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// Anything else, as name and value.
-    pub figures: Vec<(String, f64)>,
+    pub(crate) figures: Vec<(String, f64)>,
     /// Each bound with what was measured: name, worst ratio, where, whether it holds.
-    pub verdicts: Vec<(String, f64, String, bool)>,
+    pub(crate) verdicts: Vec<(String, f64, String, bool)>,
 }
 
 fn published(point: Point) -> f64 {
@@ -56,7 +56,7 @@ fn at(point: Point) -> String {
 
 impl Report {
     /// The median rate of a peer at a point.
-    pub fn rate(&self, point: Point, peer: Peer) -> Option<f64> {
+    pub(crate) fn rate(&self, point: Point, peer: Peer) -> Option<f64> {
         self.rows
             .iter()
             .find(|row| row.point == point && row.peer == peer)
@@ -99,7 +99,7 @@ impl Report {
     }
 
     /// Works out every bound.
-    pub fn judge(&mut self) {
+    pub(crate) fn judge(&mut self) {
         use Peer::*;
         let big = |point: Point| point.capacity == 4096;
         let alone = move |point: Point| big(point) && point.publishers == 1;
@@ -177,7 +177,7 @@ impl Report {
     }
 
     /// The table for the terminal.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         let _ = write!(out, "{:<32}", "million messages/s, median");
         for peer in Peer::ALL {
@@ -217,7 +217,7 @@ impl Report {
     }
 
     /// Writes `channel.json` and `channel.svg` into a directory.
-    pub fn write(&self, directory: &Path) -> io::Result<()> {
+    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
         let rows: Vec<_> = self
             .rows

@@ -30,6 +30,8 @@ struct Place {
     waits_for_turn: bool,
     /// Whether it stands in `unsent`.
     waits_for_sent: bool,
+    /// Whether it stands in `time_wait`.
+    waits_out: bool,
     /// The earliest entry that `deadlines` has for it.
     armed: Instant,
 }
@@ -42,6 +44,7 @@ impl Place {
             parent: None,
             waits_for_turn: false,
             waits_for_sent: false,
+            waits_out: false,
             armed: Instant::NEVER,
         }
     }
@@ -85,6 +88,8 @@ pub struct Replica {
     waiting: VecDeque<ConnId>,
     /// Connections with something to do once so many frames are sent; counts ascend.
     unsent: VecDeque<(u64, ConnId)>,
+    /// Connections in TIME-WAIT, longest there first; some may be over already.
+    time_wait: VecDeque<ConnId>,
     /// When to look at which connection. An entry may be early, never late.
     deadlines: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     stats: StateStats,
@@ -112,6 +117,7 @@ impl Replica {
             listeners: BTreeMap::new(),
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),
+            time_wait: VecDeque::new(),
             deadlines: BinaryHeap::new(),
             stats: StateStats::default(),
         }
@@ -255,6 +261,7 @@ impl Replica {
             return;
         }
         let port = flow.local.port();
+        self.thin_out(out);
         let room = self.listeners.get(&port).is_some_and(Listener::has_room);
         let Some(conn) = room.then(|| self.allocate()).flatten() else {
             self.stats.refused_syn += 1;
@@ -292,6 +299,22 @@ impl Replica {
             flow,
             open: true,
         });
+    }
+
+    /// Makes room when the table is nearly full: connections in TIME-WAIT only guard against segments from
+    /// the past, so the one that did for longest ends first. Its place is free a little later.
+    fn thin_out(&mut self, out: &mut impl EffectSink) {
+        let spare = self.limits.connections as usize / 8;
+        if self.limits.connections as usize + self.free.len() > self.places.len() + spare {
+            return;
+        }
+        while let Some(conn) = self.time_wait.pop_front() {
+            let waits = |tcb: &Tcb| tcb.state() == State::TimeWait;
+            if self.current(conn).is_some_and(|place| place.tcb.as_ref().is_some_and(waits)) {
+                self.stats.cut_short += 1;
+                return self.bury(conn, out);
+            }
+        }
     }
 
     fn allocate(&mut self) -> Option<ConnId> {
@@ -332,6 +355,10 @@ impl Replica {
         let Some(tcb) = &mut place.tcb else { return };
         self.fold = tcb.fold(self.fold ^ self.frames.next);
         let closed = tcb.is_closed();
+        if tcb.state() == State::TimeWait && !place.waits_out {
+            place.waits_out = true;
+            self.time_wait.push_back(conn);
+        }
         if finish.blocked && !place.waits_for_turn {
             place.waits_for_turn = true;
             self.waiting.push_back(conn);
@@ -546,6 +573,7 @@ impl Replica {
         port: u16,
         out: &mut impl EffectSink,
     ) {
+        self.thin_out(out);
         let flow = self.choose_port(remote, port);
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
         let Some((flow, conn)) = conn else {
@@ -667,6 +695,9 @@ impl Replica {
         for conn in &self.waiting {
             add(u64::from(conn.index));
         }
+        for conn in &self.time_wait {
+            add(u64::from(conn.index) << 32 | u64::from(conn.generation));
+        }
         for (sent, conn) in &self.unsent {
             add(*sent ^ u64::from(conn.index) << 48);
         }
@@ -706,6 +737,7 @@ impl Replica {
         }
         (self.waiting != other.waiting
             || self.unsent != other.unsent
+            || self.time_wait != other.time_wait
             || self.next_deadline != other.next_deadline
             || self.fold != other.fold)
             .then(|| "waiting lists, deadlines or fold".to_owned())
@@ -894,6 +926,39 @@ mod tests {
         assert_eq!(state(&bench, new), Some(State::Established));
         assert_eq!(state(&bench, conn), None);
         assert!(SeqNum(new_ours).after(SeqNum(ours + 1)));
+    }
+
+    #[test]
+    fn a_table_full_of_time_wait_makes_room_for_those_who_come() {
+        let mut bench = Bench::listening(100);
+        bench.replica.limits.connections = 16;
+        for i in 0..16 {
+            let (conn, ours) = bench.open(4000 + i, 100);
+            bench.command(Body::Accepted {
+                port: PORT,
+                accepted: u64::from(i) + 1,
+            });
+            bench.command(Body::Progress {
+                conn,
+                app_read: 0,
+                app_written: 0,
+                shutdown: true,
+                orphan: true,
+            });
+            bench.segment(4000 + i, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+        }
+        assert_eq!(bench.replica.stats().cut_short, 2, "the two oldest ended before it was full");
+        bench.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(bench.sent(), [], "their places are not free yet");
+        for index in 0..2 {
+            let conn = ConnId {
+                index,
+                generation: 0,
+            };
+            bench.command(Body::Free { conn });
+        }
+        bench.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(bench.sent().len(), 1);
     }
 
     #[test]
