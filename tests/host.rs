@@ -139,6 +139,55 @@ fn ten_curls_at_once_all_succeed(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Fa
     Ok(())
 }
 
+/// Connections follow each other in the same places of the table, several at a time; the server closes them first.
+fn many_short_connections_each_get_their_own_file(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    const FILES: usize = 400;
+    let peers = Temporary::new()?;
+    let mut written = Vec::new();
+    for i in 0..FILES {
+        written.push(lab.root.write(&format!("from{i}"), i * 7, i as u64)?);
+    }
+    let range = format!("[0-{}]", FILES - 1);
+    let parallel = [
+        "--parallel",
+        "--parallel-max",
+        "8",
+        "--header",
+        "Connection: close",
+    ];
+    let start = Instant::now();
+    let urls = format!("http://{OURS}/from{range}");
+    let got = peers.file("got#1");
+    curl(lab, &[&parallel[..], &["--output", &got, &urls]].concat())?.finish()?;
+    let sources = peers.file(&format!("got{range}"));
+    let url = format!("http://{OURS}/");
+    curl(
+        lab,
+        &[&parallel[..], &["--upload-file", &sources, &url]].concat(),
+    )?
+    .finish()?;
+    figure(format!(
+        "{} connections in {} ms",
+        2 * FILES,
+        start.elapsed().as_millis()
+    ));
+    for (i, written) in written.iter().enumerate() {
+        let name = format!("got{i}");
+        same(
+            peers.hash(&name)? == *written,
+            &format!("the peer's {name}"),
+        )?;
+        same(
+            lab.root.hash(&name)? == *written,
+            &format!("the server's {name}"),
+        )?;
+    }
+    Ok(())
+}
+
 fn download(lab: &Lab, name: &str, to: &str) -> Result<lab::Running, Failed> {
     curl(lab, &["--output", to, &format!("http://{OURS}/{name}")])
 }

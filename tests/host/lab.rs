@@ -400,7 +400,7 @@ impl Temporary {
         let mut file = File::create(self.0.join(name))?;
         let mut hash = Sha256::new();
         let mut state = seed + 1;
-        let mut chunk = vec![0; 1 << 20];
+        let mut chunk = vec![0; len.min(1 << 20).next_multiple_of(8)];
         let mut left = len;
         while left > 0 {
             for word in chunk.chunks_exact_mut(8) {

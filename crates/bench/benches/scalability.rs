@@ -80,7 +80,9 @@ impl Options {
                 }
                 // `cargo bench scalability` filters benches by this word: a short look at all experiments.
                 Value(word) if word == OWN_NAME => workload.rounds = QUICK,
-                Value(word) if SIBLINGS.iter().any(|name| word == *name) => options.not_meant = true,
+                Value(word) if SIBLINGS.iter().any(|name| word == *name) => {
+                    options.not_meant = true
+                }
                 Value(word) if EXPERIMENTS.iter().any(|e| word == e.name) => {
                     options.experiments.push(word.string()?);
                 }
@@ -113,25 +115,37 @@ fn run(options: &Options) -> Result<(), String> {
         machine.cores,
         machine.caches.join(" "),
         machine.kernel,
-        machine.load_1min.map_or_else(|| "?".to_owned(), |load| load.to_string()),
+        machine
+            .load_1min
+            .map_or_else(|| "?".to_owned(), |load| load.to_string()),
         machine.commit.as_deref().unwrap_or("unknown"),
     );
     let available = topology::cores().len().max(1);
     if options.cores.iter().any(|count| *count > available) {
-        println!("over-committed: {available} cores for up to {:?} threads", options.cores.iter().max());
+        println!(
+            "over-committed: {available} cores for up to {:?} threads",
+            options.cores.iter().max()
+        );
     }
     let mut report = Report {
         machine,
         experiments: Vec::new(),
     };
     for experiment in EXPERIMENTS {
-        let wanted = options.experiments.iter().any(|name| name == experiment.name);
+        let wanted = options
+            .experiments
+            .iter()
+            .any(|name| name == experiment.name);
         if !wanted && !options.experiments.is_empty() {
             continue;
         }
         let begin = Instant::now();
         let result = experiment.run(&options.workload, &options.variants, &options.cores)?;
-        println!("\n{}({:.0} s)", result.table(), begin.elapsed().as_secs_f64());
+        println!(
+            "\n{}({:.0} s)",
+            result.table(),
+            begin.elapsed().as_secs_f64()
+        );
         report.experiments.push(result);
     }
     if let Some(path) = &options.json {

@@ -35,7 +35,7 @@ pub(crate) struct Ends {
 
 /// A whole frame with sequence and acknowledgment number 0 and a right checksum.
 pub(crate) fn frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &[u8]) -> Vec<u8> {
-    assert!(options.len() % 4 == 0 && options.len() <= 40);
+    assert!(options.len().is_multiple_of(4) && options.len() <= 40);
     let mut f = Vec::with_capacity(HEADERS + options.len() + payload.len());
     f.extend(ends.to_mac);
     f.extend(ends.from_mac);
@@ -81,7 +81,12 @@ fn segment_sum(frame: &[u8]) -> u64 {
 
 /// Adds 16-bit words in network order (RFC 1071 section 1).
 fn sum(bytes: &[u8]) -> u64 {
-    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    let word = |pair: &[u8]| {
+        u64::from(u16::from_be_bytes([
+            pair[0],
+            pair.get(1).copied().unwrap_or(0),
+        ]))
+    };
     bytes.chunks(2).map(word).sum()
 }
 
@@ -184,7 +189,9 @@ pub(crate) fn window_scale(mut options: &[u8]) -> u8 {
         match *options {
             [3, 3, scale, ..] => return scale,
             [1, ref rest @ ..] => options = rest,
-            [kind, len, ..] if kind > 1 && len >= 2 => options = options.get(usize::from(len)..).unwrap_or(&[]),
+            [kind, len, ..] if kind > 1 && len >= 2 => {
+                options = options.get(usize::from(len)..).unwrap_or(&[])
+            }
             _ => return 0,
         }
     }
@@ -210,7 +217,10 @@ mod tests {
         let f = frame(&any_ends(), flags::SYN, 7, &syn_options(1448, 9), &[]);
         assert!(checksum_is_good(&f));
         let seen = read(&f).unwrap();
-        assert_eq!((seen.flags, seen.wnd, seen.head), (flags::SYN, 7, HEADERS + 8));
+        assert_eq!(
+            (seen.flags, seen.wnd, seen.head),
+            (flags::SYN, 7, HEADERS + 8)
+        );
         assert_eq!(window_scale(&f[HEADERS..]), 9);
         assert_eq!(window_scale(&[]), 0);
         assert_eq!(window_scale(&[2, 0, 0]), 0);

@@ -91,8 +91,14 @@ impl Wire {
     pub(crate) fn check(&self) -> Result<(), String> {
         let faults = [
             (&self.faults.duplicate_acks, "repeated acknowledgments"),
-            (&self.faults.out_of_order, "segments sent again or out of order"),
-            (&self.faults.wrong, "frames with a wrong payload or checksum"),
+            (
+                &self.faults.out_of_order,
+                "segments sent again or out of order",
+            ),
+            (
+                &self.faults.wrong,
+                "frames with a wrong payload or checksum",
+            ),
             (&self.faults.unexpected, "unexpected frames"),
         ];
         for (count, what) in faults {
@@ -196,24 +202,13 @@ pub(crate) struct PeerRx {
 
 impl PeerRx {
     fn new(role: Role, workload: &Workload, ends: Ends, wire: Arc<Wire>) -> Self {
-        let segment = headers::frame(
-            &ends,
-            flags::ACK,
-            u16::MAX,
-            &[],
-            &workload.payload(),
-        );
+        let segment = headers::frame(&ends, flags::ACK, u16::MAX, &[], &workload.payload());
         let ack = headers::frame(&ends, flags::ACK, u16::MAX, &[], &[]);
-        let copies = |bytes: &[u8], capacity: usize, count: usize| -> VecDeque<Frame> {
-            let copy = |_| {
-                let mut frame = Frame::with_capacity(capacity);
-                frame.set_len(bytes.len());
-                frame.bytes_mut().copy_from_slice(bytes);
-                frame
-            };
-            (0..count).map(copy).collect()
+        let frames = if role == Role::Receiver {
+            0
+        } else {
+            workload.frames()
         };
-        let frames = if role == Role::Receiver { 0 } else { workload.frames() };
         PeerRx {
             data: copies(&segment, workload.buffer_bytes(), frames),
             data_patch: Patch::with_mark(&segment),
@@ -221,7 +216,11 @@ impl PeerRx {
             ack_patch: Patch::new(&ack),
             wire,
             role,
-            phase: if role == Role::Free { Phase::Established } else { Phase::Closed },
+            phase: if role == Role::Free {
+                Phase::Established
+            } else {
+                Phase::Closed
+            },
             ends,
             segment: workload.segment_bytes as u32,
             offset: 0,
@@ -279,7 +278,11 @@ impl PeerRx {
                 return;
             }
         }
-        self.silence = if received == self.heard { self.silence + 1 } else { 0 };
+        self.silence = if received == self.heard {
+            self.silence + 1
+        } else {
+            0
+        };
         self.heard = received;
         if self.silence >= PATIENCE && received > self.acked && out.len() < max {
             self.acknowledge(received, out);
@@ -311,6 +314,23 @@ impl PeerRx {
             kernel::prefetch(&frame.bytes()[..HEADERS + 4]);
         }
     }
+}
+
+/// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
+/// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
+/// lines from then on.
+fn copies(bytes: &[u8], capacity: usize, count: usize) -> VecDeque<Frame> {
+    let copy = || {
+        let mut frame = Frame::with_capacity(capacity);
+        frame.set_len(bytes.len());
+        frame.bytes_mut().copy_from_slice(bytes);
+        frame
+    };
+    let mut fillers: Vec<Vec<u8>> = Vec::new();
+    while fillers.len() < 16 && !copy().bytes().as_ptr().addr().is_multiple_of(64) {
+        fillers.push(Vec::with_capacity(72));
+    }
+    (0..count).map(|_| copy()).collect()
 }
 
 /// The sequence number of octet `offset` of the stream that begins after `iss`.
@@ -441,7 +461,8 @@ impl PeerTx {
         let payload = whole.get(seen.head..).unwrap_or(&[]);
         let at = self.received as usize % self.expected.len();
         let mut expected = self.expected.iter().cycle().skip(at);
-        let as_written = self.role == Role::Free || payload.iter().all(|b| expected.next() == Some(b));
+        let as_written =
+            self.role == Role::Free || payload.iter().all(|b| expected.next() == Some(b));
         if !as_written || !headers::checksum_is_good(&whole) {
             Self::fault(&self.wire.faults.wrong);
         }
@@ -513,7 +534,10 @@ mod tests {
         );
         tx.transmit(&[TxFrame::new(&syn_ack)]).unwrap();
         let ack = claim(&mut rx, 32);
-        assert_eq!(headers::read(&ack[0]).map(|s| (s.seq, s.ack)), Some((PEER_ISS + 1, 100)));
+        assert_eq!(
+            headers::read(&ack[0]).map(|s| (s.seq, s.ack)),
+            Some((PEER_ISS + 1, 100))
+        );
         (rx, tx, wire)
     }
 
@@ -547,9 +571,14 @@ mod tests {
             let f = ours(flags::ACK, 100 + 1448 * i, PEER_ISS + 1, 9, &[], &[1; 1448]);
             tx.transmit(&[TxFrame::new(&f)]).unwrap();
         }
-        let acks: Vec<_> = claim(&mut rx, 32).iter().map(|f| headers::read(f).unwrap().ack).collect();
+        let acks: Vec<_> = claim(&mut rx, 32)
+            .iter()
+            .map(|f| headers::read(f).unwrap().ack)
+            .collect();
         assert_eq!(acks, [100 + 2 * 1448, 100 + 4 * 1448]);
-        let late = (0..PATIENCE).map(|_| claim(&mut rx, 32).len()).sum::<usize>();
+        let late = (0..PATIENCE)
+            .map(|_| claim(&mut rx, 32).len())
+            .sum::<usize>();
         assert_eq!(late, 1);
         assert_eq!(wire.received_bytes(), 5 * 1448);
         let again = ours(flags::ACK, 100, PEER_ISS + 1, 9, &[], &[1; 1448]);

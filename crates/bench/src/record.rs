@@ -129,10 +129,20 @@ impl ExperimentResult {
             let ns = |s: Sample| s.ns as f64 * segment / s.bytes.max(1) as f64;
             let accounts = &measured.accounts[row];
             let sum = |field: fn(&Account) -> u64| accounts.iter().map(field).sum::<u64>() as f64;
-            let share = |part: u64, whole: f64| if whole > 0.0 { part as f64 / whole } else { 0.0 };
+            let share = |part: u64, whole: f64| {
+                if whole > 0.0 {
+                    part as f64 / whole
+                } else {
+                    0.0
+                }
+            };
             let observed = sum(|a| a.observed_ns) > 0.0;
             let each = |value: &dyn Fn(&Account) -> f64| -> Vec<f64> {
-                if observed { accounts.iter().map(value).collect() } else { Vec::new() }
+                if observed {
+                    accounts.iter().map(value).collect()
+                } else {
+                    Vec::new()
+                }
             };
             let performed = sum(|a| a.primary_bytes);
             Some(ResultRow {
@@ -144,14 +154,21 @@ impl ExperimentResult {
                 ratio_to_limit: ratio(row, find("limit", cores)),
                 speedup: (cores > 1).then(|| ratio(row, find(variant, 1))).flatten(),
                 waited_share_max: samples(row).map(|s| s.waited).fold(0.0, f64::max),
-                segments_per_run: (sum(|a| a.runs) > 0.0).then(|| sum(|a| a.segments) / sum(|a| a.runs)),
+                segments_per_run: (sum(|a| a.runs) > 0.0)
+                    .then(|| sum(|a| a.segments) / sum(|a| a.runs)),
                 rx_pump_cores: observed.then(|| {
-                    accounts.iter().map(|a| share(a.rx_pump_ns, a.observed_ns as f64)).sum()
+                    accounts
+                        .iter()
+                        .map(|a| share(a.rx_pump_ns, a.observed_ns as f64))
+                        .sum()
                 }),
                 idle_share: each(&|a| share(a.idle_ns, a.observed_ns as f64)),
                 lag_requests: each(&|a| share(a.lag_requests, a.turns as f64)),
                 primary_share: if performed > 0.0 {
-                    accounts.iter().map(|a| share(a.primary_bytes, performed)).collect()
+                    accounts
+                        .iter()
+                        .map(|a| share(a.primary_bytes, performed))
+                        .collect()
                 } else {
                     Vec::new()
                 },
@@ -223,12 +240,22 @@ impl ExperimentResult {
                 row.cores,
                 spread(&row.gbit_per_s, 2),
                 spread(&row.ns_per_segment, 0),
-                row.ratio_to_single.as_ref().map_or_else(String::new, |r| spread(r, 2)),
-                row.ratio_to_limit.as_ref().map_or_else(String::new, |r| spread(r, 2)),
-                row.speedup.as_ref().map_or_else(String::new, |r| format!("{:.2}", r.median)),
+                row.ratio_to_single
+                    .as_ref()
+                    .map_or_else(String::new, |r| spread(r, 2)),
+                row.ratio_to_limit
+                    .as_ref()
+                    .map_or_else(String::new, |r| spread(r, 2)),
+                row.speedup
+                    .as_ref()
+                    .map_or_else(String::new, |r| format!("{:.2}", r.median)),
             )?;
         }
-        for row in self.rows.iter().filter(|row| row.segments_per_run.is_some()) {
+        for row in self
+            .rows
+            .iter()
+            .filter(|row| row.segments_per_run.is_some())
+        {
             write!(out, "{} on {}:", row.variant, row.cores)?;
             if let Some(run) = row.segments_per_run {
                 write!(out, " {run:.2} segments a run")?;
@@ -256,7 +283,10 @@ impl ExperimentResult {
 }
 
 fn spread(s: &Spread, digits: usize) -> String {
-    format!("{:.digits$} [{:.digits$} {:.digits$}]", s.median, s.q1, s.q3)
+    format!(
+        "{:.digits$} [{:.digits$} {:.digits$}]",
+        s.median, s.q1, s.q3
+    )
 }
 
 fn list(values: &[f64], one: impl Fn(&f64) -> String) -> String {
@@ -280,18 +310,31 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_pair_by_pair() {
-        let sample = |bytes| Sample { ns: 1000, bytes, waited: 0.0 };
+        let sample = |bytes| Sample {
+            ns: 1000,
+            bytes,
+            waited: 0.0,
+        };
         let measured = Measured {
             // The machine is half as fast in the second round.
-            rounds: vec![vec![sample(100), sample(200)], vec![sample(50), sample(100)]],
+            rounds: vec![
+                vec![sample(100), sample(200)],
+                vec![sample(50), sample(100)],
+            ],
             disturbed: 0,
             repeated: 0,
             accounts: vec![vec![Account::default()], vec![Account::default(); 2]],
             threads: vec![(Some(0), true), (Some(1), true)],
         };
         let names = [("single", 1), ("replicated", 2)];
-        let result =
-            ExperimentResult::new("x", Direction::Receive, &Workload::default(), &names, &measured, vec![]);
+        let result = ExperimentResult::new(
+            "x",
+            Direction::Receive,
+            &Workload::default(),
+            &names,
+            &measured,
+            vec![],
+        );
         let ratio = result.rows[1].ratio_to_single.unwrap();
         assert_eq!((ratio.q1, ratio.median, ratio.q3), (2.0, 2.0, 2.0));
         assert!(result.table().contains("replicated"));

@@ -99,7 +99,10 @@ impl Control {
             {
                 return Some(order);
             }
-            place = self.changed.wait(place).unwrap_or_else(PoisonError::into_inner);
+            place = self
+                .changed
+                .wait(place)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -124,7 +127,8 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> S
         let clock = (now - order.clock).as_nanos() as u64;
         seat.turn(time::Instant::from_nanos(clock));
     }
-    let (start, bytes, waited) = from.unwrap_or_else(|| (begin, seat.bytes(), topology::waited_ns()));
+    let (start, bytes, waited) =
+        from.unwrap_or_else(|| (begin, seat.bytes(), topology::waited_ns()));
     let ns = (start.elapsed().as_nanos() as u64).max(1);
     Sample {
         ns,
@@ -148,7 +152,13 @@ fn work(
             let sample = drive(seat.as_mut(), order, id == 0, &control.stop);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
-            let _ = done.send(Report { id, sample, core, pinned, account: seat.account() });
+            let _ = done.send(Report {
+                id,
+                sample,
+                core,
+                pinned,
+                account: seat.account(),
+            });
         }
     }
     seats
@@ -185,7 +195,11 @@ impl Conductor<'_> {
             slice: self.slice,
             observe,
         }));
-        let mut whole = Sample { ns: 0, bytes: 0, waited: 0.0 };
+        let mut whole = Sample {
+            ns: 0,
+            bytes: 0,
+            waited: 0.0,
+        };
         let mut accounts = vec![Account::default(); self.seats[row]];
         for _ in 0..self.seats[row] {
             let report = self
@@ -208,7 +222,14 @@ impl Conductor<'_> {
     /// One slice of every row, beginning with another one each time.
     fn round(&mut self, first: usize) -> Result<Vec<Sample>, String> {
         let rows = self.seats.len();
-        let mut samples = vec![Sample { ns: 1, bytes: 0, waited: 0.0 }; rows];
+        let mut samples = vec![
+            Sample {
+                ns: 1,
+                bytes: 0,
+                waited: 0.0
+            };
+            rows
+        ];
         for i in 0..rows {
             let row = (first + i) % rows;
             samples[row] = self.slice(row, false)?.0;
@@ -221,14 +242,13 @@ impl Conductor<'_> {
 ///
 /// # Errors
 /// If a row failed its own checks, or stands still.
-pub fn measure(
-    mut rows: Vec<Row>,
-    slice: Duration,
-    rounds: usize,
-) -> Result<Measured, String> {
+pub fn measure(mut rows: Vec<Row>, slice: Duration, rounds: usize) -> Result<Measured, String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
-    let clocks = rows.iter().map(|row| Duration::from_nanos(row.clock_ns)).collect();
+    let clocks = rows
+        .iter()
+        .map(|row| Duration::from_nanos(row.clock_ns))
+        .collect();
     let mut by_thread: Vec<Vec<Option<Box<dyn Seat>>>> = Vec::new();
     by_thread.resize_with(threads, Vec::new);
     for row in &mut rows {
@@ -324,7 +344,11 @@ mod tests {
         }
 
         fn check(&self) -> Result<(), String> {
-            if self.turns > 0 { Ok(()) } else { Err("it never had a turn".to_owned()) }
+            if self.turns > 0 {
+                Ok(())
+            } else {
+                Err("it never had a turn".to_owned())
+            }
         }
     }
 
@@ -344,7 +368,10 @@ mod tests {
         ];
         let measured = measure(rows, Duration::from_millis(2), 3).unwrap();
         assert_eq!(measured.rounds.len(), 3);
-        assert_eq!(measured.accounts.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            measured.accounts.iter().map(Vec::len).collect::<Vec<_>>(),
+            [1, 2]
+        );
         let counted: u64 = measured.rounds.iter().flatten().map(|s| s.bytes).sum();
         assert!(counted > 0 && counted <= together.load(Ordering::Relaxed));
     }

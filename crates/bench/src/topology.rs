@@ -23,13 +23,21 @@ pub(crate) fn pin(core: Option<CoreId>) -> bool {
 pub(crate) fn current_core() -> Option<usize> {
     let stat = fs::read_to_string("/proc/thread-self/stat").ok()?;
     // Fields after the name, which may hold anything but a closing bracket; the 39th of all is the core.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(36)?
+        .parse()
+        .ok()
 }
 
 /// How long the calling thread has waited for a core although it could have run, in nanoseconds.
 pub(crate) fn waited_ns() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    stat.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+    stat.split_whitespace()
+        .nth(1)
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0)
 }
 
 /// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there is no
@@ -86,13 +94,30 @@ pub struct Machine {
 impl Machine {
     /// This machine, now.
     pub fn here() -> Machine {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let read = |path: &str| {
+            fs::read_to_string(path)
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
         let cpu = read("/proc/cpuinfo")
             .lines()
-            .find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_owned()))
+            .find_map(|line| {
+                Some(
+                    line.strip_prefix("model name")?
+                        .split_once(':')?
+                        .1
+                        .trim()
+                        .to_owned(),
+                )
+            })
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
         let cache = |index: usize| {
-            let file = |name| read(&format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"));
+            let file = |name| {
+                read(&format!(
+                    "/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"
+                ))
+            };
             let (level, kind, size) = (file("level"), file("type"), file("size"));
             (!size.is_empty() && kind != "Instruction").then(|| format!("L{level} {size}"))
         };
@@ -101,7 +126,10 @@ impl Machine {
             cores: cores().len(),
             caches: (0..8).filter_map(cache).collect(),
             kernel: read("/proc/sys/kernel/osrelease"),
-            load_1min: read("/proc/loadavg").split_whitespace().next().and_then(|w| w.parse().ok()),
+            load_1min: read("/proc/loadavg")
+                .split_whitespace()
+                .next()
+                .and_then(|w| w.parse().ok()),
             commit: commit(),
         }
     }
@@ -109,8 +137,15 @@ impl Machine {
 
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        let output = Command::new("git")
+            .args(args)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let hash = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changed = git(&["status", "--porcelain"])?;

@@ -57,7 +57,11 @@ impl Workload {
         let slots = (self.pool_bytes / 1600).max(1) as u32;
         // The nearer of the two powers, on a logarithmic scale.
         let below = 1 << slots.ilog2();
-        let nearer = if slots > below + below / 2 { 2 * below } else { below };
+        let nearer = if slots > below + below / 2 {
+            2 * below
+        } else {
+            below
+        };
         nearer.clamp(512, 1 << 20)
     }
 
@@ -77,7 +81,9 @@ pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     };
-    let mut out: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
+    let mut out: Vec<u8> = (0..len.div_ceil(8))
+        .flat_map(|_| next().to_le_bytes())
+        .collect();
     out.truncate(len);
     out
 }

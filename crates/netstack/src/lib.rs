@@ -1,4 +1,81 @@
 //! A TCP/IP stack whose connections run on all cores, replicated over one log.
+//!
+//! Every core keeps a replica of the connection state. Whatever can change that state (segments, what applications
+//! did, time, room to send) stands in one totally ordered log, and every replica applies all of it. The costly work
+//! of a request, checksums, copies and building frames, is done by one replica only, its *primary*. So one
+//! connection uses several cores, and nothing on its path takes a lock.
+//!
+//! # Running it
+//!
+//! ```no_run
+//! use dominoes_drivers::tap::Tap;
+//! use dominoes_netstack::Stack;
+//! use std::io::{Read, Write};
+//!
+//! let stack = Stack::builder("10.78.0.1/24")
+//!     .replicas(2)
+//!     .pin(&[0, 1])
+//!     .start(Tap::open("tap0")?)?;
+//! let listener = stack.listen(7, 128)?;
+//! loop {
+//!     let (mut stream, _peer) = listener.accept()?;
+//!     std::thread::spawn(move || {
+//!         let mut buffer = [0; 65536];
+//!         while let Ok(len @ 1..) = stream.read(&mut buffer) {
+//!             if stream.write_all(&buffer[..len]).is_err() {
+//!                 break;
+//!             }
+//!         }
+//!     });
+//! }
+//! # #[allow(unreachable_code)]
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Stack`] runs threads that sleep when there is nothing to do. With one replica there is no log, and the stack is
+//! an ordinary single-core one.
+//!
+//! # Driving it by hand
+//!
+//! Tests, simulations and programs with an event loop of their own use [`variants`] directly: time is an argument,
+//! every step is a call, and the `try_` calls of sockets never wait.
+//!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::time::{Duration, Instant};
+//! use dominoes_netstack::variants::Setup;
+//! use dominoes_netstack::variants::replicated::{Group, Layout};
+//! use dominoes_netstack::variants::single::Single;
+//!
+//! let (left, right) = memory::pair(MemoryConfig::default());
+//! let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
+//! let mut server = Group::new(setup(1), Layout::default(), Box::new(left))?;
+//! let mut client = Single::new(setup(2), Box::new(right))?;
+//!
+//! let listener = server.sockets().listen(7, 4)?;
+//! let mut connecting = client.sockets().begin_connect("10.0.0.1:7".parse()?)?;
+//! let mut now = Instant::ZERO;
+//! let mut stream = loop {
+//!     client.turn(now);
+//!     server.turn(now);
+//!     now += Duration::from_micros(10);
+//!     if let Some(stream) = connecting.try_finish()? {
+//!         break stream;
+//!     }
+//! };
+//! stream.try_write(b"hello")?;
+//! # while server.turn(now) + client.turn(now) > 0 {}
+//! # let (mut accepted, _) = listener.try_accept()?;
+//! # let mut heard = [0; 5];
+//! # assert_eq!(accepted.try_read(&mut heard)?, 5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Recording and replaying
+//!
+//! A [`Recorder`] writes the log to a file; a [`Recording`] reads it back, and
+//! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](variants::replicated::Group::replay)
+//! apply it again, with any number of replicas. What left then leaves again, to the octet.
 
 pub mod config;
 pub mod digest;

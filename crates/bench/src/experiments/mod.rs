@@ -56,7 +56,10 @@ impl Experiment {
         if rows.is_empty() {
             return Err(format!("{}: no variant to be measured", self.name));
         }
-        let names: Vec<_> = rows.iter().map(|row| (row.variant, row.seats.len())).collect();
+        let names: Vec<_> = rows
+            .iter()
+            .map(|row| (row.variant, row.seats.len()))
+            .collect();
         let before = topology::line_transfer_ns();
         let measured = slices::measure(rows, workload.slice, workload.rounds)?;
         let after = topology::line_transfer_ns();

@@ -159,7 +159,10 @@ fn differences(offset: u64, octets: &[u8], payload: &[u8]) -> u64 {
             None => payload[within],
         }
     };
-    let wrong = octets.iter().zip(offset..).filter(|(octet, at)| **octet != expected(*at));
+    let wrong = octets
+        .iter()
+        .zip(offset..)
+        .filter(|(octet, at)| **octet != expected(*at));
     wrong.count() as u64
 }
 

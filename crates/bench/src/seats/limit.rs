@@ -48,7 +48,9 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
             let shared = Arc::new(Receive {
                 source: Mutex::new(Source { rx, next: 0 }),
-                ring: (0..chunks).map(|_| Mutex::new(vec![0; chunk_bytes])).collect(),
+                ring: (0..chunks)
+                    .map(|_| Mutex::new(vec![0; chunk_bytes]))
+                    .collect(),
             });
             let seat = |_| -> Box<dyn Seat> {
                 Box::new(ReceiveSeat {
@@ -65,7 +67,9 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             let empty = headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &[]);
             let shared = Arc::new(Send {
                 sink: Mutex::new(Sink { tx, next: 0 }),
-                slots: (0..slots / SEND_CHUNK).map(|_| Mutex::new(vec![0; SEND_CHUNK * SLOT])).collect(),
+                slots: (0..slots / SEND_CHUNK)
+                    .map(|_| Mutex::new(vec![0; SEND_CHUNK * SLOT]))
+                    .collect(),
                 ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
                 header: header_of(&empty),
                 segment: workload.segment_bytes,
@@ -105,7 +109,10 @@ impl Seat for ReceiveSeat {
         let mut source = lock(&self.shared.source);
         source.rx.release(&mut self.frames);
         // A simulated device cannot be down.
-        let claimed = source.rx.claim(RECEIVE_CHUNK, &mut self.frames).unwrap_or(0);
+        let claimed = source
+            .rx
+            .claim(RECEIVE_CHUNK, &mut self.frames)
+            .unwrap_or(0);
         let chunk = source.next % self.shared.ring.len();
         source.next += 1;
         drop(source);

@@ -48,7 +48,11 @@ impl WorkerSeat {
     fn observed_turn(&mut self, now: Instant) -> usize {
         let lag = self.worker.lag();
         let start = time::Instant::now();
-        let mut pumped = if self.worker.has_receive_pump() { self.worker.pump(now) } else { None };
+        let mut pumped = if self.worker.has_receive_pump() {
+            self.worker.pump(now)
+        } else {
+            None
+        };
         let mut pump_time = start.elapsed();
         let mut done = pumped.unwrap_or(0) + self.worker.work();
         if done == 0 {
@@ -106,7 +110,11 @@ impl Seat for WorkerSeat {
 
     fn account(&self) -> Account {
         let effects = self.worker.stats();
-        let pump = self.app.as_ref().and_then(|_| self.worker.pump_stats()).unwrap_or_default();
+        let pump = self
+            .app
+            .as_ref()
+            .and_then(|_| self.worker.pump_stats())
+            .unwrap_or_default();
         Account {
             primary_bytes: effects.delivered_bytes + effects.sent_bytes,
             segments: pump.segments,

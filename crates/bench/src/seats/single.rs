@@ -24,7 +24,10 @@ pub(crate) fn row(direction: Direction, workload: &Workload, _cores: usize) -> R
     let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
         single.turn(Instant::from_nanos(now));
     })?;
-    Ok(Row::new("single", vec![Box::new(SingleSeat { single, app })]))
+    Ok(Row::new(
+        "single",
+        vec![Box::new(SingleSeat { single, app })],
+    ))
 }
 
 impl Seat for SingleSeat {
