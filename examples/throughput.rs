@@ -39,7 +39,9 @@ struct Row {
 
 fn main() -> Outcome<()> {
     let mib: u64 = match std::env::args().nth(1) {
-        Some(text) => text.parse().map_err(|_| format!("`{text}` is no number of MiB"))?,
+        Some(text) => text
+            .parse()
+            .map_err(|_| format!("`{text}` is no number of MiB"))?,
         None => 1024,
     };
     let bytes = mib << 20;
@@ -56,12 +58,7 @@ fn main() -> Outcome<()> {
 }
 
 /// Moves `bytes` to the near stack and then as many from it.
-fn run(
-    variant: &'static str,
-    replicas: usize,
-    bytes: u64,
-    bar: &ProgressBar,
-) -> Outcome<Vec<Row>> {
+fn run(variant: &'static str, replicas: usize, bytes: u64, bar: &ProgressBar) -> Outcome<Vec<Row>> {
     let config = MemoryConfig::default().queue_depth(1024);
     let (near, far) = memory::pair(config);
     let near = Stack::builder(NEAR).replicas(replicas).start(near)?;
@@ -98,7 +95,9 @@ fn run(
             direction,
             bytes,
             took,
-            compared: near.compare().map_err(|mismatch| format!("replicas differ: {mismatch:?}"))?,
+            compared: near
+                .compare()
+                .map_err(|mismatch| format!("replicas differ: {mismatch:?}"))?,
             shares: percentages(&shares),
         });
     }
@@ -169,12 +168,21 @@ fn word(index: u64) -> u64 {
 
 fn percentages(shares: &[u64]) -> String {
     let total = shares.iter().sum::<u64>().max(1);
-    let parts: Vec<_> = shares.iter().map(|s| format!("{}", s * 100 / total)).collect();
-    if parts.is_empty() { "100".to_owned() } else { parts.join(":") }
+    let parts: Vec<_> = shares
+        .iter()
+        .map(|s| format!("{}", s * 100 / total))
+        .collect();
+    if parts.is_empty() {
+        "100".to_owned()
+    } else {
+        parts.join(":")
+    }
 }
 
 fn print(rows: &[Row]) {
-    println!("variant     replicas  direction      MiB  verified   seconds   Gbit/s  share %  fingerprints equal");
+    println!(
+        "variant     replicas  direction      MiB  verified   seconds   Gbit/s  share %  fingerprints equal"
+    );
     for row in rows {
         let seconds = row.took.as_secs_f64();
         println!(
@@ -187,7 +195,11 @@ fn print(rows: &[Row]) {
             seconds,
             row.bytes as f64 * 8.0 / seconds / 1e9,
             row.shares,
-            if row.replicas > 1 { row.compared.to_string() } else { "-".to_owned() },
+            if row.replicas > 1 {
+                row.compared.to_string()
+            } else {
+                "-".to_owned()
+            },
         );
     }
 }

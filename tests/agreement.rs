@@ -9,6 +9,7 @@
 //! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults have ended.
 //! 4. No primary found an effect that could not be; in every fourth case, no octet is delivered twice, and no
 //!    frame or delivery has a wrong number.
+//! 5. When everybody has let go, every connection ends, and its place is free again.
 //!
 //! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_SEED=0x...` repeats one.
 

@@ -81,6 +81,10 @@ const TESTS: &[(&str, Test)] = &[
         "ten_curls_at_once_all_succeed",
         ten_curls_at_once_all_succeed,
     ),
+    (
+        "many_short_connections_each_get_their_own_file",
+        many_short_connections_each_get_their_own_file,
+    ),
 ];
 
 fn ping_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {

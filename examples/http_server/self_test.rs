@@ -76,7 +76,7 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
     serving
         .join()
         .map_err(|_| "the server panicked, see above")?;
-    println!("all as it should be; the replicas agree at {compared} positions of the log");
+    println!("all as it should be; the log's {compared} last fingerprints agree");
     Ok(())
 }
 

@@ -288,6 +288,14 @@ impl Application {
         }
     }
 
+    /// Drops every socket but the listener.
+    pub(crate) fn let_go(&mut self) {
+        self.connecting.clear();
+        for connection in &mut self.connections {
+            connection.stream = None;
+        }
+    }
+
     /// Reads everything, and finishes connections that came late.
     ///
     /// # Errors

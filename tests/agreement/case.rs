@@ -4,7 +4,8 @@ mod calm;
 
 use dominoes_drivers::memory::Script;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
-use dominoes_netstack::stats::EffectStats;
+use dominoes_netstack::digest::Body;
+use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::replicated::{Group, Tamper};
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
@@ -34,6 +35,7 @@ pub(crate) struct Outcome {
     pub(crate) app: Application,
     pub(crate) marks: Marks,
     pub(crate) seen: Seen,
+    pub(crate) state: StateStats,
     pub(crate) stats: Vec<EffectStats>,
 }
 
@@ -137,6 +139,8 @@ pub(crate) fn run<T: Tamper>(
     let result = case
         .noise()
         .and_then(|()| case.calm())
+        .and_then(|()| case.look_back())
+        .and_then(|()| case.farewell())
         .and_then(|()| case.end());
     let found = case.found.take();
     let result = result.map(|()| case.outcome());
@@ -154,8 +158,13 @@ pub(crate) fn run<T: Tamper>(
         .entries
         .iter()
         .any(|entry| entry.request.digest.count > 1);
-    if (report.entries.len() as u64) < plan.positions {
-        let what = format!("{} entries are recorded", report.entries.len());
+    let opened = outcome.state.opened;
+    let freed = |entry: &&Entry| matches!(entry.request.body, Body::Free { .. });
+    let freed = report.entries.iter().filter(freed).count() as u64;
+    let positions = report.entries.len() as u64;
+    if positions < plan.positions || freed != opened {
+        let what =
+            format!("{positions} entries are recorded, {freed} places of {opened} are free again");
         report.result = Err(Failure::new(what));
     }
     report
@@ -528,6 +537,7 @@ impl<T: Tamper> Case<'_, T> {
 
     fn outcome(self) -> Outcome {
         let mut group = self.group;
+        let state = group.workers()[0].replica().stats();
         let stats = group
             .workers()
             .iter()
@@ -539,6 +549,7 @@ impl<T: Tamper> Case<'_, T> {
             app: self.app,
             marks: self.marks,
             seen: self.seen,
+            state,
             stats,
         }
     }

@@ -1,9 +1,14 @@
 //! `cargo bench -p dominoes-bench --bench channel [-- --quick] [--rounds N] [--millis N]
-//! [--capacity N] [--batch N] [--shape PxS] [--peer NAME]`
+//! [--capacity N] [--batch N] [--shape PxS] [--peer NAME] [--patience SECONDS] [--no-latency]`
 //!
 //! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0,
 //! subscribers on core 1. Rounds are interleaved: each round measures every peer at every point
-//! once; figures are medians over the rounds.
+//! once; figures are medians over the rounds, with the least and the most in brackets.
+//!
+//! Peers are compared at equal capacity, the bound on what is in flight. Ours keeps more slots than
+//! that where the payload has no destructor (printed first); with `--capacity 65536` all have the
+//! same memory. On a machine that does other things as well, run the binary under `chrt -f 5`, and
+//! expect to wait for moments in which a line moves between the cores as fast as it can.
 
 #[path = "../src/channel/mod.rs"]
 mod channel;

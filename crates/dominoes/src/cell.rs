@@ -130,23 +130,19 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index + values.len() <= len`, and no other thread reads or writes these slots meanwhile.
+    /// `index + n <= len`, and no other thread reads or writes these slots meanwhile. `values` points
+    /// to `n` values outside the slots, which are copied bit by bit: they are `Copy`, or the caller
+    /// forgets them.
     #[inline]
-    pub(crate) unsafe fn write_slice(&self, index: usize, values: &[T])
-    where
-        T: Copy,
-    {
-        for i in 0..values.len() {
-            self.shadow.write(index + i);
+    pub(crate) unsafe fn copy_in(&self, index: usize, values: *const T, n: usize) {
+        if n == 0 {
+            return;
         }
-        if !values.is_empty() {
-            // SAFETY: the caller has the slots for itself; `values` cannot overlap them, since a
-            // slot is never lent while somebody has it for itself.
-            unsafe {
-                self.at(index)
-                    .copy_from_nonoverlapping(values.as_ptr(), values.len())
-            }
+        for i in index..index + n {
+            self.shadow.write(i);
         }
+        // SAFETY: the caller has the slots for itself and vouches for the values.
+        unsafe { self.at(index).copy_from_nonoverlapping(values, n) }
     }
 
     /// # Safety

@@ -223,11 +223,11 @@ impl<T, W: Wait> Ring<T, W> {
         (seq >> self.shift) as u8
     }
 
-    /// Whether a lap byte says that `seq` is published, for a caller to whom everything below is
-    /// known to be.
+    /// Whether a lap byte says that its entry of this lap is published, for a caller to whom
+    /// everything below is known to be.
     #[inline(always)]
-    fn shows(&self, byte: u8, seq: Seq) -> bool {
-        byte.wrapping_sub(self.lap(seq)) as i8 >= 0
+    fn shows(byte: u8, lap: u8) -> bool {
+        byte.wrapping_sub(lap) as i8 >= 0
     }
 
     /// Follows the lap bytes from `seq` to the first entry that is not published, but not beyond
@@ -236,8 +236,19 @@ impl<T, W: Wait> Ring<T, W> {
     /// The caller knows everything below `seq` to be published.
     #[inline]
     fn walk(&self, mut seq: Seq, bound: Seq) -> Seq {
-        while seq < bound && self.shows(self.laps[self.index(seq)].load(LOAD_BEFORE_FENCE), seq) {
-            seq += 1;
+        while seq < bound {
+            // As far as the lap stays the same.
+            let index = self.index(seq);
+            let run = ((bound - seq) as usize).min(self.laps.len() - index);
+            let lap = self.lap(seq);
+            let shown = self.laps[index..index + run]
+                .iter()
+                .position(|byte| !Self::shows(byte.load(LOAD_BEFORE_FENCE), lap))
+                .unwrap_or(run);
+            seq += shown as u64;
+            if shown < run {
+                break;
+            }
         }
         // ORDERING: Acquire fence after the relaxed loads of lap bytes, pairs with the Release
         // fence before they were stored, in `Writer::show` and `Writer::clone`.
@@ -712,12 +723,16 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
     pub(crate) fn try_push_all(&mut self, values: &mut Vec<T>) -> Result<Seq, Refusal> {
         let n = values.len();
         let first = self.claim(n as u64)?;
-        let (slots, mask) = (self.ring.slots.view(), self.ring.mask);
-        // Nothing below can panic, so the values have one owner at each moment and no claim is left
-        // behind.
-        for (seq, value) in (first..).zip(values.drain(..)) {
-            // SAFETY: as in `try_push`.
-            unsafe { slots.write((seq & mask) as usize, value) };
+        let index = self.ring.index(first);
+        let head = n.min(self.ring.slots.len() - index);
+        // SAFETY: as in `try_push`, for two runs of slots. The values move: the vector forgets them
+        // before anything else happens.
+        unsafe {
+            self.ring.slots.copy_in(index, values.as_ptr(), head);
+            self.ring
+                .slots
+                .copy_in(0, values.as_ptr().add(head), n - head);
+            values.set_len(0);
         }
         self.show(first, n as u64);
         Ok(first)
@@ -733,8 +748,8 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         let (head, rest) = values.split_at(values.len().min(self.ring.slots.len() - index));
         // SAFETY: as in `try_push`, for two runs of slots.
         unsafe {
-            self.ring.slots.write_slice(index, head);
-            self.ring.slots.write_slice(0, rest);
+            self.ring.slots.copy_in(index, head.as_ptr(), head.len());
+            self.ring.slots.copy_in(0, rest.as_ptr(), rest.len());
         }
         self.show(first, values.len() as u64);
         Ok(first)

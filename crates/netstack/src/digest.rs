@@ -428,8 +428,7 @@ impl Digest {
             count: self.count,
             wnd: self.seg_wnd,
             flags: self.flags,
-            timestamps: (self.bits & Digest::TIMESTAMPS != 0)
-                .then_some((self.ts_val, self.ts_ecr)),
+            timestamps: (self.bits & Digest::TIMESTAMPS != 0).then_some((self.ts_val, self.ts_ecr)),
             ce: self.bits & Digest::CE != 0,
             options,
         }

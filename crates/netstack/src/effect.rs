@@ -74,6 +74,8 @@ pub enum Effect {
     Retire {
         /// The connection.
         conn: ConnId,
+        /// Whether an application was ever told of it; if not, there is no socket to wait for.
+        held: bool,
     },
 }
 

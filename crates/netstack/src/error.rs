@@ -117,7 +117,10 @@ impl fmt::Display for StackError {
         match self {
             StackError::Config(error) => error.fmt(f),
             StackError::Address(text) => {
-                write!(f, "`{text}` is no address with prefix; write it like 10.0.0.1/24")
+                write!(
+                    f,
+                    "`{text}` is no address with prefix; write it like 10.0.0.1/24"
+                )
             }
             StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
         }

@@ -258,7 +258,10 @@ struct Half {
 impl Half {
     fn stream(&self) -> Result<StreamRef<'_>, SocketError> {
         // The place stays ours until we let go of it.
-        self.world.streams.get(self.conn).ok_or(SocketError::Aborted)
+        self.world
+            .streams
+            .get(self.conn)
+            .ok_or(SocketError::Aborted)
     }
 
     fn tell(&self, asked: Asked) {
@@ -617,6 +620,8 @@ debug_as_flow! {
 
 impl core::fmt::Debug for Sockets {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Sockets").field("address", &self.world.address).finish_non_exhaustive()
+        f.debug_struct("Sockets")
+            .field("address", &self.world.address)
+            .finish_non_exhaustive()
     }
 }

@@ -14,9 +14,9 @@ use crate::engine::record::Recorder;
 use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
 use crate::socket::{Sockets, TcpListener, TcpStream};
+use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::variants::Setup;
-use crate::stats::EffectStats;
 use crate::variants::replicated::{Group, Layout, Shared, Worker};
 use crate::variants::single::Single;
 
@@ -242,7 +242,9 @@ impl Stack {
 
     /// What each replica has performed so far; empty with one replica.
     pub fn shares(&self) -> Vec<EffectStats> {
-        self.group.as_ref().map_or_else(Vec::new, |group| group.shares())
+        self.group
+            .as_ref()
+            .map_or_else(Vec::new, |group| group.shares())
     }
 
     /// What the device last complained of, once: it is down or gone, or was and came back.
@@ -303,7 +305,10 @@ impl Clock {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one place where the stack looks at a clock")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the stack looks at a clock"
+)]
 fn now() -> time::Instant {
     time::Instant::now()
 }

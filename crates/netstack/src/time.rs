@@ -131,9 +131,6 @@ mod tests {
     #[test]
     fn never_stays_never_whatever_is_added() {
         assert_eq!(Instant::NEVER + Duration::from_secs(60), Instant::NEVER);
-        assert_eq!(
-            Instant::ZERO.since(Instant::from_millis(1)),
-            Duration::ZERO
-        );
+        assert_eq!(Instant::ZERO.since(Instant::from_millis(1)), Duration::ZERO);
     }
 }

@@ -129,7 +129,8 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     let ip = |at: usize| ETHERNET_HEADER + at;
     let total = usize::from(short(ip(2)));
     // EtherType, version with header length, protocol, and no fragment.
-    let plain = short(12) == 0x0800 && h[ip(0)] == 0x45 && h[ip(9)] == 6 && short(ip(6)) & 0x3fff == 0;
+    let plain =
+        short(12) == 0x0800 && h[ip(0)] == 0x45 && h[ip(9)] == 6 && short(ip(6)) & 0x3fff == 0;
     if !plain || frame.len() < ETHERNET_HEADER + total {
         return None;
     }

@@ -18,7 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn pair(replicas: usize) -> (Stack, Stack) {
     let (left, right) = memory::pair(MemoryConfig::default());
     let server = Stack::builder("10.0.0.1/24").replicas(replicas).start(left);
-    let client = Stack::builder("10.0.0.2/24").replicas(replicas).start(right);
+    let client = Stack::builder("10.0.0.2/24")
+        .replicas(replicas)
+        .start(right);
     (server.unwrap(), client.unwrap())
 }
 
@@ -30,7 +32,9 @@ fn server_at(port: u16) -> SocketAddrV4 {
 fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     let thread = thread::spawn(move || tell.send(what()));
-    let result = told.recv_timeout(PATIENCE).expect("the call did not return");
+    let result = told
+        .recv_timeout(PATIENCE)
+        .expect("the call did not return");
     thread.join().unwrap().unwrap();
     result
 }
@@ -74,7 +78,8 @@ fn an_address_that_nobody_has_is_unreachable() {
     let (_server, client) = pair(1);
     let nobody = SocketAddrV4::new([10, 0, 0, 77].into(), 7);
     let far = SocketAddrV4::new([10, 9, 0, 1].into(), 7);
-    let (near, far) = within_patience(move || (client.connect(nobody).err(), client.connect(far).err()));
+    let (near, far) =
+        within_patience(move || (client.connect(nobody).err(), client.connect(far).err()));
     assert_eq!(near, Some(SocketError::Unreachable));
     assert_eq!(far, Some(SocketError::Unreachable));
 }
@@ -138,7 +143,9 @@ fn many_connections_at_once_are_all_served() {
             }
         });
         let served = within_patience(move || {
-            let mut streams: Vec<_> = (0..40).map(|_| client.connect(server_at(7)).unwrap()).collect();
+            let mut streams: Vec<_> = (0..40)
+                .map(|_| client.connect(server_at(7)).unwrap())
+                .collect();
             for (i, stream) in streams.iter_mut().enumerate() {
                 stream.write_all(&vec![i as u8; 5000]).unwrap();
                 stream.shutdown_write();
@@ -168,7 +175,9 @@ fn places_of_closed_connections_are_used_again() {
     });
     within_patience(move || {
         for round in 0..rounds {
-            let mut stream = client.connect(server_at(7)).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            let mut stream = client
+                .connect(server_at(7))
+                .unwrap_or_else(|e| panic!("round {round}: {e}"));
             assert!(stream.read(&mut [0; 1]).is_err());
         }
     });

@@ -39,13 +39,7 @@ impl<T: Tamper> Case<'_, T> {
                 self.peers[index].read(u64::MAX >> 1);
                 done += self.emit_from(index, &GOOD);
             }
-            while self.arrive(&GOOD) {
-                done += 1;
-            }
-            while self.leave(&GOOD)? {
-                done += 1;
-            }
-            done += self.turns()?;
+            done += self.go_on()?;
             let octets = self.octets();
             if octets != before {
                 (before, jumps) = (octets, 0);
@@ -64,6 +58,45 @@ impl<T: Tamper> Case<'_, T> {
             }
             self.now = self.now.max(next);
         }
+    }
+
+    /// Everything that is under way arrives, and every worker has a turn.
+    fn go_on(&mut self) -> Result<usize, Failure> {
+        let mut done = 0;
+        while self.arrive(&GOOD) {
+            done += 1;
+        }
+        while self.leave(&GOOD)? {
+            done += 1;
+        }
+        Ok(done + self.turns()?)
+    }
+
+    /// Applications let go of everything, and no peer knows anything any more: every connection comes to its
+    /// end.
+    pub(super) fn farewell(&mut self) -> Result<(), Failure> {
+        self.app.let_go();
+        for peer in &mut self.peers {
+            peer.phase = Phase::Reset;
+        }
+        for _ in 0..JUMPS {
+            while self.go_on()? > 0 {
+                self.now += 10_000;
+            }
+            let replica = self.group.workers()[0].replica();
+            if replica.connections().next().is_none() {
+                return Ok(());
+            }
+            self.now = self.now.max(replica.next_deadline().as_nanos());
+        }
+        let replica = self.group.workers()[0].replica();
+        let left: Vec<_> = replica
+            .connections()
+            .map(|(_, tcb)| (tcb.flow(), tcb.state()))
+            .collect();
+        Err(Failure::new(format!(
+            "connections that nobody wants stay: {left:?}"
+        )))
     }
 
     /// A turn of every worker.
@@ -114,7 +147,7 @@ impl<T: Tamper> Case<'_, T> {
         ))
     }
 
-    /// All work is done, nobody saw a disagreement, and connections ended only as somebody wanted.
+    /// All work is done, and nobody saw a disagreement.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         while self.turns()? > 0 {}
         let end = self.published();
@@ -135,6 +168,11 @@ impl<T: Tamper> Case<'_, T> {
         if let Err(mismatch) = self.group.compare() {
             return Err(Failure::new(format!("posted: {mismatch}")));
         }
+        Ok(())
+    }
+
+    /// Connections ended only as somebody wanted.
+    pub(super) fn look_back(&mut self) -> Result<(), Failure> {
         for connection in &self.app.connections {
             let peer = &self.peers[connection.peer];
             let wanted = peer.reset_by_us || connection.gave_up;

@@ -82,10 +82,9 @@ impl Report {
         for point in self.points().into_iter().filter(|point| of(*point)) {
             if let (Some(ours), Some(theirs)) =
                 (self.rate(point, Peer::Dominoes), other(self, point))
+                && ours / theirs < worst.0
             {
-                if ours / theirs < worst.0 {
-                    worst = (ours / theirs, at(point));
-                }
+                worst = (ours / theirs, at(point));
             }
         }
         if worst.0.is_finite() {

@@ -87,7 +87,10 @@ fn sum_words(bytes: &[u8]) -> u64 {
         }
     }
     let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
-    let last: u64 = last.iter().map(|word| halves(u64::from_ne_bytes(*word))).sum();
+    let last: u64 = last
+        .iter()
+        .map(|word| halves(u64::from_ne_bytes(*word)))
+        .sum();
     low.iter().sum::<u64>() + high.iter().sum::<u64>() + last + sum_tail(rest)
 }
 
@@ -96,9 +99,15 @@ fn sum_tail(bytes: &[u8]) -> u64 {
     // Loads of their own lengths: a detour over the stack would wait for all stores before it.
     let (words, rest) = bytes.as_chunks::<4>();
     let (halves, last) = rest.as_chunks::<2>();
-    let words = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word)));
-    let halves = halves.iter().map(|half| u64::from(u16::from_ne_bytes(*half)));
-    let last = last.iter().map(|octet| u64::from(u16::from_ne_bytes([*octet, 0])));
+    let words = words
+        .iter()
+        .map(|word| u64::from(u32::from_ne_bytes(*word)));
+    let halves = halves
+        .iter()
+        .map(|half| u64::from(u16::from_ne_bytes(*half)));
+    let last = last
+        .iter()
+        .map(|octet| u64::from(u16::from_ne_bytes([*octet, 0])));
     words.chain(halves).chain(last).sum()
 }
 

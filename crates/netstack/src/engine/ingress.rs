@@ -234,7 +234,9 @@ mod tests {
         assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
-        let (request, frames) = run.take(Instant::ZERO, 3, ConnId::NONE, None, Run::default()).unwrap();
+        let (request, frames) = run
+            .take(Instant::ZERO, 3, ConnId::NONE, None, Run::default())
+            .unwrap();
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
         assert_eq!(request.digest.seg_len, 10);

@@ -11,6 +11,7 @@ use crate::digest::{ConnId, Flags};
 use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
+use crate::engine::stream::Asked;
 use crate::engine::world::{Answer, HintNews, World};
 use crate::stats::EffectStats;
 use crate::wire::{self, ETHERNET_HEADER, TcpHeaders};
@@ -77,7 +78,10 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     };
     if len > 0 {
         // Whoever builds this frame most likely builds the next one, which is as long.
-        world.tx.fetch(t.first_frame + u64::from(i) + 1, wire::MAX_HEADERS + len as usize);
+        world.tx.fetch(
+            t.first_frame + u64::from(i) + 1,
+            wire::MAX_HEADERS + len as usize,
+        );
     }
     let last = i + 1 == t.count;
     let flags = if last {
@@ -107,12 +111,8 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     let head = wire::emit_tcp(buffer, &headers);
     let total = head + len as usize;
     let tcp_len = total - ETHERNET_HEADER - 20;
-    let pseudo = Sum::default().pseudo_header(
-        headers.src.octets(),
-        headers.dst.octets(),
-        TCP,
-        tcp_len,
-    );
+    let pseudo =
+        Sum::default().pseudo_header(headers.src.octets(), headers.dst.octets(), TCP, tcp_len);
     let stream = (len > 0).then(|| world.streams.get(t.conn)).flatten();
     let (a, b) = match &stream {
         Some(stream) => stream.sending(offset, len as usize),
@@ -220,8 +220,14 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
         }
         Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
         Effect::Hint { conn, flow, open } => world.hints.push(HintNews { conn, flow, open }),
-        Effect::Retire { conn } => {
+        Effect::Retire { conn, held } => {
             if let Some(stream) = world.streams.get(conn) {
+                if !held {
+                    stream.ask(Asked {
+                        orphan: true,
+                        ..Asked::default()
+                    });
+                }
                 stream.retired();
             }
             world.retired.push(conn);

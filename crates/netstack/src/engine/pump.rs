@@ -53,7 +53,9 @@ pub(crate) struct Site {
 impl Site {
     /// Who gets frames for `remote`, if anybody does.
     fn next_hop(&self, remote: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
+        let mask = u32::MAX
+            .checked_shl(32 - u32::from(self.prefix))
+            .unwrap_or(0);
         let same = (remote.to_bits() ^ self.address.to_bits()) & mask == 0;
         if same { Some(remote) } else { self.gateway }
     }
@@ -576,11 +578,7 @@ pub(crate) struct TxPump {
 }
 
 impl TxPump {
-    pub(crate) fn new(
-        world: Arc<World>,
-        tx: Box<dyn DeviceTx>,
-        transmitter: Transmitter,
-    ) -> Self {
+    pub(crate) fn new(world: Arc<World>, tx: Box<dyn DeviceTx>, transmitter: Transmitter) -> Self {
         TxPump {
             world,
             tx,

@@ -55,7 +55,11 @@ impl Entry {
             world.streams.recycle(conn);
         }
         Run {
-            frames: self.frames.iter().map(|bytes| Frame::from_bytes(bytes)).collect(),
+            frames: self
+                .frames
+                .iter()
+                .map(|bytes| Frame::from_bytes(bytes))
+                .collect(),
         }
     }
 }
@@ -68,7 +72,9 @@ pub struct Recorder {
 
 impl core::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Recorder").field("failed", &self.failed).finish_non_exhaustive()
+        f.debug_struct("Recorder")
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,7 +170,9 @@ fn read_one<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<Op
     if got < len as usize {
         return Err(invalid("the recording ends in the middle of an entry"));
     }
-    postcard::from_bytes(&bytes).map(Some).map_err(io::Error::other)
+    postcard::from_bytes(&bytes)
+        .map(Some)
+        .map_err(io::Error::other)
 }
 
 #[cfg(test)]

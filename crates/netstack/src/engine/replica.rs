@@ -26,6 +26,8 @@ struct Place {
     tcb: Option<Tcb>,
     /// The listening port it came through, until it is accepted or over.
     parent: Option<u16>,
+    /// Whether an application was told of it, and so will let go of it.
+    held: bool,
     /// Whether it stands in `waiting`.
     waits_for_turn: bool,
     /// Whether it stands in `unsent`.
@@ -42,6 +44,7 @@ impl Place {
             generation,
             tcb: None,
             parent: None,
+            held: false,
             waits_for_turn: false,
             waits_for_sent: false,
             waits_out: false,
@@ -281,13 +284,7 @@ impl Replica {
     }
 
     /// Gives a new connection its place in all tables.
-    fn settle(
-        &mut self,
-        conn: ConnId,
-        tcb: Tcb,
-        parent: Option<u16>,
-        out: &mut impl EffectSink,
-    ) {
+    fn settle(&mut self, conn: ConnId, tcb: Tcb, parent: Option<u16>, out: &mut impl EffectSink) {
         let flow = tcb.flow();
         let place = &mut self.places[conn.index as usize];
         place.tcb = Some(tcb);
@@ -310,7 +307,10 @@ impl Replica {
         }
         while let Some(conn) = self.time_wait.pop_front() {
             let waits = |tcb: &Tcb| tcb.state() == State::TimeWait;
-            if self.current(conn).is_some_and(|place| place.tcb.as_ref().is_some_and(waits)) {
+            if self
+                .current(conn)
+                .is_some_and(|place| place.tcb.as_ref().is_some_and(waits))
+            {
                 self.stats.cut_short += 1;
                 return self.bury(conn, out);
             }
@@ -401,6 +401,7 @@ impl Replica {
             }
         }
         if !closed {
+            place.held = true;
             out.push(Effect::Accept { port, conn, remote });
         }
     }
@@ -409,6 +410,7 @@ impl Replica {
     fn bury(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = place.tcb.take() else { return };
+        let held = place.held;
         let flow = tcb.flow();
         self.demux.remove(&flow);
         self.stats.closed += 1;
@@ -417,7 +419,7 @@ impl Replica {
             flow,
             open: false,
         });
-        out.push(Effect::Retire { conn });
+        out.push(Effect::Retire { conn, held });
     }
 
     /// Fires what is due. Entries that turned out early are put back.
@@ -535,7 +537,11 @@ impl Replica {
                 }
             }
             Body::Neighbor { old, new } => {
-                for tcb in self.places.iter_mut().filter_map(|place| place.tcb.as_mut()) {
+                for tcb in self
+                    .places
+                    .iter_mut()
+                    .filter_map(|place| place.tcb.as_mut())
+                {
                     if tcb.mac() == old {
                         tcb.set_mac(new);
                     }
@@ -590,6 +596,7 @@ impl Replica {
         let iss = self.initial_sequence_number(&flow);
         let tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
         self.settle(conn, tcb, None, out);
+        self.places[conn.index as usize].held = true;
         out.push(Effect::Opened { ticket, conn, flow });
         self.end(conn, out);
     }
@@ -680,7 +687,8 @@ impl Replica {
         for place in &self.places {
             add(u64::from(place.generation));
             add(place.armed.as_nanos());
-            add(u64::from(place.waits_for_turn) << 1 | u64::from(place.waits_for_sent));
+            let flags = [place.held, place.waits_for_turn, place.waits_for_sent];
+            add(flags.iter().fold(0, |h, flag| h << 1 | u64::from(*flag)));
             add(place.parent.map_or(u64::MAX, u64::from));
             add(place.tcb.as_ref().map_or(0, Tcb::fingerprint));
         }
@@ -762,7 +770,6 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -889,11 +896,23 @@ mod tests {
     }
 
     #[test]
+    fn nobody_holds_a_connection_that_ends_before_it_is_established() {
+        let mut bench = Bench::listening(4);
+        bench.segment(4000, 100, 0, Flags::SYN);
+        bench.segment(4000, 101, 0, Flags::RST);
+        let retired = bench.effects.iter().find_map(|effect| match effect {
+            Effect::Retire { held, .. } => Some(*held),
+            _ => None,
+        });
+        assert_eq!(retired, Some(false));
+    }
+
+    #[test]
     fn a_place_is_used_again_only_when_it_was_freed() {
         let mut bench = Bench::listening(4);
         let (conn, ours) = bench.open(4000, 100);
         bench.segment(4000, 101, ours, Flags::RST);
-        assert!(bench.effects.contains(&Effect::Retire { conn }));
+        assert!(bench.effects.contains(&Effect::Retire { conn, held: true }));
         let (other, _) = bench.open(4001, 100);
         assert_ne!(other.index, conn.index);
         bench.command(Body::Free { conn });
@@ -921,7 +940,11 @@ mod tests {
         };
         assert_eq!(state(&bench, conn), Some(State::TimeWait));
         bench.segment(4000, 50, 0, Flags::SYN);
-        assert_eq!(state(&bench, conn), Some(State::TimeWait), "an old SYN changes nothing");
+        assert_eq!(
+            state(&bench, conn),
+            Some(State::TimeWait),
+            "an old SYN changes nothing"
+        );
         let (new, new_ours) = bench.open(4000, 5000);
         assert_eq!(state(&bench, new), Some(State::Established));
         assert_eq!(state(&bench, conn), None);
@@ -947,7 +970,11 @@ mod tests {
             });
             bench.segment(4000 + i, 101, ours + 1, Flags::ACK.with(Flags::FIN));
         }
-        assert_eq!(bench.replica.stats().cut_short, 2, "the two oldest ended before it was full");
+        assert_eq!(
+            bench.replica.stats().cut_short,
+            2,
+            "the two oldest ended before it was full"
+        );
         bench.segment(5000, 100, 0, Flags::SYN);
         assert_eq!(bench.sent(), [], "their places are not free yet");
         for index in 0..2 {

@@ -68,7 +68,11 @@ impl ByteRing {
     /// The one or two places where `[offset, offset + len)` lies: index and length each.
     #[inline]
     fn spans(&self, offset: u64, len: usize) -> [(usize, usize); 2] {
-        debug_assert!(len as u64 <= self.mask + 1, "{len} octets in a ring of {}", self.mask + 1);
+        debug_assert!(
+            len as u64 <= self.mask + 1,
+            "{len} octets in a ring of {}",
+            self.mask + 1
+        );
         let at = (offset & self.mask) as usize;
         let first = len.min(self.bytes.len() - at);
         [(at, first), (0, len - first)]
@@ -86,7 +90,11 @@ impl ByteRing {
             let (now, later) = from.split_at(len);
             // SAFETY: `at + len` is within the ring; the caller has the range alone; `from` is not the ring.
             unsafe {
-                core::ptr::copy_nonoverlapping(now.as_ptr(), UnsafeCell::raw_get(self.bytes.as_ptr().add(at)), len);
+                core::ptr::copy_nonoverlapping(
+                    now.as_ptr(),
+                    UnsafeCell::raw_get(self.bytes.as_ptr().add(at)),
+                    len,
+                );
             }
             from = later;
         }
@@ -178,7 +186,10 @@ impl Life {
             (TIMED_OUT, Ending::TimedOut),
             (ABORTED, Ending::Aborted),
         ];
-        table.into_iter().find(|(bit, _)| self.bits & bit != 0).map(|(_, ending)| ending)
+        table
+            .into_iter()
+            .find(|(bit, _)| self.bits & bit != 0)
+            .map(|(_, ending)| ending)
     }
 }
 
@@ -320,7 +331,9 @@ impl<'a> StreamRef<'a> {
         self.place.rings.get_or_init(|| Rings {
             receive: ByteRing::new(self.streams.receive_len),
             send: ByteRing::new(self.streams.send_len),
-            delivered: (0..self.streams.delivery_slots).map(|_| AtomicU64::new(0)).collect(),
+            delivered: (0..self.streams.delivery_slots)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
         })
     }
 
@@ -351,7 +364,10 @@ impl<'a> StreamRef<'a> {
         let slots = rings.delivered.len() as u64;
         let slot = &rings.delivered[(deliver.delivery & (slots - 1)) as usize];
         // ORDERING: Release, pairs with the Acquire in `readable_end`: who sees the stamp sees the octets.
-        slot.store(stamp(deliver.delivery, slots, deliver.end), Ordering::Release);
+        slot.store(
+            stamp(deliver.delivery, slots, deliver.end),
+            Ordering::Release,
+        );
     }
 
     /// The octets of the send stream that a numbered frame carries.
@@ -469,11 +485,7 @@ impl<'a> StreamRef<'a> {
         let from = self.place.app.read.load(Ordering::Relaxed);
         // SAFETY: octets below `seen.end` are stamped, above `read` they are not given up; no Deliver names
         // them again (module docs). The slices end before `read` moves, which takes `seen` mutably.
-        unsafe {
-            self.rings()
-                .receive
-                .read(from, (seen.end - from) as usize)
-        }
+        unsafe { self.rings().receive.read(from, (seen.end - from) as usize) }
     }
 
     /// The application has done with `len` more octets. Says whether the pump should be told, because the
@@ -506,7 +518,10 @@ impl<'a> StreamRef<'a> {
         // and the connection's one writer is here.
         unsafe { self.rings().send.write(written, &from[..len]) };
         // ORDERING: Release, pairs with the Acquire in `progress`.
-        self.place.app.written.store(written + len as u64, Ordering::Release);
+        self.place
+            .app
+            .written
+            .store(written + len as u64, Ordering::Release);
         len
     }
 
@@ -515,7 +530,10 @@ impl<'a> StreamRef<'a> {
         let len = len.min(self.writable());
         let written = self.place.app.written.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `progress`.
-        self.place.app.written.store(written + len as u64, Ordering::Release);
+        self.place
+            .app
+            .written
+            .store(written + len as u64, Ordering::Release);
         len
     }
 
@@ -552,7 +570,11 @@ impl<'a> StreamRef<'a> {
         // ORDERING: Acquire, pairs with the Release in `ask`.
         let asked = self.place.app.asked.load(Ordering::Acquire);
         // What was written before it was asked to shut down must be seen with it.
-        let written = if asked & SHUTDOWN != 0 { self.cursors().1 } else { written };
+        let written = if asked & SHUTDOWN != 0 {
+            self.cursors().1
+        } else {
+            written
+        };
         (
             read,
             written,
@@ -722,7 +744,10 @@ mod tests {
         assert_eq!(stream.life().ending(), None);
         let mut seen = Seen::default();
         assert_eq!(readable(&stream, &mut seen), b"");
-        assert!(!former.raise(), "a socket that comes late raises nobody's flag");
+        assert!(
+            !former.raise(),
+            "a socket that comes late raises nobody's flag"
+        );
         assert!(stream.raise());
         assert!(!stream.raise());
         stream.progress();

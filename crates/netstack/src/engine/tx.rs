@@ -176,7 +176,8 @@ impl TxClaim<'_> {
         }
         self.published = true;
         // ORDERING: Release, pairs with the Acquire in `Transmitter::ready`.
-        slot.stamp.store(stamp(self.frame, READY), Ordering::Release);
+        slot.stamp
+            .store(stamp(self.frame, READY), Ordering::Release);
     }
 }
 
@@ -209,8 +210,7 @@ impl Transmitter {
             // nobody writes the slot.
             let (built, bytes) = unsafe {
                 let built = *slot.built.get();
-                let bytes =
-                    core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
+                let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
                 (built, bytes)
             };
             let (head, payload) = bytes.split_at(built.head as usize);
@@ -258,7 +258,10 @@ mod tests {
     fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
         let mut frames = ArrayVec::<_, 8>::new();
         transmitter.ready(&mut frames);
-        let sent: Vec<_> = frames.iter().map(|f| [f.head, f.payload].concat()).collect();
+        let sent: Vec<_> = frames
+            .iter()
+            .map(|f| [f.head, f.payload].concat())
+            .collect();
         drop(frames);
         transmitter.advance(sent.len());
         sent

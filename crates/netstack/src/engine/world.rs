@@ -20,21 +20,10 @@ use crate::engine::tx::TxRing;
 /// What an application wants from the protocol, besides moving its cursors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
-    Open {
-        ticket: u64,
-        remote: SocketAddrV4,
-    },
-    Listen {
-        port: u16,
-        backlog: u16,
-    },
-    Accepted {
-        port: u16,
-        accepted: u64,
-    },
-    Unlisten {
-        port: u16,
-    },
+    Open { ticket: u64, remote: SocketAddrV4 },
+    Listen { port: u16, backlog: u16 },
+    Accepted { port: u16, accepted: u64 },
+    Unlisten { port: u16 },
 }
 
 /// News for the pump about which connection a flow is.
@@ -128,7 +117,11 @@ impl<'a> Wakes<'a> {
     }
 
     fn wake(&mut self) {
-        if let Some(stream) = self.conn.take().and_then(|conn| self.world.streams.get(conn)) {
+        if let Some(stream) = self
+            .conn
+            .take()
+            .and_then(|conn| self.world.streams.get(conn))
+        {
             stream.waiting().notify_all();
         }
     }

@@ -94,7 +94,11 @@ struct Base {
 
 impl Setup {
     /// Fits the bounds to the device and builds what all variants share.
-    fn build(mut self, device: Box<dyn Device>, delivery_slots: usize) -> Result<Base, ConfigError> {
+    fn build(
+        mut self,
+        device: Box<dyn Device>,
+        delivery_slots: usize,
+    ) -> Result<Base, ConfigError> {
         if self.prefix > 32 {
             return Err(ConfigError::OutOfRange {
                 field: "prefix",
@@ -107,10 +111,11 @@ impl Setup {
         limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
         // Frames above the MTU are for devices that cut them.
         let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
-        limits.frame_payload = limits.frame_payload.min(u32::try_from(cut).unwrap_or(u32::MAX));
+        limits.frame_payload = limits
+            .frame_payload
+            .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
-        let slot_len = MAX_HEADERS
-            + usize::from(limits.mss()).max(limits.frame_payload as usize);
+        let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let mac = device.mac();
         let (rx, tx) = device.split();
         let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);

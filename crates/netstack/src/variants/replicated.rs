@@ -212,7 +212,11 @@ impl Log for GroupLog<'_> {
             self.shared.verdicts.set(seq, verdict);
         }
         let published = self.publisher.try_publish(request);
-        assert_eq!(published.ok(), Some(seq), "the log and its frames are out of step");
+        assert_eq!(
+            published.ok(),
+            Some(seq),
+            "the log and its frames are out of step"
+        );
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
@@ -299,7 +303,9 @@ impl<T: Tamper> Group<T> {
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             posts: Fingerprints::new(layout.replicas, POSTS, layout.fingerprint_every),
-            shares: (0..layout.replicas).map(|_| CachePadded::default()).collect(),
+            shares: (0..layout.replicas)
+                .map(|_| CachePadded::default())
+                .collect(),
             bell: EventCount::new(),
         });
         let mut workers = Vec::new();
@@ -311,7 +317,12 @@ impl<T: Tamper> Group<T> {
                     allowed: "1 to 56",
                 });
             };
-            workers.push(Worker::new(id, Arc::clone(&shared), subscription, tamper(id)));
+            workers.push(Worker::new(
+                id,
+                Arc::clone(&shared),
+                subscription,
+                tamper(id),
+            ));
         }
         Ok(Group { shared, workers })
     }
@@ -502,7 +513,10 @@ impl Hands<'_> {
             }
             cursor.seq += 1;
             cursor.begun = false;
-            if cursor.seq.is_multiple_of(shared.layout.request_chunk as u64) {
+            if cursor
+                .seq
+                .is_multiple_of(shared.layout.request_chunk as u64)
+            {
                 self.leave_chunk();
             }
             return ControlFlow::Continue(false);
@@ -778,12 +792,15 @@ impl<T: Tamper> Worker<T> {
         let Some(verdict) = verdict else { return false };
         self.replica.apply(request, verdict, &mut self.kept);
         if T::ACTIVE {
-            self.kept.change_pending(|effects| self.tamper.effects(seq, effects));
+            self.kept
+                .change_pending(|effects| self.tamper.effects(seq, effects));
         }
         self.kept.commit(request);
         let position = seq + 1;
         if self.shared.posts.is_due(position) {
-            self.shared.posts.post(self.id, position, self.replica.fold());
+            self.shared
+                .posts
+                .post(self.id, position, self.replica.fold());
         }
         true
     }

@@ -121,7 +121,10 @@ impl Single {
 
     /// When time has to be told at the latest.
     pub fn next_deadline(&self) -> Instant {
-        self.core.replica.next_deadline().min(self.rx.next_deadline())
+        self.core
+            .replica
+            .next_deadline()
+            .min(self.rx.next_deadline())
     }
 
     /// Applies an entry of a recorded log as if it came from the pump, and sends what it asks for.
