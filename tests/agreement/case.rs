@@ -21,7 +21,9 @@ use super::wire::{OnWire, Seen, Wire};
 use crate::support::Rng;
 
 /// Connections of one case, at most.
-const PEERS: usize = 40;
+const PEERS: usize = 200;
+/// How long an application waits before it tries again, in nanoseconds.
+const RETRY: u64 = 1_000_000_000;
 /// Steps before the faults end, at most. A case needs a few thousand.
 const STEPS: usize = 200_000;
 
@@ -51,6 +53,8 @@ struct Case<'p, T: Tamper> {
     to_stack: Wire,
     to_peers: Wire,
     mac: [u8; 6],
+    /// No new connection before, because the last could not be opened.
+    retry_at: u64,
     marks: Marks,
     left: Left,
     seen: Seen,
@@ -129,6 +133,7 @@ pub(crate) fn run<T: Tamper>(
         to_stack: Wire::default(),
         to_peers: Wire::default(),
         mac: [2, 0, 0, 0, 0, 2],
+        retry_at: 0,
         marks: Marks::default(),
         left: Vec::new(),
         seen: Seen::default(),
@@ -284,6 +289,7 @@ impl<T: Tamper> Case<'_, T> {
         for index in std::mem::take(&mut self.app.failed) {
             self.peers[index].phase = Phase::Reset;
             self.peers[index].reset_by_us = true;
+            self.retry_at = self.now + RETRY;
         }
     }
 
@@ -405,7 +411,11 @@ impl<T: Tamper> Case<'_, T> {
             self.stray();
         }
         let live = self.peers.iter().filter(|peer| self.is_live(peer)).count();
-        if live < plan.peers.count && self.peers.len() < PEERS && self.rng.chance(200) {
+        if live < plan.peers.count
+            && self.now >= self.retry_at
+            && self.peers.len() < PEERS
+            && self.rng.chance(200)
+        {
             self.begin();
         }
         if !self.peers.is_empty() && self.to_stack.len() < 64 {

@@ -151,7 +151,7 @@ impl World {
             streams: Streams::new(&limits, delivery_slots),
             tx,
             commands: SegQueue::new(),
-            dirty: ArrayQueue::new(limits.connections as usize),
+            dirty: ArrayQueue::new(2 * limits.connections as usize),
             hints: SegQueue::new(),
             retired: SegQueue::new(),
             control: ArrayQueue::new(64),
@@ -196,8 +196,7 @@ impl World {
     /// Raises the flag of a connection whose application moved a cursor or asked for something.
     pub(crate) fn raise(&self, stream: &StreamRef<'_>) {
         if stream.raise() {
-            // One entry per connection and as many places as connections: there is room, unless the flag of
-            // a recycled place is raised by its former socket, whose news nobody needs.
+            // A tenant has one entry at most, and its predecessor perhaps one more: there is room.
             let _ = self.dirty.push(stream.conn());
             self.ring();
         }
