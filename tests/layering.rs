@@ -62,6 +62,8 @@ const PATH_OF_A_FRAME: [&str; 13] = [
     "crates/netstack/src/engine/stream.rs",
     "crates/netstack/src/engine/tx.rs",
     "crates/netstack/src/variants/replicated.rs",
+    "crates/netstack/src/variants/replicated/hands.rs",
+    "crates/netstack/src/variants/replicated/worker.rs",
 ];
 
 /// A rule that a source breaks.

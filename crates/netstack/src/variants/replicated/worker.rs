@@ -1,0 +1,361 @@
+//! One replica, and its share of the work.
+
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use dominoes::{Seq, Spin, Subscription};
+
+use super::hands::{Cursor, Hands, Kept, pinned};
+use super::{Shared, Tamper};
+use crate::digest::Request;
+use crate::effect::Effect;
+use crate::engine::prepare::prepare;
+use crate::engine::replica::Replica;
+use crate::engine::world::Wakes;
+use crate::stats::{EffectStats, PumpStats};
+use crate::time::Instant;
+
+/// Requests that a worker applies before it looks at anything else.
+const APPLY_BATCH: usize = 64;
+
+/// One replica, and its share of the work.
+pub struct Worker<T: Tamper = ()> {
+    id: usize,
+    shared: Arc<Shared>,
+    log: Subscription<Request, Spin>,
+    replica: Replica,
+    kept: Kept,
+    /// Next request to be looked at for preparing.
+    prepared: Seq,
+    /// Payload octets of requests that are prepared and not performed.
+    ahead: usize,
+    cursor: Cursor,
+    /// What `performed` was last told.
+    told: Seq,
+    tamper: T,
+    stats: EffectStats,
+}
+
+impl<T: Tamper> Worker<T> {
+    pub(super) fn new(
+        id: usize,
+        shared: Arc<Shared>,
+        log: Subscription<Request, Spin>,
+        tamper: T,
+    ) -> Self {
+        let limits = shared.world.limits;
+        Worker {
+            id,
+            shared,
+            log,
+            replica: Replica::new(limits),
+            kept: Kept::default(),
+            prepared: 0,
+            ahead: 0,
+            cursor: Cursor::default(),
+            told: 0,
+            tamper,
+            stats: EffectStats::default(),
+        }
+    }
+
+    /// Everything that can be done now, once. Returns how much that was.
+    ///
+    /// The pumps stay where they are as long as their holders come back for them: what belongs to a pump would
+    /// else move from cache to cache with it. Who has nothing else to do takes one over.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        let mut done = if self.has_receive_pump() {
+            self.pump(now).unwrap_or(0)
+        } else {
+            0
+        };
+        done += self.work();
+        if done == 0 {
+            done = self.take_receive_pump(now);
+        }
+        done
+    }
+
+    /// Whether this worker was the last to take the receive pump over.
+    pub fn has_receive_pump(&self) -> bool {
+        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role decides.
+        self.shared.receiving.load(Ordering::Relaxed) == self.id
+    }
+
+    /// Takes the receive pump over for want of anything else to do. Returns how much there was to pump.
+    pub fn take_receive_pump(&mut self, now: Instant) -> usize {
+        let done = self.pump(now).unwrap_or(0);
+        if done > 0 && !self.has_receive_pump() {
+            self.shared.receiving.store(self.id, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// As [`Worker::turn`] does with the receive pump: the last holder sends, others only if they are idle.
+    fn send_in_turn(&mut self, idle: bool) -> usize {
+        // ORDERING: Relaxed both, as in `has_receive_pump`.
+        let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
+        if !holder && !idle {
+            return 0;
+        }
+        let done = self.send().unwrap_or(0);
+        if done > 0 && !holder {
+            self.shared.sending.store(self.id, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// A turn without the receive pump: everything that needs no clock.
+    pub fn work(&mut self) -> usize {
+        self.log.poll();
+        let mut done = self.prepare_mine();
+        done += self.apply_ready();
+        done += self.perform_mine();
+        done += self.send_in_turn(done == 0);
+        if done == 0 {
+            done = usize::from(self.prepare(self.replica.position()));
+        }
+        done
+    }
+
+    /// Takes the receive pump for one turn; `None` if somebody else has it.
+    pub fn pump(&mut self, now: Instant) -> Option<usize> {
+        let mut side = self.shared.rx.try_take()?;
+        let (pump, mut log) = side.parts(&self.shared);
+        let done = pump.turn(now, self.replica.next_deadline(), &mut log);
+        drop(side);
+        if done > 0 {
+            self.shared.bell.notify_all();
+        }
+        Some(done)
+    }
+
+    /// Prepares requests of this worker's chunks, in order, as far as the budget goes.
+    fn prepare_mine(&mut self) -> usize {
+        let Worker {
+            id,
+            shared,
+            log,
+            replica,
+            prepared,
+            ahead,
+            stats,
+            ..
+        } = self;
+        let end = log.end();
+        let chunk = shared.layout.request_chunk as u64;
+        let mut done = 0;
+        // One pin serves a whole chunk.
+        let mut pin = None;
+        *prepared = (*prepared).max(replica.position());
+        while *prepared < end && *ahead < shared.layout.ahead_bytes {
+            let seq = *prepared;
+            if shared.primary_of_request(seq) != *id {
+                *prepared = (seq / chunk + 1) * chunk;
+                continue;
+            }
+            *prepared += 1;
+            let Some(request) = log.get(seq) else {
+                continue;
+            };
+            *ahead += request.digest.len as usize;
+            if shared.verdicts.get(seq).is_none()
+                && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
+            {
+                shared.verdicts.set(seq, prepare(request, run));
+                stats.prepared += 1;
+                done += 1;
+            }
+        }
+        done
+    }
+
+    /// Prepares the request at `seq`, whoever is its primary, if it is published, not applied here, and
+    /// nobody prepared it. Says whether it did.
+    pub fn prepare(&mut self, seq: u64) -> bool {
+        if self.shared.verdicts.get(seq).is_some() && seq < self.log.end() {
+            return false;
+        }
+        let Some(request) = self.log.get(seq) else {
+            return false;
+        };
+        let Some(pin) = self.shared.attachments.pin(seq) else {
+            return false;
+        };
+        let Some(run) = pin.get(seq) else {
+            return false;
+        };
+        self.shared.verdicts.set(seq, prepare(request, run));
+        self.stats.prepared += 1;
+        true
+    }
+
+    fn apply_ready(&mut self) -> usize {
+        let mut done = 0;
+        while done < APPLY_BATCH && self.apply_one() {
+            done += 1;
+        }
+        if done > 0 {
+            self.log.advance_to(self.replica.position());
+        }
+        done
+    }
+
+    /// Applies the next request if it is published and prepared. Says whether it did.
+    pub fn apply(&mut self) -> bool {
+        self.log.poll();
+        let applied = self.apply_one();
+        self.log.advance_to(self.replica.position());
+        applied
+    }
+
+    #[inline]
+    fn apply_one(&mut self) -> bool {
+        let seq = self.replica.position();
+        let Some(request) = self.log.get(seq) else {
+            return false;
+        };
+        let mut verdict = self.shared.verdicts.get(seq);
+        let mut changed;
+        let mut request = request;
+        if T::ACTIVE {
+            changed = *request;
+            verdict = self.tamper.verdict(seq, verdict, &changed);
+            if verdict.is_some() {
+                self.tamper.request(seq, &mut changed);
+            }
+            request = &changed;
+        }
+        let Some(verdict) = verdict else { return false };
+        self.replica.apply(request, verdict, &mut self.kept);
+        if T::ACTIVE {
+            self.kept
+                .change_pending(|effects| self.tamper.effects(seq, effects));
+        }
+        self.kept.commit(request);
+        let position = seq + 1;
+        if self.shared.posts.is_due(position) {
+            self.shared
+                .posts
+                .post(self.id, position, self.replica.fold());
+        }
+        true
+    }
+
+    fn perform_mine(&mut self) -> usize {
+        let mut done = 0;
+        let mut hands = self.hands();
+        while let ControlFlow::Continue(performed) = hands.step() {
+            done += usize::from(performed);
+        }
+        hands.rest();
+        self.after_performing();
+        done
+    }
+
+    /// Performs the next effect, or the next frame of one, whose primary is this worker. Says whether there
+    /// was one.
+    pub fn perform(&mut self) -> bool {
+        let mut performed = false;
+        let mut hands = self.hands();
+        while let ControlFlow::Continue(now) = hands.step() {
+            if now {
+                performed = true;
+                break;
+            }
+        }
+        hands.rest();
+        self.after_performing();
+        performed
+    }
+
+    fn hands(&mut self) -> Hands<'_> {
+        Hands {
+            id: self.id,
+            shared: &self.shared,
+            kept: &self.kept,
+            ahead: &mut self.ahead,
+            cursor: &mut self.cursor,
+            stats: &mut self.stats,
+            pin: None,
+            finished: 0,
+            wakes: Wakes::new(&self.shared.world),
+        }
+    }
+
+    /// Tells how far this worker is, and forgets what nobody will ask for.
+    fn after_performing(&mut self) {
+        if self.told != self.cursor.seq {
+            self.told = self.cursor.seq;
+            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+            self.shared.performed[self.id].store(self.told, Ordering::Release);
+            self.shared.shares[self.id].post(&self.stats);
+            let below = self.told.saturating_sub(self.shared.layout.keep as u64);
+            let before = self.kept.effects.len();
+            self.kept.forget(below);
+            self.cursor.effect -= before - self.kept.effects.len();
+        }
+    }
+
+    /// Takes the transmit pump for one turn; `None` if somebody else has it.
+    pub fn send(&mut self) -> Option<usize> {
+        Some(self.shared.tx.try_take()?.turn())
+    }
+
+    /// Takes the transmit pump and sends one frame; `None` if somebody else has it.
+    pub fn send_one(&mut self) -> Option<usize> {
+        Some(self.shared.tx.try_take()?.step())
+    }
+
+    /// Which worker of the group this is.
+    pub fn id(&self) -> usize {
+        self.id
+    }
+
+    /// The state.
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// What it performed.
+    pub fn stats(&self) -> EffectStats {
+        self.stats
+    }
+
+    /// What the group's receive pump saw; `None` while somebody holds it.
+    pub fn pump_stats(&self) -> Option<PumpStats> {
+        self.shared.rx.try_take().map(|rx| rx.pump.stats)
+    }
+
+    /// Effects that are kept, of this and of other primaries, oldest first.
+    pub fn kept_effects(&self) -> impl Iterator<Item = &Effect> {
+        self.kept.effects.iter()
+    }
+
+    /// When time has to be told at the latest, as far as this worker knows.
+    pub fn next_deadline(&self) -> Instant {
+        self.replica.next_deadline()
+    }
+
+    /// Publishes are seen by [`Worker::apply`]; requests that are published and not applied here.
+    pub fn lag(&mut self) -> u64 {
+        self.log.poll() - self.replica.position()
+    }
+
+    /// How far the log reaches, as last seen, for choosing what to prepare.
+    pub fn published(&mut self) -> u64 {
+        self.log.poll()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether a turn would find something to do.
+    pub(crate) fn has_work(&mut self) -> bool {
+        self.log.poll() > self.replica.position()
+            || (self.cursor.seq - self.kept.first) < self.kept.applied.len() as u64
+            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+}
