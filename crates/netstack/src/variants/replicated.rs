@@ -279,8 +279,10 @@ impl<T: Tamper> Group<T> {
         tamper: impl Fn(usize) -> T,
     ) -> Result<Self, ConfigError> {
         layout.check()?;
-        let (publisher, log) = dominoes::channel::<Request, Spin>(layout.log);
-        let slots = log.slots();
+        // As many slots as requests in flight: everything beside them, and the delivery slots of every
+        // connection, are as many.
+        let slots = layout.log;
+        let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
         let base = setup.build(device, slots)?;
         let (stocker, attachments) = dominoes::attachments(slots, layout.request_chunk);
         let shared = Arc::new(Shared {
