@@ -161,8 +161,6 @@ impl Options {
 
 fn builder(addr: &str, replicas: usize) -> Builder {
     let mut limits = Limits::default();
-    // As long as the device divides; the stack takes less where that is less.
-    limits.frame_payload = 64_000;
     // Connections that we close first stay for a minute, in TIME-WAIT.
     limits.connections = 2048;
     Stack::builder(addr).replicas(replicas).limits(limits)

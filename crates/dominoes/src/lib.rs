@@ -137,9 +137,12 @@ mod subscription;
 mod sync;
 mod wait;
 
-#[allow(unsafe_code)]
+#[expect(
+    unsafe_code,
+    reason = "what stands beside the slots is shared memory, too"
+)]
 mod cell;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "the one owner of slot memory")]
 mod ring;
 
 pub use cell::{Attachments, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};

@@ -84,6 +84,28 @@ pub(crate) struct PostedStats {
 
 impl PostedStats {
     pub(crate) fn post(&self, stats: &EffectStats) {
+        for (word, value) in self.words.iter().zip(stats.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn load(&self) -> EffectStats {
+        let mut words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
+        let mut next = || words.next().unwrap_or(0);
+        // In the order of `EffectStats::words`.
+        EffectStats {
+            prepared: next(),
+            deliveries: next(),
+            delivered_bytes: next(),
+            frames: next(),
+            sent_bytes: next(),
+            diverged: next(),
+        }
+    }
+}
+
+impl EffectStats {
+    fn words(&self) -> [u64; 6] {
         let EffectStats {
             prepared,
             deliveries,
@@ -91,37 +113,15 @@ impl PostedStats {
             frames,
             sent_bytes,
             diverged,
-        } = *stats;
-        let values = [
+        } = *self;
+        [
             prepared,
             deliveries,
             delivered_bytes,
             frames,
             sent_bytes,
             diverged,
-        ];
-        for (word, value) in self.words.iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn load(&self) -> EffectStats {
-        let [
-            prepared,
-            deliveries,
-            delivered_bytes,
-            frames,
-            sent_bytes,
-            diverged,
-        ] = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
-        EffectStats {
-            prepared,
-            deliveries,
-            delivered_bytes,
-            frames,
-            sent_bytes,
-            diverged,
-        }
+        ]
     }
 }
 

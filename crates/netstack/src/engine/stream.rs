@@ -363,7 +363,7 @@ impl<'a> StreamRef<'a> {
         let rings = self.rings();
         let slots = rings.delivered.len() as u64;
         let slot = &rings.delivered[(deliver.delivery & (slots - 1)) as usize];
-        // ORDERING: Release, pairs with the Acquire in `readable_end`: who sees the stamp sees the octets.
+        // ORDERING: Release, pairs with the Acquire in `look`: who sees the stamp sees the octets.
         slot.store(
             stamp(deliver.delivery, slots, deliver.end),
             Ordering::Release,
@@ -562,19 +562,14 @@ impl<'a> StreamRef<'a> {
 
     /// Lowers the flag and reads what the application stored: read and write cursor, and what it asked.
     pub(crate) fn progress(&self) -> (u64, u64, Asked) {
-        // ORDERING: AcqRel: Acquire, pairs with the swap in `raise`; lowering first means that a later
+        // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a later
         // store raises it again.
         let down = flag(self.conn.generation, false);
         self.place.app.dirty.swap(down, Ordering::AcqRel);
-        let (read, written) = self.cursors();
-        // ORDERING: Acquire, pairs with the Release in `ask`.
+        // ORDERING: Acquire, pairs with the Release in `ask`. Before the cursors: whoever shuts down or lets
+        // go has written all it ever will, and all of it must be seen with that.
         let asked = self.place.app.asked.load(Ordering::Acquire);
-        // What was written before it was asked to shut down must be seen with it.
-        let written = if asked & SHUTDOWN != 0 {
-            self.cursors().1
-        } else {
-            written
-        };
+        let (read, written) = self.cursors();
         (
             read,
             written,
