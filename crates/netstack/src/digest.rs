@@ -418,8 +418,8 @@ impl Request {
 
 impl Digest {
     /// The whole run as one piece.
-    #[inline]
-    fn segment<'a>(&self, options: &'a Options) -> Segment<'a> {
+    #[inline(always)]
+    pub(crate) fn segment<'a>(&self, options: &'a Options) -> Segment<'a> {
         Segment {
             seq: self.seg_seq,
             ack: self.seg_ack,

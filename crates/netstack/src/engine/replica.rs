@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::Ipv4Addr;
 
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Request, Segment};
+use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment};
 use crate::effect::{Effect, EffectSink, FrameNumbers};
 use crate::engine::demux::{Demux, Keyed};
 use crate::seqnum::SeqNum;
@@ -79,7 +79,12 @@ pub struct Replica {
     /// How many requests were applied: the position of the next one.
     position: u64,
     fold: u64,
+    /// The place that was touched last.
+    touched: u32,
     next_deadline: Instant,
+    /// Once so many frames are sent, somebody who waits for that has something to do; 0 while somebody waits
+    /// for a turn.
+    next_sent: u64,
     limits: Limits,
     address: Ipv4Addr,
     keyed: Keyed,
@@ -110,7 +115,9 @@ impl Replica {
             },
             position: 0,
             fold: 0,
+            touched: 0,
             next_deadline: Instant::NEVER,
+            next_sent: u64::MAX,
             limits,
             address: Ipv4Addr::UNSPECIFIED,
             keyed: Keyed::default(),
@@ -132,12 +139,59 @@ impl Replica {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
-        self.stats.requests += 1;
         if digest.sent > self.frames.sent {
             self.frames.sent = digest.sent;
             self.frames.limit = digest.sent + u64::from(self.limits.tx_slots);
         }
-        match digest.kind {
+        if !self.bulk(request, verdict, out) {
+            self.otherwise(request, verdict, out);
+        }
+        if self.next_deadline <= self.now || self.next_sent <= self.frames.sent {
+            self.follow_up(out);
+        }
+    }
+
+    /// The short road for a run that is as expected, of a connection that the pump knew. Returns false if it
+    /// is something else; then only the application's cursors may have been taken over.
+    #[inline(always)]
+    fn bulk(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
+        let digest = &request.digest;
+        let conn = digest.hint;
+        let all_good = digest.all_good();
+        if digest.kind != Kind::Segments
+            || digest.bits & (Digest::OPTIONS | Digest::CE) != 0
+            || verdict & all_good != all_good
+        {
+            return false;
+        }
+        let Some(place) = self.places.get_mut(conn.index as usize) else {
+            return false;
+        };
+        let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
+            return false;
+        };
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        if digest.bits & Digest::PROGRESS != 0 {
+            tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
+        }
+        if !tcb.predicted(&digest.segment(&Options::None), &mut cx) {
+            return false;
+        }
+        self.stats.segments += u64::from(digest.count);
+        let finish = tcb.finish(&mut cx);
+        self.fold = tcb.fold(self.fold ^ self.frames.next);
+        self.touched = conn.index;
+        let deadline = tcb.next_deadline();
+        if finish != Finish::default() || deadline < place.armed {
+            self.arrange(conn, finish, deadline);
+        }
+        true
+    }
+
+    /// Everything that is not bulk.
+    #[inline(never)]
+    fn otherwise(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
             Kind::Command => {
                 self.command(&request.body, out);
@@ -145,17 +199,21 @@ impl Replica {
             }
             Kind::Tick => {}
         }
+    }
+
+    /// What time and credit let happen, whatever the request was about.
+    #[inline(never)]
+    fn follow_up(&mut self, out: &mut impl EffectSink) {
         if self.next_deadline <= self.now {
             self.fire(out);
         }
-        if let Some(&(sent, _)) = self.unsent.front()
-            && sent <= self.frames.sent
-        {
-            self.after_sending(out);
-        }
-        if !self.waiting.is_empty() {
-            self.serve(out);
-        }
+        self.after_sending(out);
+        self.serve(out);
+        self.next_sent = match (self.waiting.is_empty(), self.unsent.front()) {
+            (false, _) => 0,
+            (true, Some(&(sent, _))) => sent,
+            (true, None) => u64::MAX,
+        };
     }
 
     /// A run of one flow: find its connection, let its good pieces arrive, end the request.
@@ -349,36 +407,45 @@ impl Replica {
     }
 
     /// What is left to do for a connection when it has handled a request: queue, arm, notice its end.
-    #[inline]
     fn after(&mut self, conn: ConnId, finish: Finish, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &mut place.tcb else { return };
         self.fold = tcb.fold(self.fold ^ self.frames.next);
+        self.touched = conn.index;
         let closed = tcb.is_closed();
         if tcb.state() == State::TimeWait && !place.waits_out {
             place.waits_out = true;
             self.time_wait.push_back(conn);
         }
+        let child = place.parent.is_some();
+        let deadline = tcb.next_deadline();
+        self.arrange(conn, finish, deadline);
+        if child {
+            self.progress_of_child(conn, out);
+        }
+        if closed {
+            self.bury(conn, out);
+        }
+    }
+
+    /// Notes when to look at a connection again: when it can send more, when frames are sent, at `deadline`.
+    fn arrange(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
+        let place = &mut self.places[conn.index as usize];
         if finish.blocked && !place.waits_for_turn {
             place.waits_for_turn = true;
             self.waiting.push_back(conn);
+            self.next_sent = 0;
         }
         if finish.waits_for_sent && !place.waits_for_sent {
             place.waits_for_sent = true;
             self.unsent.push_back((self.frames.next, conn));
+            self.next_sent = self.next_sent.min(self.frames.next);
         }
-        let deadline = tcb.next_deadline();
         if deadline < place.armed {
             place.armed = deadline;
             self.next_deadline = self.next_deadline.min(deadline);
             self.deadlines
                 .push(Reverse((deadline, conn.index, conn.generation)));
-        }
-        if place.parent.is_some() {
-            self.progress_of_child(conn, out);
-        }
-        if closed {
-            self.bury(conn, out);
         }
     }
 
@@ -661,7 +728,10 @@ impl Replica {
 
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
-        self.stats
+        StateStats {
+            requests: self.position,
+            ..self.stats
+        }
     }
 
     /// The bounds that it keeps.
@@ -669,10 +739,20 @@ impl Replica {
         &self.limits
     }
 
-    /// What the requests so far did, folded into one number as they were applied. Cheap; posted for
-    /// comparison. Once two replicas differ in a connection that a request touches, this differs too.
-    pub fn fold(&self) -> u64 {
-        self.fold
+    /// A number to be posted for comparison: what the requests so far did, folded together as they were applied,
+    /// with all that is known of two connections, one of which is another one every time, so that none is
+    /// left out for long. `turn` counts the posts.
+    pub fn post(&self, turn: u64) -> u64 {
+        let mut h = mix(self.fold ^ self.now.as_nanos());
+        let places = self.places.len() as u64;
+        if places > 0 {
+            for index in [self.touched as usize, (turn % places) as usize] {
+                let place = &self.places[index];
+                h = mix(h ^ place.armed.as_nanos());
+                h = mix(h ^ place.tcb.as_ref().map_or(0, Tcb::fingerprint));
+            }
+        }
+        h
     }
 
     /// A number over the whole state, computed afresh. For tests and for finding what differs.
@@ -684,6 +764,7 @@ impl Replica {
         add(self.frames.next);
         add(self.frames.limit);
         add(self.next_deadline.as_nanos());
+        add(self.next_sent);
         for place in &self.places {
             add(u64::from(place.generation));
             add(place.armed.as_nanos());

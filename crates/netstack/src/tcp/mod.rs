@@ -72,6 +72,7 @@ use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
 use congestion::Congestion;
+use predict::Road;
 use reassembly::Reassembly;
 use retransmit::{Retransmit, Timers};
 use snd::Snd;
@@ -269,6 +270,8 @@ pub struct Tcb {
     rcv: Rcv,
     snd: Snd,
     state: State,
+    /// What [`Tcb::predicted`] may take.
+    road: Road,
     /// Nobody holds the connection any more; implies that our side is shut down.
     orphan: bool,
     /// It began with a passive OPEN.
@@ -371,6 +374,7 @@ impl Tcb {
     #[inline]
     pub fn segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !self.predicted(seg, cx) {
+            self.leave_road();
             self.arrives(seg, cx);
         }
     }
@@ -386,6 +390,7 @@ impl Tcb {
             self.state
         );
         self.state = next;
+        self.leave_road();
         if matches!(next, State::Closed | State::TimeWait) {
             self.timers.stop_all();
             self.snd.stop();
@@ -401,6 +406,7 @@ impl Tcb {
             rcv,
             snd,
             state,
+            road,
             orphan,
             passive,
             conn,
@@ -413,6 +419,7 @@ impl Tcb {
             reassembly,
         } = self;
         each("state", *state as u64);
+        each("road", *road as u64);
         each("orphan", u64::from(*orphan));
         each("passive", u64::from(*passive));
         each("conn.index", u64::from(conn.index));
@@ -442,23 +449,13 @@ impl Tcb {
         h
     }
 
-    /// Folds into `h` what a segment can change: cheaper than [`Tcb::fingerprint`], for once a request.
-    #[inline]
+    /// Folds into `h` where both streams stand: what a segment changes, for once a request. All the rest is in
+    /// [`Tcb::fingerprint`].
+    #[inline(always)]
     pub fn fold(&self, h: u64) -> u64 {
         let Tcb { rcv, snd, .. } = self;
         let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
-        let small = (self.state as u64)
-            | (rcv.ack as u64) << 8
-            | u64::from(self.reassembly.count()) << 16
-            | u64::from(snd.wnd) << 32;
-        let h = mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt));
-        let h = mix2(h, rcv.offset ^ rcv.deliveries << 32, snd.una_offset);
-        let h = mix2(h, small, u64::from(self.congestion.window()));
-        mix2(
-            h,
-            self.timers.next().as_nanos(),
-            rcv.read ^ snd.written << 32,
-        )
+        mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
     }
 
     /// The name of the first field whose value differs in `other`.

@@ -5,24 +5,62 @@
 //! known answers. That holds in every state in which text may flow in one direction, up to the
 //! acknowledgment of our FIN. A property test holds the two roads equal.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Cx, Tcb};
 use crate::digest::{Flags, Segment};
 use crate::effect::EffectSink;
 
+/// Which segments the short road is open for, until something else than such a segment happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub(super) enum Road {
+    /// None.
+    Long,
+    /// Acknowledgments without text.
+    Acks,
+    /// Text that comes next, too.
+    Text,
+}
+
 impl Tcb {
+    /// What the short road is open for as things stand. Nothing that it does itself changes the answer.
+    fn open_road(&self) -> Road {
+        if !self.state.carries_text() || self.persists() {
+            Road::Long
+        } else if !self.reassembly.is_empty() || self.rcv.fin_at != u64::MAX || self.orphan {
+            Road::Acks
+        } else {
+            Road::Text
+        }
+    }
+
+    /// Something happened that the short road does not know: [`Tcb::finish`] looks anew.
+    #[inline]
+    pub(super) const fn leave_road(&mut self) {
+        self.road = Road::Long;
+    }
+
+    /// The request is over: the road is what its end left.
+    #[inline(always)]
+    pub(super) fn look_for_road(&mut self) {
+        if self.road == Road::Long {
+            self.road = self.open_road();
+        }
+    }
+
     /// Takes `seg` if it is as expected; returns false, with nothing changed, if it is not.
     #[inline(always)]
-    pub(super) fn predicted<S: EffectSink>(
+    pub(crate) fn predicted<S: EffectSink>(
         &mut self,
         seg: &Segment<'_>,
         cx: &mut Cx<'_, S>,
     ) -> bool {
         let Tcb { rcv, snd, .. } = &*self;
-        if !self.state.carries_text()
+        if self.road == Road::Long
             || seg.flags.without(Flags::PSH) != Flags::ACK
             || seg.seq != rcv.nxt
             || seg.timestamps.is_some() != rcv.timestamps
-            || self.persists()
         {
             return false;
         }
@@ -43,12 +81,7 @@ impl Tcb {
         } else if snd.fin && seg.ack == snd.end {
             return false;
         }
-        if seg.len > 0
-            && (seg.len > rcv.room(cx.limits)
-                || !self.reassembly.is_empty()
-                || rcv.fin_at != u64::MAX
-                || self.orphan)
-        {
+        if seg.len > 0 && (self.road != Road::Text || seg.len > rcv.room(cx.limits)) {
             return false;
         }
 

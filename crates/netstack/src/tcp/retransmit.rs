@@ -270,6 +270,7 @@ impl Tcb {
         if self.timers.next() > now {
             return;
         }
+        self.leave_road();
         if self.timers.take(Timer::Linger, now) {
             // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of a FIN-WAIT-2 without reader.
             self.enter(State::Closed);

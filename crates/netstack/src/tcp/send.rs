@@ -50,7 +50,7 @@ impl Outgoing {
 impl Tcb {
     /// Ends a request for this connection: completes its delivery, gives acknowledged octets back, lets
     /// leave what may, acknowledges what must be.
-    #[inline]
+    #[inline(always)]
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
         if cx.held.len != 0 {
             let rcv = &mut self.rcv;
@@ -58,14 +58,14 @@ impl Tcb {
             rcv.deliveries += 1;
         }
         let snd = &self.snd;
-        if snd.nxt == snd.end
-            && snd.una_offset == snd.released
-            && snd.due == Due::Nothing
-            && self.rcv.ack != AckDue::Now
-        {
-            return Finish::default();
+        let mut finish = Finish::default();
+        if snd.nxt != snd.end || snd.una_offset != snd.released || snd.due != Due::Nothing {
+            finish = self.finish_sending(cx);
+        } else if self.rcv.ack == AckDue::Now {
+            finish.blocked = !self.send_ack(cx);
         }
-        self.finish_sending(cx)
+        self.look_for_road();
+        finish
     }
 
     /// The rest of [`Tcb::finish`], if there is any.
@@ -171,7 +171,7 @@ impl Tcb {
     }
 
     /// An acknowledgment by itself. Returns false if there is no room for it.
-    #[inline]
+    #[inline(always)]
     fn send_ack<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         if cx.frames.next >= cx.frames.limit {
             return false;
@@ -375,6 +375,7 @@ impl Tcb {
     /// window must be probed.
     fn wait_for_window<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.snd.nxt == self.snd.una && !self.timers.runs(Timer::Persist) {
+            self.leave_road();
             self.timers.stop(Timer::Retransmit);
             self.timers
                 .start(Timer::Persist, cx.now + self.retransmit.probe_pause());

@@ -2,6 +2,7 @@
 //! CLOSE, ABORT.
 
 use super::congestion::Congestion;
+use super::predict::Road;
 use super::reassembly::Reassembly;
 use super::retransmit::{Retransmit, Timers};
 use super::snd::Snd;
@@ -27,6 +28,7 @@ impl Tcb {
             rcv: Rcv::new(limits),
             snd: Snd::new(iss, limits.mss(), now),
             state: State::SynSent,
+            road: Road::Long,
             orphan: false,
             passive: false,
             conn,
@@ -125,6 +127,7 @@ impl Tcb {
             return;
         }
         self.orphan = true;
+        self.leave_road();
         if self.state == State::SynSent {
             return self.enter(State::Closed);
         }

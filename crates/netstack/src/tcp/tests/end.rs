@@ -330,10 +330,12 @@ pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<E
         out: &mut out,
         held: cx.held,
     };
+    slow.leave_road();
     slow.arrives(seg, &mut slow_cx);
     let held = slow_cx.held;
     let predicted = tcb.predicted(seg, cx);
     if predicted {
+        slow.road = tcb.road;
         assert_eq!(tcb.first_difference(&slow), None, "{seg:?}");
         assert_eq!((&*tcb, cx.held), (&slow, held));
         assert_eq!((&*cx.out, *cx.frames), (&out, frames));

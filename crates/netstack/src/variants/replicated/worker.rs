@@ -236,9 +236,10 @@ impl<T: Tamper> Worker<T> {
         self.kept.commit(request);
         let position = seq + 1;
         if self.shared.posts.is_due(position) {
+            let turn = position / self.shared.layout.fingerprint_every;
             self.shared
                 .posts
-                .post(self.id, position, self.replica.fold());
+                .post(self.id, position, self.replica.post(turn));
         }
         true
     }
