@@ -15,6 +15,9 @@ use crate::time::Instant;
 /// At most this many segments share one request; one verdict bit belongs to each.
 pub const MAX_RUN: usize = 8;
 
+/// At most this many acknowledgments share a request with the first one of their run.
+pub const MORE_ACKS: usize = 6;
+
 /// One life of one connection: a place in the connection table, and which of its tenants is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnId {
@@ -109,7 +112,8 @@ pub enum Kind {
 /// All that the pump learned of a run, in one cache line.
 ///
 /// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or one
-/// frame that the device had merged already. All segments but the last carry `seg_len` octets.
+/// frame that the device had merged already. All segments but the last carry `seg_len` octets. Or it is
+/// acknowledgments without text, which share a request and no more: each arrives by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C, align(64))]
 pub struct Digest {
@@ -158,6 +162,8 @@ impl Digest {
     pub const OPTIONS: u8 = 4;
     /// The network marked congestion on a segment of the run (RFC 3168).
     pub const CE: u8 = 8;
+    /// The run is acknowledgments without text, all but the first of which stand in [`Options::Acks`].
+    pub const ACKS: u8 = 16;
 
     /// A digest that carries nothing but time and credit.
     pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
@@ -203,6 +209,17 @@ pub enum Options {
         /// Left and right edges.
         blocks: [(SeqNum, SeqNum); 4],
     },
+    /// None; but the run has more acknowledgments without text, as many as the digest counts segments.
+    Acks(Acks),
+}
+
+/// What the second and later acknowledgments of a run say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acks {
+    /// Acknowledgment numbers.
+    pub ack: [SeqNum; MORE_ACKS],
+    /// Window fields, not scaled.
+    pub wnd: [u16; MORE_ACKS],
 }
 
 /// Options of a SYN or SYN-ACK.
@@ -383,10 +400,30 @@ impl Request {
         let Body::Segment { options, .. } = &self.body else {
             return;
         };
+        if let Options::Acks(acks) = options {
+            return self.good_acks(verdict, acks, each);
+        }
         if verdict == self.digest.all_good() {
             each(&self.digest.segment(options));
         } else {
             self.good_pieces(verdict, options, &mut each);
+        }
+    }
+
+    /// Acknowledgments that share the request, one by one.
+    fn good_acks(&self, verdict: u16, acks: &Acks, mut each: impl FnMut(&Segment<'_>)) {
+        let mut piece = Segment {
+            count: 1,
+            ..self.digest.segment(&Options::None)
+        };
+        for i in 0..usize::from(self.digest.count).min(1 + MORE_ACKS) {
+            if i > 0 {
+                piece.ack = acks.ack[i - 1];
+                piece.wnd = acks.wnd[i - 1];
+            }
+            if verdict & (1 << i) != 0 {
+                each(&piece);
+            }
         }
     }
 
@@ -484,6 +521,26 @@ mod tests {
         );
         assert_eq!(pieces(&request, 0b0111), [(1000, 300, 3, Flags::ACK)]);
         assert_eq!(pieces(&request, 0), []);
+    }
+
+    #[test]
+    fn acknowledgments_that_share_a_request_arrive_one_by_one() {
+        let mut request = run(3, 0, 0, Flags::ACK);
+        request.digest.seg_ack = SeqNum(7);
+        let Body::Segment { options, .. } = &mut request.body else {
+            unreachable!()
+        };
+        let mut acks = Acks::default();
+        acks.ack[..2].copy_from_slice(&[SeqNum(8), SeqNum(9)]);
+        acks.wnd[..2].copy_from_slice(&[80, 90]);
+        *options = Options::Acks(acks);
+        let seen = |verdict| {
+            let mut seen = Vec::new();
+            request.pieces(verdict, |s| seen.push((s.ack.0, s.wnd, s.count, s.len)));
+            seen
+        };
+        assert_eq!(seen(0b111), [(7, 0, 1, 0), (8, 80, 1, 0), (9, 90, 1, 0)]);
+        assert_eq!(seen(0b101), [(7, 0, 1, 0), (9, 90, 1, 0)]);
     }
 
     #[test]

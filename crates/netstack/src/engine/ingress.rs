@@ -2,8 +2,12 @@
 //!
 //! Segments are merged only where no protocol step could tell: one flow, consecutive sequence numbers, and the
 //! same acknowledgment, window, timestamps, flags and congestion mark; all but the last of equal length, PSH
-//! or FIN only on the last. Segments without payload, and with options besides timestamps, stay alone. The
-//! device vouches for all checksums of a run or for none, so that its word is the whole verdict.
+//! or FIN only on the last. Segments with options besides timestamps stay alone. The device vouches for all
+//! checksums of a run or for none, so that its word is the whole verdict.
+//!
+//! Acknowledgments without text are never merged, but up to seven of a flow share a request: each is applied by
+//! itself, and the core that takes them up has one request to fetch for all. The pump verifies them itself, as
+//! what there is to verify is the headers that it has just read, and gives their frames back at once.
 //! Where a run ends is part of the request, so it is the same in every replica.
 
 use core::net::SocketAddrV4;
@@ -11,10 +15,11 @@ use core::net::SocketAddrV4;
 use dominoes_drivers::Frame;
 
 use crate::digest::{
-    Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, Mac, Options, Request, SynOptions,
+    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request,
+    SynOptions,
 };
 use crate::engine::Run;
-use crate::engine::prepare::vouched;
+use crate::engine::prepare::{is_good, vouched};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::wire;
@@ -44,6 +49,12 @@ struct Head {
     len: u32,
     /// Whether the last segment may be followed by another.
     open: bool,
+    /// Segments so far.
+    count: usize,
+    /// With `is_acks`, what the second and later ones say.
+    acks: Acks,
+    /// Whether it is acknowledgments without text whose checksum is good.
+    is_acks: bool,
     /// Whether the device vouches for the checksums.
     vouched: bool,
 }
@@ -57,35 +68,51 @@ impl OpenRun {
         self.head.map(|head| head.flow)
     }
 
-    /// Adds a segment if it may stand in the same run; else hands its frame back.
+    /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody needs any more
+    /// comes back at once.
     pub(crate) fn push(
         &mut self,
         tcp: &wire::Tcp,
         mac: [u8; 6],
         frame: Frame,
         merge: bool,
-    ) -> Result<(), Frame> {
+    ) -> Result<Option<Frame>, Frame> {
         let Some(head) = &mut self.head else {
+            let is_acks = is_bare_ack(tcp) && (vouched(&frame) || is_good(frame.bytes()));
             self.head = Some(Head {
                 first: *tcp,
                 flow: flow_of(tcp),
                 mac: Mac(mac),
                 flags: tcp.flags,
                 len: tcp.payload_len,
-                open: merge && may_begin(tcp, &frame),
+                open: merge && (is_acks || may_begin(tcp, &frame)),
                 vouched: vouched(&frame),
+                count: 1,
+                acks: Acks::default(),
+                is_acks,
             });
+            if is_acks {
+                return Ok(Some(frame));
+            }
             self.run.frames.push(frame);
-            return Ok(());
+            return Ok(None);
         };
         let first = &head.first;
         let fits = head.open
-            && self.run.frames.len() < MAX_RUN
-            && may_continue(tcp)
-            && tcp.payload_len <= first.payload_len
+            && if head.is_acks {
+                head.count <= MORE_ACKS
+                    && is_bare_ack(tcp)
+                    && (vouched(&frame) || is_good(frame.bytes()))
+            } else {
+                head.count < MAX_RUN
+                    && may_continue(tcp)
+                    && tcp.payload_len <= first.payload_len
+                    && tcp.ack == first.ack
+                    && tcp.wnd == first.wnd
+                    && vouched(&frame) == head.vouched
+                    && frame.meta.gso.is_none()
+            }
             && tcp.seq == first.seq.wrapping_add(head.len)
-            && tcp.ack == first.ack
-            && tcp.wnd == first.wnd
             && tcp.timestamps == first.timestamps
             && tcp.ce == first.ce
             && tcp.payload_offset == first.payload_offset
@@ -93,31 +120,40 @@ impl OpenRun {
             && tcp.src_port == first.src_port
             && tcp.dst_port == first.dst_port
             && tcp.src == first.src
-            && tcp.dst == first.dst
-            && vouched(&frame) == head.vouched
-            && frame.meta.gso.is_none();
+            && tcp.dst == first.dst;
         if !fits {
             return Err(frame);
         }
+        if head.is_acks {
+            head.acks.ack[head.count - 1] = SeqNum(tcp.ack);
+            head.acks.wnd[head.count - 1] = tcp.wnd;
+            head.count += 1;
+            return Ok(Some(frame));
+        }
+        head.count += 1;
         head.len += tcp.payload_len;
         head.flags = tcp.flags;
         head.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == first.payload_len;
         self.run.frames.push(frame);
-        Ok(())
+        Ok(None)
     }
 
-    /// Ends the run: its request, stamped, and its frames. `None` if there is none. `next`, which is empty, takes
-    /// the frames of the next run.
+    /// Ends the run: its request, stamped, and its frames. `None` if there is none. `spare` gives an empty run that
+    /// takes the frames of the next one.
     pub(crate) fn take(
         &mut self,
         now: Instant,
         sent: u64,
         hint: ConnId,
         cursors: Option<(u64, u64)>,
-        next: Run,
+        spare: impl FnOnce() -> Run,
     ) -> Option<(Request, Run)> {
         let head = self.head.take()?;
-        let run = core::mem::replace(&mut self.run, next);
+        let run = if head.is_acks {
+            Run::default()
+        } else {
+            core::mem::replace(&mut self.run, spare())
+        };
         let tcp = &head.first;
         let mut digest = Digest::bare(Kind::Segments, now, sent);
         digest.hint = hint;
@@ -127,7 +163,7 @@ impl OpenRun {
         digest.seg_len = tcp.payload_len as u16;
         digest.seg_wnd = tcp.wnd;
         digest.flags = Flags(head.flags);
-        digest.count = run.frames.len() as u8;
+        digest.count = head.count as u8;
         if let Some((val, ecr)) = tcp.timestamps {
             digest.ts_val = val;
             digest.ts_ecr = ecr;
@@ -138,8 +174,13 @@ impl OpenRun {
             digest.app_written = written as u32;
             digest.bits |= Digest::PROGRESS;
         }
-        let options = options_of(tcp);
-        if options != Options::None {
+        let options = if head.is_acks && head.count > 1 {
+            digest.bits |= Digest::ACKS;
+            Options::Acks(head.acks)
+        } else {
+            options_of(tcp)
+        };
+        if tcp.options.any {
             digest.bits |= Digest::OPTIONS;
         }
         if tcp.ce {
@@ -161,6 +202,11 @@ fn may_begin(tcp: &wire::Tcp, frame: &Frame) -> bool {
 
 fn may_continue(tcp: &wire::Tcp) -> bool {
     tcp.payload_len > 0 && tcp.flags & !LAST_ONLY == Flags::ACK.0 && !tcp.options.any
+}
+
+/// An acknowledgment and nothing else.
+fn is_bare_ack(tcp: &wire::Tcp) -> bool {
+    tcp.payload_len == 0 && tcp.flags == Flags::ACK.0 && !tcp.options.any
 }
 
 fn options_of(tcp: &wire::Tcp) -> Options {
@@ -235,7 +281,7 @@ mod tests {
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
         let (request, frames) = run
-            .take(Instant::ZERO, 3, ConnId::NONE, None, Run::default())
+            .take(Instant::ZERO, 3, ConnId::NONE, None, Run::default)
             .unwrap();
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
@@ -269,8 +315,41 @@ mod tests {
         assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
         assert!(!push(&mut run, 110, Flags::ACK, &[]));
         assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
-        run.take(Instant::ZERO, 0, ConnId::NONE, None, Run::default());
+        run.take(Instant::ZERO, 0, ConnId::NONE, None, Run::default);
         assert!(push(&mut run, 100, Flags::ACK, &[]));
+        assert!(!push(&mut run, 100, Flags::ACK, &[1; 10]));
+    }
+
+    #[test]
+    fn bare_acknowledgments_share_a_request_and_their_frames_go_back() {
+        let mut run = OpenRun::default();
+        for _ in 0..=MORE_ACKS {
+            let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
+            frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+            tcp.ack += 2;
+            assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(Some(_))));
+        }
         assert!(!push(&mut run, 100, Flags::ACK, &[]));
+        let (request, frames) = run
+            .take(Instant::ZERO, 0, ConnId::NONE, None, Run::default)
+            .unwrap();
+        assert_eq!((request.digest.count, request.digest.len), (7, 0));
+        assert!(frames.frames.is_empty());
+        let mut seen = 0;
+        request.pieces(0xff, |ack| seen += usize::from(ack.ack == SeqNum(11)));
+        assert_eq!(seen, 1 + MORE_ACKS);
+    }
+
+    #[test]
+    fn an_acknowledgment_with_a_bad_checksum_goes_the_way_of_all_segments() {
+        let mut run = OpenRun::default();
+        let (tcp, frame) = frame(100, Flags::ACK, &[]);
+        // `emit_tcp` leaves the checksum to whoever knows the payload.
+        assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(None)));
+        let (request, frames) = run
+            .take(Instant::ZERO, 0, ConnId::NONE, None, Run::default)
+            .unwrap();
+        assert_eq!((request.digest.count, frames.frames.len()), (1, 1));
+        assert_eq!(crate::engine::prepare::prepare(&request, &frames), 0);
     }
 }

@@ -485,12 +485,16 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         self.stats.segments += 1;
-        if let Err(frame) = self.open.push(tcp, src, frame, self.merge) {
-            self.close_run(now, log);
-            // An empty run takes any segment.
-            if let Err(frame) = self.open.push(tcp, src, frame, self.merge) {
-                self.back.push(frame);
-            }
+        let pushed = self
+            .open
+            .push(tcp, src, frame, self.merge)
+            .or_else(|frame| {
+                self.close_run(now, log);
+                // An empty run takes any segment.
+                self.open.push(tcp, src, frame, self.merge)
+            });
+        if let Ok(Some(frame)) | Err(frame) = pushed {
+            self.back.push(frame);
         }
     }
 
@@ -499,8 +503,8 @@ impl RxPump {
         let hint = self.hint(&flow);
         let cursors = self.world.streams.get(hint).map(|stream| stream.cursors());
         let sent = self.sample_sent();
-        let next = self.spare.pop().unwrap_or_default();
-        if let Some((request, run)) = self.open.take(now, sent, hint, cursors, next) {
+        let spare = || self.spare.pop().unwrap_or_default();
+        if let Some((request, run)) = self.open.take(now, sent, hint, cursors, spare) {
             self.stats.runs += 1;
             let verdict = vouched_for(&request, &run);
             self.publish(request, verdict, run, log);

@@ -159,7 +159,7 @@ impl Replica {
         let conn = digest.hint;
         let all_good = digest.all_good();
         if digest.kind != Kind::Segments
-            || digest.bits & (Digest::OPTIONS | Digest::CE) != 0
+            || digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0
             || verdict & all_good != all_good
         {
             return false;

@@ -53,7 +53,8 @@ impl Tcb {
             self.retransmit.retries = 0;
         }
         if seg.ack.after(snd.una) {
-            self.advance(seg, cx);
+            let echoed = self.echoed(seg);
+            self.advance(seg.ack, echoed, cx);
         } else if self.is_duplicate(seg) {
             self.duplicate();
         }
@@ -71,7 +72,7 @@ impl Tcb {
     }
 
     /// TSecr, if timestamps are in use.
-    #[inline]
+    #[inline(always)]
     pub(super) fn echoed(&self, seg: &Segment<'_>) -> Option<u32> {
         match seg.timestamps {
             Some((_, ts_ecr)) if self.rcv.timestamps => Some(ts_ecr),
@@ -79,12 +80,15 @@ impl Tcb {
         }
     }
 
-    /// `seg.ack` acknowledges something new.
+    /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use.
     #[inline]
-    pub(super) fn advance<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
-        let echoed = self.echoed(seg);
+    pub(super) fn advance<S: EffectSink>(
+        &mut self,
+        una: SeqNum,
+        echoed: Option<u32>,
+        cx: &mut Cx<'_, S>,
+    ) {
         let snd = &mut self.snd;
-        let una = seg.ack;
         let acked = una.since(snd.una);
         let flight = snd.max.since(snd.una);
         let fin = snd.fin && una == snd.end;

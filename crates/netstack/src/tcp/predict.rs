@@ -26,7 +26,8 @@ pub(super) enum Road {
 impl Tcb {
     /// What the short road is open for as things stand. Nothing that it does itself changes the answer.
     fn open_road(&self) -> Road {
-        if !self.state.carries_text() || self.persists() {
+        let waits_for_old_window = self.snd.wl1.after(self.rcv.nxt);
+        if !self.state.carries_text() || self.persists() || waits_for_old_window {
             Road::Long
         } else if !self.reassembly.is_empty() || self.rcv.fin_at != u64::MAX || self.orphan {
             Road::Acks
@@ -86,9 +87,11 @@ impl Tcb {
         }
 
         if acked != 0 {
-            self.advance(seg, cx);
+            let echoed = self.echoed(seg);
+            self.advance(seg.ack, echoed, cx);
         }
-        self.update_window(seg);
+        // Nothing newer has told a window: see `open_road`.
+        self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);
         if let Some((ts_val, _)) = seg.timestamps {
             self.rcv.note_timestamp(seg.seq, ts_val, cx.now);
         }

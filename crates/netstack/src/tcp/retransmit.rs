@@ -86,9 +86,13 @@ impl Timers {
     /// Starts `timer`, which does not run or is replaced.
     #[inline]
     pub(super) fn start(&mut self, timer: Timer, at: Instant) {
-        self.at[timer as usize] = at;
-        let [a, b, c, d] = self.at;
-        self.next = a.min(b).min(c.min(d));
+        let before = core::mem::replace(&mut self.at[timer as usize], at);
+        if before == self.next {
+            let [a, b, c, d] = self.at;
+            self.next = a.min(b).min(c.min(d));
+        } else {
+            self.next = self.next.min(at);
+        }
     }
 
     /// Stops `timer`, if it runs.

@@ -73,7 +73,7 @@ impl Tcb {
     }
 
     /// [`Tcb::progress`] from the low halves of the cursors.
-    #[inline]
+    #[inline(always)]
     pub fn progress_low<S: EffectSink>(
         &mut self,
         app_read: u32,
@@ -91,6 +91,7 @@ impl Tcb {
     }
 
     /// There is more to send, at most what the send ring holds.
+    #[inline]
     fn on_written<S: EffectSink>(&mut self, app_written: u64, cx: &Cx<'_, S>) {
         let snd = &mut self.snd;
         if snd.fin || self.state == State::Closed {

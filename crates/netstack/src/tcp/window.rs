@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
-use super::{Cx, DELAYED_ACK, Held, State, Tcb};
+use super::{Cx, DELAYED_ACK, Held, Tcb};
 use crate::config::Limits;
 use crate::digest::{ConnId, SynOptions};
 use crate::effect::EffectSink;
@@ -54,6 +54,8 @@ pub(super) struct Rcv {
     pub(super) last_ack_sent: SeqNum,
     /// IRS.
     pub(super) irs: SeqNum,
+    /// Half of the widest window: with more than that open there is no news in what the application read.
+    pub(super) half: u32,
     /// Rcv.Wind.Shift (RFC 7323 section 2.3).
     pub(super) shift: u8,
     /// Snd.TS.OK: both sides offered timestamps (RFC 7323 section 3.2).
@@ -79,6 +81,7 @@ impl Rcv {
             ts_recent: 0,
             last_ack_sent: SeqNum(0),
             irs: SeqNum(0),
+            half: limits.receive_buffer.min(0xffff << shift) / 2,
             shift,
             timestamps: true,
             ack: AckDue::None,
@@ -101,6 +104,7 @@ impl Rcv {
         self.last_ack_sent = self.nxt;
         if options.window_scale.is_none() {
             self.shift = 0;
+            self.half = self.half.min(0xffff / 2);
         }
         self.timestamps = timestamps.is_some();
         if let Some((ts_val, _)) = timestamps {
@@ -148,7 +152,7 @@ impl Rcv {
     }
 
     /// The window field of a segment that leaves now. With `syn` it is not scaled (RFC 7323 section 2.2).
-    #[inline]
+    #[inline(always)]
     pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
         let shift = if syn { 0 } else { self.shift };
         let open = self.wnd();
@@ -169,14 +173,12 @@ impl Rcv {
 
     /// Whether the peer should hear now how far the application has read: the window is less than half
     /// open and can open by two segments or by half.
-    #[inline]
     fn is_worth_telling(&self, limits: &Limits) -> bool {
-        let most = limits.receive_buffer.min(0xffff << self.shift);
         let open = self.wnd();
-        if open >= most / 2 {
+        if open >= self.half {
             return false;
         }
-        let step = (2 * u32::from(limits.mss())).min(most / 2);
+        let step = (2 * u32::from(limits.mss())).min(self.half);
         self.capacity(limits).min(0xffff << self.shift) >= open + step
     }
 
@@ -210,6 +212,7 @@ impl Rcv {
             ts_recent,
             last_ack_sent,
             irs,
+            half,
             shift,
             timestamps,
             ack,
@@ -224,6 +227,7 @@ impl Rcv {
         each("rcv.ts_recent", u64::from(*ts_recent));
         each("rcv.last_ack_sent", u64::from(last_ack_sent.0));
         each("rcv.irs", u64::from(irs.0));
+        each("rcv.half", u64::from(*half));
         each("rcv.shift", u64::from(*shift));
         each("rcv.timestamps", u64::from(*timestamps));
         each("rcv.ack", *ack as u64);
@@ -245,18 +249,20 @@ impl Tcb {
     }
 
     /// The application has read up to `app_read`: tells the peer if the window opens enough.
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_read<S: EffectSink>(&mut self, app_read: u64, cx: &Cx<'_, S>) {
-        let app_read = app_read.min(self.rcv.offset);
-        if app_read <= self.rcv.read {
-            return;
+        let rcv = &mut self.rcv;
+        // A cursor that went back stays where it was.
+        rcv.read = rcv.read.max(app_read.min(rcv.offset));
+        if rcv.wnd() < rcv.half {
+            self.tell_of_room(cx);
         }
-        self.rcv.read = app_read;
-        let receives = matches!(
-            self.state,
-            State::Established | State::FinWait1 | State::FinWait2
-        );
-        if receives && self.rcv.is_worth_telling(cx.limits) {
+    }
+
+    /// The window is less than half open.
+    #[inline(never)]
+    fn tell_of_room<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        if self.state.takes_text() && self.rcv.is_worth_telling(cx.limits) {
             self.rcv.ack = AckDue::Now;
         }
     }
