@@ -70,8 +70,7 @@ pub(crate) struct RxPump {
     configured: bool,
     /// Whether segments may be merged into runs.
     pub(crate) merge: bool,
-    /// Claimed and not published yet, oldest first.
-    claimed: VecDeque<Frame>,
+    /// Where frames are claimed into; empty between turns.
     batch: Vec<Frame>,
     back: Vec<Frame>,
     /// Empty runs, to be filled again.
@@ -113,7 +112,6 @@ impl RxPump {
             secret,
             configured: false,
             merge: true,
-            claimed: VecDeque::with_capacity(BATCH),
             batch: Vec::with_capacity(BATCH),
             back: Vec::new(),
             spare: Vec::new(),
@@ -410,35 +408,27 @@ impl RxPump {
 
     /// Publishes what came in. Returns how many frames were handled, and whether the device had no more.
     fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        let mut empty = false;
-        if self.claimed.is_empty() {
-            match self.rx.claim(BATCH, &mut self.batch) {
-                Ok(claimed) => {
-                    empty = claimed == 0;
-                    self.stats.frames += claimed as u64;
-                }
-                Err(error) => {
-                    self.world.device_failed(error);
-                    return (0, true);
-                }
-            }
-            self.claimed.extend(self.batch.drain(..));
+        // Every frame may need a place, and so may the run before it. What finds none stays in the device.
+        let room = log.room().saturating_sub(RESERVED + 1).min(BATCH);
+        if room == 0 {
+            self.stats.log_full += 1;
+            return (0, false);
         }
-        let mut handled = 0;
-        while !self.claimed.is_empty() {
-            // The open run and the next frame may each need a place.
-            if log.room() <= RESERVED + 1 {
-                self.stats.log_full += 1;
-                break;
+        let mut batch = core::mem::take(&mut self.batch);
+        let claimed = match self.rx.claim(room, &mut batch) {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                self.world.device_failed(error);
+                0
             }
-            let Some(frame) = self.claimed.pop_front() else {
-                break;
-            };
-            handled += 1;
+        };
+        self.stats.frames += claimed as u64;
+        for frame in batch.drain(..) {
             self.frame(now, frame, log);
         }
+        self.batch = batch;
         self.close_run(now, log);
-        (handled, empty)
+        (claimed, claimed == 0)
     }
 
     fn frame(&mut self, now: Instant, frame: Frame, log: &mut impl Log) {
@@ -552,8 +542,7 @@ impl RxPump {
 
     /// Whether there is something to do without waiting for the device.
     pub(crate) fn has_work(&self) -> bool {
-        !self.claimed.is_empty()
-            || !self.configured
+        !self.configured
             || !self.opens.is_empty()
             || self.world.has_news()
             || self.world.tx.sent() > self.sent
