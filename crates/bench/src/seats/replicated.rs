@@ -48,19 +48,9 @@ impl WorkerSeat {
     fn observed_turn(&mut self, now: Instant) -> usize {
         let lag = self.worker.lag();
         let start = time::Instant::now();
-        let mut pumped = if self.worker.has_receive_pump() {
-            self.worker.pump(now)
-        } else {
-            None
-        };
-        let mut pump_time = start.elapsed();
-        let mut done = pumped.unwrap_or(0) + self.worker.work();
-        if done == 0 {
-            let before = time::Instant::now();
-            done = self.worker.take_receive_pump(now);
-            pumped = Some(done);
-            pump_time = before.elapsed();
-        }
+        let pumped = self.worker.pump_in_turn(now);
+        let pump_time = start.elapsed();
+        let mut done = pumped + self.worker.work();
         if let Some(app) = &mut self.app {
             done += usize::from(app.turn());
         }
@@ -70,7 +60,7 @@ impl WorkerSeat {
             seen.observed_ns += whole;
             seen.turns += 1;
             seen.lag_requests += lag;
-            if pumped.is_some_and(|pumped| pumped > 0) {
+            if pumped > 0 {
                 seen.rx_pump_ns += pump_time.as_nanos() as u64;
             }
             if done == 0 {

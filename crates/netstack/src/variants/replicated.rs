@@ -20,7 +20,7 @@ mod worker;
 
 pub use worker::Worker;
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
@@ -49,6 +49,8 @@ use crate::variants::Setup;
 pub struct Layout {
     /// Workers, and so copies of the state; 1 to 56. Default 2.
     pub replicas: usize,
+    /// Who performs what requests ask for. Default [`Primaries::ByPublisher`].
+    pub primaries: Primaries,
     /// Requests in flight, a power of two, at least 16. Default 512.
     pub log: usize,
     /// Requests in a row that one worker prepares and performs, a power of two. Default 16.
@@ -63,10 +65,23 @@ pub struct Layout {
     pub fingerprint_every: u64,
 }
 
+/// Who performs what requests ask for. Outgoing frames with text always have primaries by their own numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Primaries {
+    /// The worker that held the receive pump: it has the frames' headers in its cache, and who has nothing else to do
+    /// takes the pump, so the work goes to whoever is free.
+    #[default]
+    ByPublisher,
+    /// Chunks of the log in turn.
+    ByPosition,
+}
+
 impl Default for Layout {
     fn default() -> Self {
         Layout {
             replicas: 2,
+            primaries: Primaries::ByPublisher,
             log: 512,
             request_chunk: 16,
             frame_chunk: 32,
@@ -119,10 +134,6 @@ pub(crate) struct Shared {
     attachments: Arc<Attachments<Run>>,
     pub(crate) rx: Role<RxSide>,
     pub(crate) tx: Role<TxPump>,
-    /// Which worker took the receive pump over last.
-    receiving: CachePadded<AtomicUsize>,
-    /// Which worker took the transmit pump over last.
-    sending: CachePadded<AtomicUsize>,
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     posts: Fingerprints,
@@ -140,9 +151,10 @@ pub(crate) struct RxSide {
 }
 
 impl RxSide {
-    fn parts<'a>(&'a mut self, shared: &'a Shared) -> (&'a mut RxPump, GroupLog<'a>) {
+    fn parts<'a>(&'a mut self, shared: &'a Shared, id: usize) -> (&'a mut RxPump, GroupLog<'a>) {
         let log = GroupLog {
             shared,
+            publisher_id: id as u8,
             publisher: &mut self.publisher,
             stocker: &mut self.stocker,
         };
@@ -159,12 +171,16 @@ impl Shared {
         self.shares.iter().map(|share| share.load()).collect()
     }
 
+    /// Who performs what a request asks for, but for frames.
     #[inline]
-    fn primary_of_request(&self, seq: Seq) -> usize {
-        ByPosition.primary(
-            seq >> self.layout.request_chunk.trailing_zeros(),
-            self.layout.replicas,
-        )
+    fn primary_of_request(&self, seq: Seq, publisher: u8) -> usize {
+        match self.layout.primaries {
+            Primaries::ByPublisher => usize::from(publisher),
+            Primaries::ByPosition => ByPosition.primary(
+                seq >> self.layout.request_chunk.trailing_zeros(),
+                self.layout.replicas,
+            ),
+        }
     }
 
     #[inline]
@@ -181,6 +197,8 @@ struct GroupLog<'a> {
     shared: &'a Shared,
     publisher: &'a mut Publisher<Request, Spin>,
     stocker: &'a mut Stocker<Run>,
+    /// Who holds the pump.
+    publisher_id: u8,
 }
 
 impl Log for GroupLog<'_> {
@@ -199,7 +217,8 @@ impl Log for GroupLog<'_> {
         }
     }
 
-    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, mut request: Request, verdict: Option<u16>, run: Run) {
+        request.digest.publisher = self.publisher_id;
         let seq = self.stocker.next_seq();
         let stocked = self.stocker.put(seq, run);
         assert!(stocked.is_ok(), "published without room at {seq}");
@@ -296,8 +315,6 @@ impl<T: Tamper> Group<T> {
                 stocker,
             }),
             tx: Role::new(base.tx),
-            receiving: CachePadded::new(AtomicUsize::new(0)),
-            sending: CachePadded::new(AtomicUsize::new(layout.replicas - 1)),
             performed: (0..layout.replicas)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
@@ -349,7 +366,8 @@ impl<T: Tamper> Group<T> {
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
-            let (_, mut log) = side.parts(&self.shared);
+            let id = entry.request.digest.publisher as usize % self.workers.len();
+            let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(entry.request, entry.verdict, run);
         }

@@ -20,6 +20,7 @@ pub(super) struct Applied {
     len: u32,
     seg_len: u32,
     payload_offset: u16,
+    publisher: u8,
 }
 
 /// The effects of the last requests, of all primaries, oldest first.
@@ -49,6 +50,7 @@ impl Kept {
             len: request.digest.len,
             seg_len,
             payload_offset: payload_offset as u16,
+            publisher: request.digest.publisher,
         });
     }
 
@@ -124,7 +126,7 @@ impl Hands<'_> {
         let Some(applied) = self.kept.applied.get(index) else {
             return ControlFlow::Break(());
         };
-        let mine = shared.primary_of_request(cursor.seq) == self.id;
+        let mine = shared.primary_of_request(cursor.seq, applied.publisher) == self.id;
         if !cursor.begun {
             cursor.begun = true;
             cursor.left = applied.effects;

@@ -8,9 +8,10 @@ use dominoes::{Seq, Spin, Subscription};
 
 use super::hands::{Cursor, Hands, Kept, pinned};
 use super::{Shared, Tamper};
-use crate::digest::Request;
+use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::prepare::prepare;
+use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
 use crate::engine::world::Wakes;
 use crate::stats::{EffectStats, PumpStats};
@@ -62,48 +63,45 @@ impl<T: Tamper> Worker<T> {
 
     /// Everything that can be done now, once. Returns how much that was.
     ///
-    /// The pumps stay where they are as long as their holders come back for them: what belongs to a pump would
-    /// else move from cache to cache with it. Who has nothing else to do takes one over.
+    /// Whoever gets a pump keeps it for a chunk of work, all of which then is its own: frames come in and go out
+    /// through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
-        let mut done = if self.has_receive_pump() {
-            self.pump(now).unwrap_or(0)
-        } else {
-            0
-        };
-        done += self.work();
-        if done == 0 {
-            done = self.take_receive_pump(now);
-        }
-        done
+        self.pump_in_turn(now) + self.work()
     }
 
-    /// Whether this worker was the last to take the receive pump over.
-    pub fn has_receive_pump(&self) -> bool {
-        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role decides.
-        self.shared.receiving.load(Ordering::Relaxed) == self.id
-    }
-
-    /// Takes the receive pump over for want of anything else to do. Returns how much there was to pump.
-    pub fn take_receive_pump(&mut self, now: Instant) -> usize {
-        let done = self.pump(now).unwrap_or(0);
-        if done > 0 && !self.has_receive_pump() {
-            self.shared.receiving.store(self.id, Ordering::Relaxed);
-        }
-        done
-    }
-
-    /// As [`Worker::turn`] does with the receive pump: the last holder sends, others only if they are idle.
-    fn send_in_turn(&mut self, idle: bool) -> usize {
-        // ORDERING: Relaxed both, as in `has_receive_pump`.
-        let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
-        if !holder && !idle {
+    /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
+    /// up a chunk of full runs.
+    pub fn pump_in_turn(&mut self, now: Instant) -> usize {
+        if self.ahead >= self.shared.layout.ahead_bytes || self.shared.rx.is_taken() {
             return 0;
         }
-        let done = self.send().unwrap_or(0);
-        if done > 0 && !holder {
-            self.shared.sending.store(self.id, Ordering::Relaxed);
+        let Some(mut side) = self.shared.rx.try_take() else {
+            return 0;
+        };
+        let (pump, mut log) = side.parts(&self.shared, self.id);
+        let deadline = self.replica.next_deadline();
+        let most = self.shared.layout.request_chunk * MAX_RUN;
+        let mut done = 0;
+        while done < most {
+            let now_done = pump.turn(now, deadline, &mut log);
+            done += now_done;
+            if now_done < BATCH {
+                break;
+            }
+        }
+        drop(side);
+        if done > 0 {
+            self.shared.bell.notify_all();
         }
         done
+    }
+
+    /// Whoever built the frame that is to be sent next sends; others if they are idle.
+    fn send_in_turn(&mut self, idle: bool) -> usize {
+        if !idle && self.shared.primary_of_frame(self.shared.world.tx.sent()) != self.id {
+            return 0;
+        }
+        self.send().unwrap_or(0)
     }
 
     /// A turn without the receive pump: everything that needs no clock.
@@ -122,7 +120,7 @@ impl<T: Tamper> Worker<T> {
     /// Takes the receive pump for one turn; `None` if somebody else has it.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let mut side = self.shared.rx.try_take()?;
-        let (pump, mut log) = side.parts(&self.shared);
+        let (pump, mut log) = side.parts(&self.shared, self.id);
         let done = pump.turn(now, self.replica.next_deadline(), &mut log);
         drop(side);
         if done > 0 {
@@ -144,21 +142,19 @@ impl<T: Tamper> Worker<T> {
             ..
         } = self;
         let end = log.end();
-        let chunk = shared.layout.request_chunk as u64;
         let mut done = 0;
         // One pin serves a whole chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *ahead < shared.layout.ahead_bytes {
             let seq = *prepared;
-            if shared.primary_of_request(seq) != *id {
-                *prepared = (seq / chunk + 1) * chunk;
-                continue;
-            }
             *prepared += 1;
             let Some(request) = log.get(seq) else {
                 continue;
             };
+            if shared.primary_of_request(seq, request.digest.publisher) != *id {
+                continue;
+            }
             *ahead += request.digest.len as usize;
             if shared.verdicts.get(seq).is_none()
                 && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
