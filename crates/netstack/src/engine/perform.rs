@@ -122,19 +122,10 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         }
         None => (&[][..], &[][..]),
     };
-    let (front, back) = buffer[head..total].split_at_mut(a.len());
-    front.copy_from_slice(a);
-    back.copy_from_slice(b);
-    // What was copied is summed where it came from: that is in a cache, the slot need not be yet.
-    let header = header_sum(pseudo, &headers, &buffer[ETHERNET_HEADER + 20..head]);
-    let text = |sum: Sum| {
-        if a.len() % 2 == 0 {
-            sum.add(a).add(b)
-        } else {
-            sum.add(&buffer[head..total])
-        }
-    };
     let meta = if world.tx_checksum {
+        let (front, back) = buffer[head..total].split_at_mut(a.len());
+        front.copy_from_slice(a);
+        back.copy_from_slice(b);
         wire::set_tcp_checksum(buffer, pseudo.folded());
         TxMeta {
             checksum: TxChecksum::Partial {
@@ -148,7 +139,9 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
             }),
         }
     } else {
-        let sum = text(header);
+        let (header, text) =
+            buffer[ETHERNET_HEADER + 20..total].split_at_mut(head - ETHERNET_HEADER - 20);
+        let sum = header_sum(pseudo, &headers, header).add_copies((a, b), text);
         wire::set_tcp_checksum(buffer, sum.finish());
         TxMeta::default()
     };
@@ -183,14 +176,13 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
 /// TCP checksum field is zero), and stores the checksum: what [`build`] costs besides writing headers.
 pub(crate) fn fill(frame: &mut [u8], text: &[u8]) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
-    rest.copy_from_slice(text);
     let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
         return;
     };
     let sum = Sum::default()
         .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
         .add(&head[ETHERNET_HEADER + 20..])
-        .add(text);
+        .add_copy(text, rest);
     wire::set_tcp_checksum(frame, sum.finish());
 }
 
