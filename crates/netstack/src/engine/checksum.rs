@@ -151,22 +151,17 @@ mod narrow {
     const LANES: usize = 4;
 
     pub(super) fn sum(bytes: &[u8]) -> u64 {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let (groups, last) = words.as_chunks::<LANES>();
+        let (groups, rest) = bytes.as_chunks::<{ 8 * LANES }>();
         let (mut low, mut high) = ([0u64; LANES], [0u64; LANES]);
         for group in groups {
-            for (lane, word) in group.iter().enumerate() {
+            let (words, _) = group.as_chunks::<8>();
+            for (lane, word) in words.iter().enumerate() {
                 let word = u64::from_ne_bytes(*word);
                 low[lane] += word & 0xffff_ffff;
                 high[lane] += word >> 32;
             }
         }
-        let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
-        let last: u64 = last
-            .iter()
-            .map(|word| halves(u64::from_ne_bytes(*word)))
-            .sum();
-        low.iter().sum::<u64>() + high.iter().sum::<u64>() + last + super::sum_tail(rest)
+        low.iter().sum::<u64>() + high.iter().sum::<u64>() + super::sum_short(rest)
     }
 }
 
@@ -183,9 +178,9 @@ mod wide {
     const VECTOR: usize = 32;
     /// Vectors of a turn of the loop, each with an accumulator of its own, since an addition takes a cycle.
     const UNROLL: usize = 4;
-    /// Octets after which the accumulators are emptied: 2^10 vectors of 16 words, each below 2^15 in
-    /// magnitude, add up to at most 2^29.
-    const BLOCK: usize = VECTOR << 10;
+    /// Vectors after which the accumulators are emptied: 2^11 of 16 words, each at most 2^15 in magnitude,
+    /// add up to at most 2^30.
+    const BLOCK: usize = 1 << 11;
 
     pub(super) struct Words<'a> {
         pub(super) cpu: V3,
@@ -197,16 +192,10 @@ mod wide {
 
         #[inline(always)]
         fn call(self) -> u64 {
-            let mut total = 0;
-            let mut bytes = self.bytes;
-            while bytes.len() > BLOCK {
-                let (block, rest) = bytes.split_at(BLOCK);
-                let (vectors, _) = block.as_chunks();
-                total += sum(self.cpu, vectors, |_, _| {});
-                bytes = rest;
-            }
-            let (vectors, tail) = bytes.as_chunks();
-            total + sum(self.cpu, vectors, |_, _| {}) + super::sum_short(tail)
+            let (vectors, tail) = self.bytes.as_chunks();
+            let blocks = vectors.chunks(BLOCK);
+            let total: u64 = blocks.map(|block| sum(self.cpu, block)).sum();
+            total + super::sum_short(tail)
         }
     }
 
@@ -222,90 +211,120 @@ mod wide {
 
         #[inline(always)]
         fn call(self) -> u64 {
-            let mut total = 0;
-            let (mut from, mut to) = (self.from, self.to);
-            while from.len() > BLOCK {
-                let (block, rest) = from.split_at(BLOCK);
-                let (into, later) = to.split_at_mut(BLOCK);
-                total += copy(self.cpu, block, into);
-                (from, to) = (rest, later);
-            }
-            let cut = from.len() / VECTOR * VECTOR;
-            let (body, tail) = from.split_at(cut);
-            let (into, last) = to.split_at_mut(cut);
+            let (from, tail) = self.from.as_chunks();
+            let (to, last) = self.to.as_chunks_mut();
             last.copy_from_slice(tail);
-            total + copy(self.cpu, body, into) + super::sum_short(tail)
+            let blocks = from.chunks(BLOCK).zip(to.chunks_mut(BLOCK));
+            let total: u64 = blocks.map(|(from, to)| copy(self.cpu, from, to)).sum();
+            total + super::sum_short(tail)
         }
     }
 
-    /// Whole vectors only.
-    #[inline(always)]
-    fn copy(cpu: V3, from: &[u8], to: &mut [u8]) -> u64 {
-        let (from, _) = from.as_chunks::<VECTOR>();
-        let (to, _) = to.as_chunks_mut::<VECTOR>();
-        let to = &mut to[..from.len()];
-        sum(cpu, from, |i, vector| to[i] = *vector)
+    /// A running sum of signed words.
+    #[derive(Clone, Copy)]
+    struct Lanes {
+        cpu: V3,
+        flip: __m256i,
+        ones: __m256i,
+        sums: [__m256i; UNROLL],
     }
 
-    /// At most [`BLOCK`] octets. Every vector is shown to `each`, with its index.
-    #[inline(always)]
-    fn sum(cpu: V3, vectors: &[[u8; VECTOR]], mut each: impl FnMut(usize, &[u8; VECTOR])) -> u64 {
-        let V3 { avx, avx2, .. } = cpu;
-        let flip = avx._mm256_set1_epi16(i16::MIN);
-        let ones = avx._mm256_set1_epi16(1);
-        let mut sums = [avx._mm256_setzero_si256(); UNROLL];
-        let mut add = |sum: &mut __m256i, i: usize, vector: &[u8; VECTOR]| {
-            each(i, vector);
-            let words = avx2._mm256_xor_si256(pulp::cast(*vector), flip);
-            *sum = avx2._mm256_add_epi32(*sum, avx2._mm256_madd_epi16(words, ones));
-        };
-        let (groups, last) = vectors.as_chunks::<UNROLL>();
-        for (g, group) in groups.iter().enumerate() {
-            for (lane, sum) in sums.iter_mut().enumerate() {
-                add(sum, g * UNROLL + lane, &group[lane]);
+    impl Lanes {
+        #[inline(always)]
+        fn new(cpu: V3) -> Lanes {
+            Lanes {
+                cpu,
+                flip: cpu.avx._mm256_set1_epi16(i16::MIN),
+                ones: cpu.avx._mm256_set1_epi16(1),
+                sums: [cpu.avx._mm256_setzero_si256(); UNROLL],
             }
         }
-        let done = groups.len() * UNROLL;
-        for (i, vector) in last.iter().enumerate() {
-            add(&mut sums[0], done + i, vector);
+
+        #[inline(always)]
+        fn add(&mut self, lane: usize, vector: &[u8; VECTOR]) {
+            let avx2 = self.cpu.avx2;
+            let words = avx2._mm256_xor_si256(pulp::cast(*vector), self.flip);
+            let pairs = avx2._mm256_madd_epi16(words, self.ones);
+            self.sums[lane] = avx2._mm256_add_epi32(self.sums[lane], pairs);
         }
-        let [a, b, c, d] = sums;
-        let sum = avx2._mm256_add_epi32(avx2._mm256_add_epi32(a, b), avx2._mm256_add_epi32(c, d));
-        let lanes: [i32; 8] = pulp::cast(sum);
-        let signed: i32 = lanes.iter().sum();
-        (i64::from(signed) + ((vectors.len() * VECTOR / 2) << 15) as i64) as u64
+
+        /// The sum of `words` unsigned words, which these were.
+        #[inline(always)]
+        fn total(self, words: usize) -> u64 {
+            let V3 {
+                avx, avx2, sse2, ..
+            } = self.cpu;
+            let [a, b, c, d] = self.sums;
+            let sum =
+                avx2._mm256_add_epi32(avx2._mm256_add_epi32(a, b), avx2._mm256_add_epi32(c, d));
+            let sum = sse2._mm_add_epi32(
+                avx._mm256_castsi256_si128(sum),
+                avx2._mm256_extracti128_si256::<1>(sum),
+            );
+            let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b01_00_11_10>(sum));
+            let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b10_11_00_01>(sum));
+            (i64::from(sse2._mm_cvtsi128_si32(sum)) + ((words as i64) << 15)) as u64
+        }
+    }
+
+    /// At most [`BLOCK`] octets.
+    #[inline(always)]
+    fn sum(cpu: V3, vectors: &[[u8; VECTOR]]) -> u64 {
+        let mut lanes = Lanes::new(cpu);
+        let (groups, last) = vectors.as_chunks::<UNROLL>();
+        for group in groups {
+            for (lane, vector) in group.iter().enumerate() {
+                lanes.add(lane, vector);
+            }
+        }
+        for vector in last {
+            lanes.add(0, vector);
+        }
+        lanes.total(vectors.len() * (VECTOR / 2))
+    }
+
+    /// At most [`BLOCK`] octets, whole vectors.
+    #[inline(always)]
+    fn copy(cpu: V3, from: &[[u8; VECTOR]], to: &mut [[u8; VECTOR]]) -> u64 {
+        let mut lanes = Lanes::new(cpu);
+        let (groups, last) = from.as_chunks::<UNROLL>();
+        let (into, rest) = to.as_chunks_mut::<UNROLL>();
+        for (group, into) in groups.iter().zip(into) {
+            for (lane, (vector, place)) in group.iter().zip(into).enumerate() {
+                *place = *vector;
+                lanes.add(lane, vector);
+            }
+        }
+        for (vector, place) in last.iter().zip(rest) {
+            *place = *vector;
+            lanes.add(0, vector);
+        }
+        lanes.total(from.len() * (VECTOR / 2))
     }
 }
 
-/// Fewer than 32 octets.
-#[cfg(target_arch = "x86_64")]
+/// Few octets: what is left behind whole vectors or groups of words.
 #[inline]
-fn sum_short(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
-    let words: u64 = words
-        .iter()
-        .map(|word| halves(u64::from_ne_bytes(*word)))
-        .sum();
-    words + sum_tail(rest)
-}
-
-/// The last octets, fewer than eight.
-#[inline]
-fn sum_tail(bytes: &[u8]) -> u64 {
+fn sum_short(mut bytes: &[u8]) -> u64 {
     // Loads of their own lengths: a detour over the stack would wait for all stores before it.
-    let (words, rest) = bytes.as_chunks::<4>();
-    let (halves, last) = rest.as_chunks::<2>();
-    let words = words
-        .iter()
-        .map(|word| u64::from(u32::from_ne_bytes(*word)));
-    let halves = halves
-        .iter()
-        .map(|half| u64::from(u16::from_ne_bytes(*half)));
-    let last = last
-        .iter()
-        .map(|octet| u64::from(u16::from_ne_bytes([*octet, 0])));
-    words.chain(halves).chain(last).sum()
+    let mut sum = 0;
+    while let Some((word, rest)) = bytes.split_first_chunk() {
+        let word = u64::from_ne_bytes(*word);
+        sum += (word >> 32) + (word & 0xffff_ffff);
+        bytes = rest;
+    }
+    if let Some((word, rest)) = bytes.split_first_chunk() {
+        sum += u64::from(u32::from_ne_bytes(*word));
+        bytes = rest;
+    }
+    if let Some((word, rest)) = bytes.split_first_chunk() {
+        sum += u64::from(u16::from_ne_bytes(*word));
+        bytes = rest;
+    }
+    if let Some(last) = bytes.first() {
+        sum += u64::from(u16::from_ne_bytes([*last, 0]));
+    }
+    sum
 }
 
 #[cfg(test)]
@@ -374,7 +393,7 @@ mod tests {
 
     #[test]
     fn the_largest_words_do_not_overflow_and_the_smallest_stay_zero() {
-        for len in [64, 1448, 32 << 10, (32 << 10) + 1, 65_535, 1 << 20] {
+        for len in [64, 1448, 32 << 10, 65_535, (64 << 10) + 1, 1 << 20] {
             let ones = vec![0xff; len];
             assert_eq!(Sum::default().add(&ones).finish(), plain(&ones), "{len}");
             assert_eq!(Sum::default().add(&vec![0; len]).folded(), 0);
