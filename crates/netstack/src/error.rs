@@ -50,6 +50,8 @@ pub enum SocketError {
     NoRoom,
     /// Somebody listens on the port already.
     PortTaken,
+    /// What the peer sent is not what its inline processor would have: the connection was reset.
+    Processing,
     /// The sending side was shut down.
     ShutDown,
     /// The stack was shut down.
@@ -67,6 +69,7 @@ impl SocketError {
             SocketError::TimedOut => io::ErrorKind::TimedOut,
             SocketError::Aborted | SocketError::Down => io::ErrorKind::ConnectionAborted,
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
+            SocketError::Processing => io::ErrorKind::InvalidData,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
@@ -85,6 +88,9 @@ impl fmt::Display for SocketError {
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",
+            SocketError::Processing => {
+                "what the peer sent cannot be processed; do both ends use one processor and key?"
+            }
             SocketError::ShutDown => "the sending side was shut down",
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",

@@ -93,6 +93,7 @@ mod stack;
 mod wire;
 
 pub use config::Limits;
+pub use engine::processor;
 pub use engine::record::{Entry, Recorder, Recording, Written};
 pub use engine::replica::Replica;
 pub use error::{ConfigError, SocketError, StackError};

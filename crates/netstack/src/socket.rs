@@ -9,6 +9,7 @@ use std::io::{self, BufRead, Read, Write};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::digest::{ConnId, Flow};
+use crate::engine::processor::InlineStats;
 use crate::engine::stream::{Asked, Ending, Seen, StreamRef};
 use crate::engine::world::{AcceptQueue, Answer, Command, Desk, World};
 use crate::error::SocketError;
@@ -67,6 +68,12 @@ impl Sockets {
     /// As [`Connecting::try_finish`].
     pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
         self.begin_connect(remote)?.finish()
+    }
+
+    /// What became of inline processing; all zero without a processor.
+    pub fn inline_stats(&self) -> InlineStats {
+        let inline = self.world.streams.inline.as_ref();
+        inline.map_or_else(InlineStats::default, |inline| inline.stats())
     }
 
     fn up(&self) -> Result<(), SocketError> {
@@ -389,6 +396,11 @@ impl ReadHalf {
         let life = stream.life();
         let end = stream.peer_end();
         stream.look(&mut self.seen);
+        let world = &*self.half.world;
+        match &world.streams.inline {
+            None => self.seen.end = self.seen.arrived,
+            Some(inline) => inline.open(world, &stream, &mut self.seen),
+        }
         let (a, b) = stream.received(&self.seen);
         if !a.is_empty() || !b.is_empty() {
             return Ok(if a.is_empty() { b } else { a });
@@ -396,12 +408,28 @@ impl ReadHalf {
         if end == Some(self.seen.end) {
             return Ok(&[]);
         }
+        if let Some(inline) = &world.streams.inline {
+            if end == Some(self.seen.arrived) {
+                inline.truncated(world, &stream, self.seen.end);
+            }
+            if stream.failed_at() <= self.seen.end {
+                return Err(SocketError::Processing);
+            }
+        }
         if self.half.world.is_down() {
             return Err(SocketError::Down);
         }
         match life.ending() {
             // News of the end may overtake octets that came before it.
-            Some(ending) if stream.ended_at() <= self.seen.end => Err(ending.into()),
+            Some(ending) if stream.ended_at() <= self.seen.end => {
+                // A unit that came early may fail before what it waits for is there.
+                let failed = ending == Ending::Aborted && stream.has_failed();
+                Err(if failed {
+                    SocketError::Processing
+                } else {
+                    ending.into()
+                })
+            }
             _ => Err(SocketError::WouldBlock),
         }
     }

@@ -10,6 +10,7 @@ use dominoes::{Context, ContextHandle, Domain, Mismatch, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
+use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
 use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
@@ -49,6 +50,7 @@ pub struct Builder {
     cores: Vec<usize>,
     secret: Option<[u64; 2]>,
     recorder: Option<Recorder>,
+    processor: Option<Arc<dyn Processor>>,
 }
 
 impl Builder {
@@ -101,6 +103,14 @@ impl Builder {
         self
     }
 
+    /// What is done to every octet of every stream besides copying it, by the primary alone. Both ends of a
+    /// connection need the same. Default: nothing.
+    #[must_use]
+    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
+        self.processor = Some(processor);
+        self
+    }
+
     /// Starts the stack over `device`.
     ///
     /// # Errors
@@ -115,6 +125,7 @@ impl Builder {
         setup.limits = self.limits;
         setup.gateway = self.gateway;
         setup.recorder = self.recorder;
+        setup.processor = self.processor;
         let device = Box::new(device);
         let clock = Clock::start();
         let (world, group, domains): (_, _, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
@@ -197,6 +208,7 @@ impl Stack {
             cores: Vec::new(),
             secret: None,
             recorder: None,
+            processor: None,
         }
     }
 
@@ -245,6 +257,11 @@ impl Stack {
         self.group
             .as_ref()
             .map_or_else(Vec::new, |group| group.shares())
+    }
+
+    /// What became of inline processing; all zero without a processor.
+    pub fn inline_stats(&self) -> InlineStats {
+        self.sockets.inline_stats()
     }
 
     /// What the device last complained of, once: it is down or gone, or was and came back.

@@ -6,7 +6,7 @@
 //!
 //! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
 //! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
-//! that primaries share with applications and devices. Which thread calls what, and whether there is a log in
+//! that primaries share with applications and devices; `processor` is what they do to octets on the way. Which thread calls what, and whether there is a log in
 //! between, is the business of [`crate::variants`].
 
 pub(crate) mod checksum;
@@ -15,6 +15,7 @@ pub(crate) mod ingress;
 pub(crate) mod neighbor;
 pub(crate) mod perform;
 pub(crate) mod prepare;
+pub mod processor;
 pub(crate) mod pump;
 pub(crate) mod record;
 pub(crate) mod replica;

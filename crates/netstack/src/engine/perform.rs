@@ -11,6 +11,7 @@ use crate::digest::{ConnId, Flags};
 use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
+use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::Asked;
 use crate::engine::world::{Answer, HintNews, World};
 use crate::stats::EffectStats;
@@ -59,7 +60,13 @@ pub(crate) fn deliver(
             stats.diverged += 1;
             return;
         };
-        stream.store(deliver, done, bytes);
+        match &world.streams.inline {
+            None => stream.store(deliver, done, bytes),
+            Some(inline) => {
+                let place = (run.frames[index].bytes(), within as u32);
+                inline.receive(world, &stream, deliver, done, bytes, place);
+            }
+        }
         done += here as u32;
     }
     stats.delivered_bytes += u64::from(deliver.len);
@@ -115,6 +122,7 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         Sum::default().pseudo_header(headers.src.octets(), headers.dst.octets(), TCP, tcp_len);
     let stream = (len > 0).then(|| world.streams.get(t.conn)).flatten();
     let (a, b) = match &stream {
+        Some(_) if world.streams.inline.is_some() => (&[][..], &[][..]),
         Some(stream) => stream.sending(offset, len as usize),
         None if len > 0 => {
             stats.diverged += 1;
@@ -122,10 +130,20 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         }
         None => (&[][..], &[][..]),
     };
+    let inline = match (&world.streams.inline, &stream) {
+        (Some(inline), Some(stream)) => {
+            let id = processor::sent(t);
+            inline.send(stream, &id, offset, &mut buffer[head..total]);
+            true
+        }
+        _ => false,
+    };
     let meta = if world.tx_checksum {
         let (front, back) = buffer[head..total].split_at_mut(a.len());
-        front.copy_from_slice(a);
-        back.copy_from_slice(b);
+        if !inline {
+            front.copy_from_slice(a);
+            back.copy_from_slice(b);
+        }
         wire::set_tcp_checksum(buffer, pseudo.folded());
         TxMeta {
             checksum: TxChecksum::Partial {
@@ -141,7 +159,13 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     } else {
         let (header, text) =
             buffer[ETHERNET_HEADER + 20..total].split_at_mut(head - ETHERNET_HEADER - 20);
-        let sum = header_sum(pseudo, &headers, header).add_copies((a, b), text);
+        let sum = header_sum(pseudo, &headers, header);
+        // What a processor wrote is in the nearest cache now.
+        let sum = if inline {
+            sum.add(text)
+        } else {
+            sum.add_copies((a, b), text)
+        };
         wire::set_tcp_checksum(buffer, sum.finish());
         TxMeta::default()
     };
@@ -183,6 +207,26 @@ pub(crate) fn fill(frame: &mut [u8], text: &[u8]) {
         .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
         .add(&head[ETHERNET_HEADER + 20..])
         .add_copy(text, rest);
+    wire::set_tcp_checksum(frame, sum.finish());
+}
+
+/// As [`fill`], with what `processor` makes of `text`, which stands at `offset` of `stream`.
+pub(crate) fn fill_processed(
+    frame: &mut [u8],
+    text: &[u8],
+    processor: &dyn Processor,
+    stream: &StreamId,
+    offset: u64,
+) {
+    let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
+    processor.send(stream, offset, text, rest);
+    let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
+        return;
+    };
+    let sum = Sum::default()
+        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
+        .add(&head[ETHERNET_HEADER + 20..])
+        .add(rest);
     wire::set_tcp_checksum(frame, sum.finish());
 }
 

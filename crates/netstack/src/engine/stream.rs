@@ -18,8 +18,14 @@
 //!
 //! *Send ring.* The application writes above what it wrote and below `released + length`; primaries read
 //! between. `Effect::Release` moves `released` only when no numbered frame can still refer to the octets.
+//! Where an inline processor needs octets together, it stops at the beginning of such a unit.
+//!
+//! *Split units.* Pieces of a unit that no segment carries whole are stored unprocessed. Its reader finds them
+//! complete below what deliveries vouch for and above what it was lent before, so it has them alone as a writer
+//! would, and processes them where they lie.
 
 use core::cell::UnsafeCell;
+use core::net::{Ipv4Addr, SocketAddrV4};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
@@ -29,6 +35,7 @@ use dominoes::EventCount;
 use crate::config::Limits;
 use crate::digest::ConnId;
 use crate::effect::{Deliver, Event};
+use crate::engine::processor::{Failure, Inline, StreamId};
 
 /// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
 #[inline]
@@ -100,6 +107,29 @@ impl ByteRing {
         }
     }
 
+    /// Lets `fill` write the octets at `offset`, in up to two parts; it is told how many were before.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these octets meanwhile, and they are no more than the ring has.
+    #[inline]
+    unsafe fn write_by(&self, offset: u64, len: usize, mut fill: impl FnMut(usize, &mut [u8])) {
+        assert!(len <= self.bytes.len());
+        let mut done = 0;
+        for (at, len) in self.spans(offset, len) {
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: `at + len` is within the ring, and the caller has the range alone, so the slice is the only
+            // way to it while it lives. The cells were initialised in `new`.
+            let part = unsafe {
+                let first = UnsafeCell::raw_get(self.bytes.as_ptr().add(at));
+                core::slice::from_raw_parts_mut(first, len)
+            };
+            fill(done, part);
+            done += len;
+        }
+    }
+
     /// The octets at `offset`, in up to two parts.
     ///
     /// # Safety
@@ -129,6 +159,8 @@ struct Rings {
     receive: ByteRing,
     send: ByteRing,
     delivered: Box<[AtomicU64]>,
+    /// One bit per unit that lies in the receive ring, whether it came in pieces; empty without units.
+    split: Box<[AtomicU64]>,
 }
 
 /// What the application asked of a connection, besides moving its cursors.
@@ -216,6 +248,10 @@ struct StackSide {
     advertised: AtomicU64,
     /// How much had been received when the connection was ended.
     ended_at: AtomicU64,
+    /// Where the first unit begins that could not be processed.
+    failed_at: AtomicU64,
+    /// The receive stream's [`StreamId`], once a unit came in pieces: source and number, ports.
+    origin: [AtomicU64; 2],
     /// Life bits.
     life: AtomicU32,
 }
@@ -237,11 +273,15 @@ pub(crate) struct Streams {
     receive_len: usize,
     send_len: usize,
     delivery_slots: usize,
+    /// What is done to every octet, if anything.
+    pub(crate) inline: Option<Inline>,
+    /// Our address, for who needs the name of a stream.
+    address: Ipv4Addr,
 }
 
 impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
-    pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
         assert!(delivery_slots.is_power_of_two());
         let place = || Stream {
             generation: AtomicU32::new(0),
@@ -256,6 +296,8 @@ impl Streams {
                 peer_end: AtomicU64::new(UNKNOWN),
                 advertised: AtomicU64::new(0),
                 ended_at: AtomicU64::new(0),
+                failed_at: AtomicU64::new(UNKNOWN),
+                origin: [AtomicU64::new(0), AtomicU64::new(0)],
                 life: AtomicU32::new(0),
             }),
             rings: OnceLock::new(),
@@ -266,7 +308,23 @@ impl Streams {
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
             delivery_slots,
+            inline: None,
+            address,
         }
+    }
+
+    /// Words of split bits that a ring needs.
+    fn split_words(&self) -> usize {
+        match &self.inline {
+            Some(inline) if inline.unit > 1 => self.split_bits(inline.unit).div_ceil(64) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Units that may have a bit at a time: those that the ring holds, in whole or in part, and one more, so that
+    /// the reader has passed a unit before the next one with its bit can arrive.
+    fn split_bits(&self, unit: u64) -> u64 {
+        self.receive_len as u64 / unit + 3
     }
 
     /// The stream of a connection, while the place still belongs to it.
@@ -289,7 +347,7 @@ impl Streams {
         let Some(stream) = self.get(conn) else { return };
         let place = stream.place;
         if let Some(rings) = place.rings.get() {
-            for slot in &rings.delivered {
+            for slot in rings.delivered.iter().chain(&rings.split) {
                 slot.store(0, Ordering::Relaxed);
             }
         }
@@ -302,6 +360,7 @@ impl Streams {
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
         place.stack.ended_at.store(0, Ordering::Relaxed);
+        place.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.generation.store(next, Ordering::Release);
@@ -334,6 +393,9 @@ impl<'a> StreamRef<'a> {
             delivered: (0..self.streams.delivery_slots)
                 .map(|_| AtomicU64::new(0))
                 .collect(),
+            split: (0..self.streams.split_words())
+                .map(|_| AtomicU64::new(0))
+                .collect(),
         })
     }
 
@@ -354,6 +416,53 @@ impl<'a> StreamRef<'a> {
                 .receive
                 .write(deliver.stream_offset + u64::from(skip), from);
         }
+    }
+
+    /// As [`StreamRef::store`], of `len` octets that `fill` writes, in up to two parts.
+    #[inline]
+    pub(crate) fn store_by(
+        &self,
+        deliver: &Deliver,
+        skip: u32,
+        len: usize,
+        fill: impl FnMut(usize, &mut [u8]),
+    ) {
+        assert!(skip as usize + len <= deliver.len as usize);
+        let offset = deliver.stream_offset + u64::from(skip);
+        // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends with it.
+        unsafe { self.rings().receive.write_by(offset, len, fill) };
+    }
+
+    /// Unit number `unit` came in pieces, of which one has been stored. To be called before its stamp.
+    pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
+        let rings = self.rings();
+        let [ends, ports] = &self.place.stack.origin;
+        let source = u64::from(stream.source.ip().to_bits());
+        ends.store(source << 32 | u64::from(stream.isn), Ordering::Relaxed);
+        let both = u64::from(stream.source.port()) << 16 | u64::from(stream.destination.port());
+        ports.store(both, Ordering::Relaxed);
+        let (word, bit) = self.split_bit(rings, unit);
+        // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader looks at it first.
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+
+    fn split_bit<'r>(&self, rings: &'r Rings, unit: u64) -> (&'r AtomicU64, u64) {
+        let bits = rings.split.len() as u64 * 64;
+        let at = unit % bits;
+        (&rings.split[(at / 64) as usize], 1 << (at % 64))
+    }
+
+    /// Nothing from `offset` on will ever be readable. False if that was known. To be called before the stamp
+    /// of what is there.
+    pub(crate) fn fail(&self, offset: u64) -> bool {
+        let known = self
+            .place
+            .stack
+            .failed_at
+            .fetch_min(offset, Ordering::Relaxed);
+        // ORDERING: Relaxed: as in `split`; a reader that fails something tells itself.
+        self.waiting().notify_all();
+        known > offset
     }
 
     /// All octets of delivery number `deliver.delivery` are in the ring. Whoever performs wakes the
@@ -382,6 +491,11 @@ impl<'a> StreamRef<'a> {
     /// application afterwards.
     #[inline]
     pub(crate) fn release(&self, upto: u64) {
+        // A frame with a piece of a unit is built from the unit's beginning.
+        let upto = match &self.streams.inline {
+            Some(inline) => upto - upto % inline.unit,
+            None => upto,
+        };
         // ORDERING: Release, pairs with the Acquire in `writable`: who sees it may overwrite them.
         self.place.stack.released.fetch_max(upto, Ordering::Release);
     }
@@ -454,7 +568,7 @@ impl<'a> StreamRef<'a> {
         (end != UNKNOWN).then_some(end)
     }
 
-    /// Follows the delivery slots from `seen` on; afterwards `seen.end` is how far the stream is readable.
+    /// Follows the delivery slots from `seen` on; afterwards `seen.arrived` is how far the stream has come.
     pub(crate) fn look(&self, seen: &mut Seen) {
         let rings = self.rings();
         let slots = rings.delivered.len() as u64;
@@ -469,10 +583,70 @@ impl<'a> StreamRef<'a> {
                 // A newer stamp: everything up to one round before it is complete, and so is this one.
                 seen.next += (lap - 1) * slots + 1;
             } else {
-                seen.end = seen.end.max(found & END_MASK);
+                seen.arrived = seen.arrived.max(found & END_MASK);
                 seen.next += 1;
             }
         }
+    }
+
+    /// Moves `seen.end` over what has arrived in whole units, and to where the stream failed at most. Units that
+    /// came in pieces are given to `open` first.
+    ///
+    /// # Errors
+    /// Where `open` failed, and why; `seen.end` stays there.
+    pub(crate) fn complete(
+        &self,
+        seen: &mut Seen,
+        unit: u64,
+        mut open: impl FnMut(&StreamId, u64, &[u8], &mut [u8]) -> Result<(), Failure>,
+    ) -> Result<(), (u64, Failure)> {
+        let rings = self.rings();
+        let arrived = seen.arrived.min(self.failed_at());
+        if unit == 1 {
+            seen.end = seen.end.max(arrived);
+            return Ok(());
+        }
+        while arrived.saturating_sub(seen.end) >= unit {
+            let (word, bit) = self.split_bit(rings, seen.end / unit);
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                let len = unit as usize;
+                let mut processed = vec![0; len];
+                // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and stamped, and no
+                // Deliver names them again; it is not below `seen.end`, so it was not lent to the application. The
+                // reader is the only one to call this, with its `seen`.
+                let (a, b) = unsafe { rings.receive.read(seen.end, len) };
+                let from = [a, b].concat();
+                open(&self.origin(), seen.end, &from, &mut processed)
+                    .map_err(|failure| (seen.end, failure))?;
+                // SAFETY: as above; the slices `a` and `b` are not used any more.
+                unsafe { rings.receive.write(seen.end, &processed) };
+                word.fetch_and(!bit, Ordering::Relaxed);
+            }
+            seen.end += unit;
+        }
+        Ok(())
+    }
+
+    /// The receive stream's name, as [`StreamRef::split`] left it.
+    fn origin(&self) -> StreamId {
+        let [ends, ports] = &self.place.stack.origin;
+        let (ends, ports) = (ends.load(Ordering::Relaxed), ports.load(Ordering::Relaxed));
+        StreamId {
+            source: SocketAddrV4::new(((ends >> 32) as u32).into(), (ports >> 16) as u16),
+            destination: SocketAddrV4::new(self.streams.address, ports as u16),
+            isn: ends as u32,
+        }
+    }
+
+    /// Whether some of the stream could not be processed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed_at() != UNKNOWN
+    }
+
+    /// Where the stream could not be processed any more.
+    pub(crate) fn failed_at(&self) -> u64 {
+        // ORDERING: Relaxed: who reads behind it has seen a later stamp, with Acquire, and so sees it.
+        self.place.stack.failed_at.load(Ordering::Relaxed)
     }
 
     /// Received octets that `seen` vouches for and that are not read yet, in place.
@@ -619,6 +793,8 @@ const fn flag(generation: u32, raised: bool) -> u64 {
 pub(crate) struct Seen {
     /// Number of the delivery to look for.
     next: u64,
+    /// Everything up to here is in the ring.
+    pub(crate) arrived: u64,
     /// The stream is readable up to here.
     pub(crate) end: u64,
 }
@@ -660,7 +836,7 @@ mod tests {
             send_buffer: 1024,
             ..Limits::default()
         };
-        Streams::new(&limits, 4)
+        Streams::new(&limits, 4, Ipv4Addr::LOCALHOST)
     }
 
     fn deliver(delivery: u64, stream_offset: u64, len: u32, end: u64) -> Deliver {
@@ -677,6 +853,7 @@ mod tests {
 
     fn readable(stream: &StreamRef<'_>, seen: &mut Seen) -> Vec<u8> {
         stream.look(seen);
+        seen.end = seen.arrived;
         let (a, b) = stream.received(seen);
         [a, b].concat()
     }

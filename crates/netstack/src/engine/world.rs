@@ -148,7 +148,7 @@ impl World {
             mac,
             address,
             tx_checksum,
-            streams: Streams::new(&limits, delivery_slots),
+            streams: Streams::new(&limits, delivery_slots, address),
             tx,
             commands: SegQueue::new(),
             dirty: ArrayQueue::new(2 * limits.connections as usize),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
+use crate::engine::processor::{Inline, Processor};
 use crate::engine::pump::{RxPump, Site, TxPump};
 use crate::engine::record::Recorder;
 use crate::engine::tx::TxRing;
@@ -25,6 +26,7 @@ use crate::wire::MAX_HEADERS;
 
 /// The costly steps of every variant as they stand, to be measured alone.
 pub mod kernel {
+    use crate::engine::processor::{Processor, StreamId};
     use crate::engine::{perform, prepare, stream};
 
     /// Asks the processor to fetch `octets` into its nearest cache; waits for nothing.
@@ -48,6 +50,22 @@ pub mod kernel {
     pub fn fill(frame: &mut [u8], text: &[u8]) {
         perform::fill(frame, text);
     }
+
+    /// As [`fill`], with what an inline processor makes of `text`, which begins at `offset` of `stream`. On
+    /// receive there is nothing between: [`Processor::receive`] reads the frame and writes the ring.
+    ///
+    /// # Panics
+    /// If the frame is not as long as headers and text together.
+    #[inline]
+    pub fn fill_processed(
+        frame: &mut [u8],
+        text: &[u8],
+        processor: &dyn Processor,
+        stream: &StreamId,
+        offset: u64,
+    ) {
+        perform::fill_processed(frame, text, processor, stream, offset);
+    }
 }
 
 /// What a stack is made of, in every variant.
@@ -68,6 +86,8 @@ pub struct Setup {
     pub merge: bool,
     /// Where the log is recorded, if it is.
     pub recorder: Option<Recorder>,
+    /// What primaries do to every octet of every stream, besides copying it. Default: nothing.
+    pub processor: Option<Arc<dyn Processor>>,
 }
 
 impl Setup {
@@ -81,6 +101,7 @@ impl Setup {
             secret,
             merge: true,
             recorder: None,
+            processor: None,
         }
     }
 }
@@ -115,11 +136,22 @@ impl Setup {
             .frame_payload
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
+        let inline = self.processor.map(Inline::new);
+        if let Some(inline) = &inline {
+            let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);
+            if !(1..=most).contains(&inline.unit) {
+                return Err(ConfigError::OutOfRange {
+                    field: "unit of the inline processor",
+                    value: inline.unit,
+                    allowed: "1 to a quarter of `receive_buffer` and of `send_buffer`",
+                });
+            }
+        }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let mac = device.mac();
         let (rx, tx) = device.split();
         let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
-        let world = Arc::new(World::new(
+        let mut world = World::new(
             *limits,
             mac,
             self.address,
@@ -127,7 +159,9 @@ impl Setup {
             delivery_slots,
             ring,
             rx.waker(),
-        ));
+        );
+        world.streams.inline = inline;
+        let world = Arc::new(world);
         let site = Site {
             address: self.address,
             prefix: self.prefix,

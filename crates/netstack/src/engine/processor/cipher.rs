@@ -1,0 +1,248 @@
+//! AES-256 on the way, by `aws-lc-rs`, which finds out itself what the processor can.
+
+use core::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::cipher::{AES_256, EncryptingKey, EncryptionContext, UnboundCipherKey};
+use aws_lc_rs::iv::FixedLength;
+use siphasher::sip128::SipHasher24;
+
+use super::{Failure, Processor, StreamId};
+
+const BLOCK: usize = 16;
+const TAG: usize = 16;
+const NONCE: usize = 12;
+
+/// A key for counter mode, and one that makes nonces of streams' names.
+///
+/// Which instances of the same key belong to which stream is decided by hashing the stream's name with a key that
+/// is itself made from the cipher's: both ends find the same number, nobody else can foresee it.
+struct Keys {
+    counter: EncryptingKey,
+    names: [u8; 16],
+}
+
+impl Keys {
+    fn new(key: &[u8; 32]) -> Keys {
+        let counter = counter_key(key);
+        // What AES makes of this counter block goes out under no nonce below, but for 2^-84.
+        let mut names = [0; 16];
+        keystream(&counter, *b"names of streams", &mut names);
+        Keys { counter, names }
+    }
+
+    /// 128 bits that stand for a stream.
+    fn name(&self, stream: &StreamId) -> [u8; 16] {
+        let mut octets = [0; 16];
+        let mut put = |at: usize, with: &[u8]| octets[at..at + with.len()].copy_from_slice(with);
+        put(0, &stream.source.ip().octets());
+        put(4, &stream.source.port().to_be_bytes());
+        put(6, &stream.destination.ip().octets());
+        put(10, &stream.destination.port().to_be_bytes());
+        put(12, &stream.isn.to_be_bytes());
+        SipHasher24::new_with_key(&self.names)
+            .hash(&octets)
+            .as_bytes()
+    }
+}
+
+fn counter_key(key: &[u8; 32]) -> EncryptingKey {
+    UnboundCipherKey::new(&AES_256, key)
+        .and_then(EncryptingKey::ctr)
+        .unwrap_or_else(|_| unreachable!("a key of 32 octets is one of AES-256"))
+}
+
+/// XORs the key stream that begins with counter block `first` to `octets` (NIST SP 800-38A section 6.5).
+fn keystream(key: &EncryptingKey, first: [u8; BLOCK], octets: &mut [u8]) {
+    let context = EncryptionContext::Iv128(FixedLength::from(first));
+    let done = key.less_safe_encrypt(octets, context);
+    assert!(done.is_ok(), "counter mode takes any length");
+}
+
+/// AES-256 in counter mode (NIST SP 800-38A section 6.5): secrecy, no authenticity.
+///
+/// The counter block of offset `o` is the stream's nonce plus `o / 16`: its upper 84 bits stand for the stream, the
+/// lower 44 count blocks, enough for 2^48 octets. The octets of a stream stand where the application put them, one
+/// for one, so the same position is never encrypted with another text.
+///
+/// # What it promises
+/// Streams get their nonce from addresses, ports and the sender's initial sequence number. Two streams of one key
+/// share a nonce if these are equal, or else with a chance of 2^-84: **change the key before a pair of ends may
+/// choose an initial sequence number again** (2^32 of them; by then somebody who recorded all has a good chance of
+/// two equal ones after some 2^16 connections between the same two ports). Whoever changes a bit on the way
+/// changes that bit of the text, unnoticed.
+pub struct Aes256Ctr {
+    keys: Keys,
+}
+
+impl Aes256Ctr {
+    /// Encrypts what is sent, and decrypts what is received, with `key`.
+    pub fn new(key: &[u8; 32]) -> Self {
+        Aes256Ctr {
+            keys: Keys::new(key),
+        }
+    }
+
+    fn pass(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(from);
+        let nonce = u128::from_be_bytes(self.keys.name(stream)) << 44;
+        let block = |offset: u64| (nonce + u128::from(offset / BLOCK as u64)).to_be_bytes();
+        let skip = (offset % BLOCK as u64) as usize;
+        let key = &self.keys.counter;
+        let mut rest = to;
+        if skip > 0 {
+            let head;
+            (head, rest) = rest.split_at_mut(rest.len().min(BLOCK - skip));
+            let mut first = [0; BLOCK];
+            first[skip..skip + head.len()].copy_from_slice(head);
+            keystream(key, block(offset), &mut first);
+            head.copy_from_slice(&first[skip..skip + head.len()]);
+        }
+        if !rest.is_empty() {
+            keystream(key, block(offset.next_multiple_of(BLOCK as u64)), rest);
+        }
+    }
+}
+
+impl Processor for Aes256Ctr {
+    fn receive(
+        &self,
+        stream: &StreamId,
+        offset: u64,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<(), Failure> {
+        if (offset + from.len() as u64) >> 48 > 0 {
+            return Err(Failure::TooLong);
+        }
+        self.pass(stream, offset, from, to);
+        Ok(())
+    }
+
+    fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
+        self.pass(stream, offset, from, to);
+    }
+}
+
+impl fmt::Debug for Aes256Ctr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aes256Ctr").finish_non_exhaustive()
+    }
+}
+
+/// AES-256-GCM (NIST SP 800-38D) in records of a fixed length: secrecy and authenticity.
+///
+/// Record `r` is the octets from `r * record` on. Its last 16 are the tag: what the application wrote there is
+/// ignored, and it reads zeros there. A record is one unit (see [`Processor::unit`]); make it as long as a segment's
+/// payload, which is the MTU less 40, or less 52 where timestamps are in use.
+///
+/// # What the application does
+/// It writes whole records, 16 octets of each left to the tag, and ends the stream after one. An unfinished
+/// record is sent as far as it is written, but nobody can read it before the rest has come; a stream that ends within
+/// one ends for its reader with [`SocketError::Processing`](crate::SocketError::Processing).
+///
+/// # What it promises
+/// * The nonce is 56 bits that stand for the stream (hashed from addresses, ports and the sender's initial sequence
+///   number with a key) and 40 that count records. Text at a position never changes, and the tag is only made of a
+///   complete record; so under one nonce there is one text and one tag, however often and however cut it is
+///   sent.
+/// * Two streams of one key share a nonce if addresses, ports and number are equal, or else with a chance of
+///   2^-56. Change the key after 2^16 connections at the latest.
+/// * The application reads no octet of a record whose tag is wrong, and none behind it; the connection is reset.
+///   The position is part of the nonce, so a record that was moved or comes from another stream is not
+///   authentic either.
+pub struct Aes256Gcm {
+    keys: Keys,
+    sealing: LessSafeKey,
+    record: u32,
+}
+
+impl Aes256Gcm {
+    /// Shortest record in octets: 2^40 of them make the longest stream that a position can name.
+    pub const MIN_RECORD: u32 = 256;
+    /// Longest record in octets.
+    pub const MAX_RECORD: u32 = 65_536;
+
+    /// Seals what is sent, and opens what is received, with `key`, in records of `record` octets, tag included.
+    /// `None` if that is not [`Self::MIN_RECORD`] to [`Self::MAX_RECORD`].
+    pub fn new(key: &[u8; 32], record: u32) -> Option<Self> {
+        let sealing = UnboundKey::new(&AES_256_GCM, key).ok()?;
+        (Self::MIN_RECORD..=Self::MAX_RECORD)
+            .contains(&record)
+            .then(|| Aes256Gcm {
+                keys: Keys::new(key),
+                sealing: LessSafeKey::new(sealing),
+                record,
+            })
+    }
+
+    /// `None` behind the last record that a nonce can name.
+    fn nonce(&self, stream: &StreamId, offset: u64) -> Option<[u8; NONCE]> {
+        let number = offset / u64::from(self.record);
+        if number >> 40 > 0 {
+            return None;
+        }
+        let mut nonce = [0; NONCE];
+        nonce[..7].copy_from_slice(&self.keys.name(stream)[..7]);
+        nonce[7..].copy_from_slice(&number.to_be_bytes()[3..]);
+        Some(nonce)
+    }
+}
+
+impl Processor for Aes256Gcm {
+    fn unit(&self) -> u32 {
+        self.record
+    }
+
+    fn receive(
+        &self,
+        stream: &StreamId,
+        offset: u64,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<(), Failure> {
+        let nonce = self.nonce(stream, offset).ok_or(Failure::TooLong)?;
+        let (text, tag) = from.split_at(from.len() - TAG);
+        let (plain, rest) = to.split_at_mut(text.len());
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.sealing
+            .open_separate_gather(nonce, Aad::empty(), text, tag, plain)
+            .map_err(|_| Failure::Forged)?;
+        rest.fill(0);
+        Ok(())
+    }
+
+    fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
+        let text = from.len().min(self.record as usize - TAG);
+        let Some(nonce) = self.nonce(stream, offset) else {
+            // A receiver refuses this position: nothing is given away under a nonce that was used before.
+            return to.fill(0);
+        };
+        let (sealed, rest) = to.split_at_mut(text);
+        sealed.copy_from_slice(&from[..text]);
+        if from.len() > text {
+            let nonce = Nonce::assume_unique_for_key(nonce);
+            let tag = self
+                .sealing
+                .seal_in_place_separate_tag(nonce, Aad::empty(), sealed);
+            match tag {
+                Ok(tag) => rest.copy_from_slice(&tag.as_ref()[..rest.len()]),
+                Err(_) => unreachable!("a record is far below the 2^36 octets of GCM"),
+            }
+        } else {
+            // GCM's text is in counter mode from its nonce and a counter of 2 on (SP 800-38D section 7.1).
+            let mut first = [0; BLOCK];
+            first[..NONCE].copy_from_slice(&nonce);
+            first[BLOCK - 1] = 2;
+            keystream(&self.keys.counter, first, sealed);
+        }
+    }
+}
+
+impl fmt::Debug for Aes256Gcm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aes256Gcm")
+            .field("record", &self.record)
+            .finish_non_exhaustive()
+    }
+}
