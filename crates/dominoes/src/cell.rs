@@ -348,7 +348,7 @@ pub struct Stocker<A> {
 /// for seq in 0..4 {
 ///     stocker.put(seq, format!("frame {seq}")).unwrap();
 /// }
-/// assert!(!stocker.can_put(4));
+/// assert!(!stocker.can_put(4) && stocker.room() == 0);
 /// {
 ///     let pin = frames.pin(1).unwrap();
 ///     assert_eq!(pin.get(1).unwrap(), "frame 1");
@@ -535,6 +535,13 @@ impl<A: Send + Sync> Stocker<A> {
         // A chunk's place is free only when all of it was handed out.
         let free = self.head & !(self.shared.chunk() as u64 - 1);
         seq < free + self.shared.slots() as u64
+    }
+
+    /// How many positions can be stocked before a chunk has to be taken back.
+    #[inline]
+    pub fn room(&self) -> usize {
+        let free = self.head & !(self.shared.chunk() as u64 - 1);
+        (free + self.shared.slots() as u64 - self.next) as usize
     }
 
     /// The position that [`put`](Self::put) expects next.

@@ -34,7 +34,7 @@ use crate::config::Limits;
 use crate::digest::{Kind, Request};
 use crate::effect::Effect;
 use crate::engine::Run;
-use crate::engine::pump::{Log, RESERVED, RxPump, TxPump};
+use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::world::World;
 use crate::error::ConfigError;
@@ -203,18 +203,7 @@ struct GroupLog<'a> {
 
 impl Log for GroupLog<'_> {
     fn room(&mut self) -> usize {
-        let next = self.stocker.next_seq();
-        if !self.stocker.can_put(next) {
-            return 0;
-        }
-        let chunk = self.shared.attachments.chunk() as u64;
-        let left = (chunk - next % chunk) as usize;
-        let room = self.publisher.room();
-        if left <= RESERVED + 1 && !self.stocker.can_put(next + left as u64) {
-            room.min(left)
-        } else {
-            room
-        }
+        self.stocker.room().min(self.publisher.room())
     }
 
     fn publish(&mut self, mut request: Request, verdict: Option<u16>, run: Run) {
