@@ -17,9 +17,10 @@
 //! 1. The `Stocker` alone writes values, to positions `head..head + slots` only, each once, in
 //!    ascending order; `stocked` is stored with Release after the value. So a position below
 //!    `stocked` and at or above `head` holds a value.
-//! 2. The `Stocker` takes values out only between setting `taking` and moving the tag on. It sets
-//!    `taking` with a compare and swap that demands the current tag, no pin, and a full done count;
-//!    while it is set no pin succeeds.
+//! 2. Values are taken out only by whoever set `taking`, before the tag moves on. That is done with a
+//!    compare and swap that demands the current tag, no pin, and a full done count, and by one thread
+//!    only; while it is set no pin succeeds. A chunk that somebody else than the `Stocker` has emptied
+//!    keeps `taking`, with a done count of zero, until the `Stocker` moves its tag on.
 //! 3. `pin` succeeds only on the current tag without `taking`. Hence from a successful `pin` to its
 //!    drop nobody takes values of that chunk out and nobody writes them again.
 //! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most
@@ -305,6 +306,10 @@ impl Chunk {
     fn taking(self) -> bool {
         self.0 & Self::TAKING != 0
     }
+    /// All values are out, and it waits for the stocker to notice.
+    fn emptied(tag: u32) -> Self {
+        Chunk(Chunk::open(tag).0 | Self::TAKING)
+    }
 }
 
 /// One value of type `A` beside each slot, put there by the [`Stocker`]; see [`attachments`].
@@ -465,12 +470,13 @@ impl<A> Attachments<A> {
         })
     }
 
-    /// Reports that nothing more will be done with `n` slots of the chunk of `seq`.
+    /// Reports that nothing more will be done with `n` slots of the chunk of `seq`. Returns how many
+    /// slots of it are done now.
     ///
     /// # Panics
     /// If that makes more slots than the chunk has, or the chunk was taken back already: somebody
     /// did work twice.
-    pub fn done(&self, seq: Seq, n: u32) {
+    pub fn done(&self, seq: Seq, n: u32) -> u32 {
         let word = self.word(seq);
         let tag = self.tag(seq);
         let mut now = Chunk(word.load(Ordering::Relaxed));
@@ -493,10 +499,50 @@ impl<A> Attachments<A> {
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return,
+                Ok(_) => return done as u32,
                 Err(found) => now = Chunk(found),
             }
         }
+    }
+
+    /// Takes the values of the chunk of `seq` out, if all its slots are stocked and done and nobody has
+    /// it pinned: for whoever did the work, who has them in a cache nearby. The place stays taken until
+    /// the [`Stocker`] comes by. False if it cannot be done, or was.
+    ///
+    /// Values go to `out` in ascending order. If `out` panics, the others are dropped.
+    pub fn take_out(&self, seq: Seq, out: &mut impl FnMut(Seq, A)) -> bool {
+        let chunk = self.chunk() as u64;
+        let first = seq & !(chunk - 1);
+        let tag = self.tag(first);
+        let word = self.word(first);
+        let full = Chunk::open(tag).0 | chunk;
+        // ORDERING: Acquire, pairs with the Release store in `Stocker::put`.
+        let stocked = self.stocked.load(Ordering::Acquire);
+        let reach = stocked.wrapping_sub(first);
+        if !(chunk..=self.slots() as u64).contains(&reach)
+            || word.load(Ordering::Relaxed) != full
+            || word
+                .compare_exchange(
+                    full,
+                    full | Chunk::TAKING,
+                    // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all use
+                    // of the values is over.
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                )
+                .is_err()
+        {
+            return false;
+        }
+        let mut rest = Emptying {
+            shared: self,
+            next: first,
+            end: first + chunk,
+        };
+        while let Some((seq, value)) = rest.next() {
+            out(seq, value);
+        }
+        true
     }
 
     /// How many slots of the chunk of `seq` are reported done; `None` when it was taken back
@@ -507,12 +553,49 @@ impl<A> Attachments<A> {
     }
 }
 
+/// A chunk that `take_out` is emptying; dropped, it is empty.
+struct Emptying<'a, A> {
+    shared: &'a Attachments<A>,
+    next: Seq,
+    end: Seq,
+}
+
+impl<A> Emptying<'_, A> {
+    fn next(&mut self) -> Option<(Seq, A)> {
+        if self.next == self.end {
+            return None;
+        }
+        let seq = self.next;
+        self.next += 1;
+        // SAFETY: `take_out` saw the chunk stocked, in this lap, and set `taking`, so that it has the
+        // values for itself (fact 2); `next` has moved past this one.
+        Some((seq, unsafe {
+            self.shared.values.take(self.shared.index(seq))
+        }))
+    }
+}
+
+impl<A> Drop for Emptying<'_, A> {
+    fn drop(&mut self) {
+        while self.next().is_some() {}
+        let shared = self.shared;
+        let last = self.end - 1;
+        // ORDERING: Release, pairs with the Acquire load in `Stocker::reclaim`: the slots are empty.
+        shared
+            .word(last)
+            .store(Chunk::emptied(shared.tag(last)).0, Ordering::Release);
+    }
+}
+
 impl<A> Drop for Attachments<A> {
     fn drop(&mut self) {
         let stocked = self.stocked.load(Ordering::Relaxed);
         for seq in self.head.load(Ordering::Relaxed)..stocked {
+            if self.word(seq).load(Ordering::Relaxed) == Chunk::emptied(self.tag(seq)).0 {
+                continue;
+            }
             // SAFETY: `&mut self`: nobody else is left. Positions `head..stocked` hold values (fact
-            // 1), and each is taken once.
+            // 1) but for emptied chunks, and each is taken once.
             drop(unsafe { self.values.take(self.index(seq)) });
         }
     }
@@ -579,7 +662,8 @@ impl<A: Send + Sync> Stocker<A> {
     /// Takes the next chunk in order back, if all its slots are stocked and done and nobody has it
     /// pinned.
     ///
-    /// Its values go to `out` in ascending order. One call takes at most one chunk; false means
+    /// Its values go to `out` in ascending order; one that was [taken out](Attachments::take_out) has
+    /// none any more. One call takes at most one chunk; false means
     /// that nothing was ready. If `out` panics, the rest of the chunk goes out with the next call.
     pub fn reclaim(&mut self, out: &mut impl FnMut(Seq, A)) -> bool {
         let shared = &*self.shared;
@@ -587,6 +671,14 @@ impl<A: Send + Sync> Stocker<A> {
         let first = self.head & !(chunk - 1);
         let tag = shared.tag(first);
         let word = shared.word(first);
+        // ORDERING: Acquire, pairs with the Release store of who emptied it.
+        if !self.taking && word.load(Ordering::Acquire) == Chunk::emptied(tag).0 {
+            self.head = first + chunk;
+            shared.head.store(self.head, Ordering::Relaxed);
+            // ORDERING: Release, pairs with the Acquire in `pin`.
+            word.store(Chunk::open(tag.wrapping_add(1)).0, Ordering::Release);
+            return true;
+        }
         if !self.taking {
             let full = Chunk::open(tag).0 | chunk;
             // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all use of

@@ -1,10 +1,10 @@
 //! What stands beside the slots: verdicts, attachments with their pins, roles, fingerprints.
 #![cfg(not(loom))]
 
-use dominoes::{Role, Verdicts, attachments};
+use dominoes::{Pin, Role, Verdicts, attachments};
 use proptest::prelude::*;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -106,6 +106,26 @@ fn a_receiver_that_panics_gets_the_rest_next_time() {
 }
 
 #[test]
+fn values_taken_out_go_once_even_if_their_receiver_panics() {
+    let alive = Arc::new(AtomicIsize::new(0));
+    let (mut stocker, frames) = attachments::<Counted>(4, 2);
+    for seq in 0..4 {
+        assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
+    }
+    assert_eq!(frames.done(2, 2), 2);
+    let failed = catch_unwind(AssertUnwindSafe(|| {
+        frames.take_out(3, &mut |_, _| panic!("not now"))
+    }));
+    assert!(failed.is_err());
+    assert_eq!(alive.load(Ordering::Relaxed), 2);
+    assert!(frames.pin(2).is_none() && !frames.take_out(2, &mut |_, _| unreachable!()));
+    // The first chunk is in the way.
+    assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
+    drop((stocker, frames));
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn frames_go_back_under_load_and_nobody_reads_one_that_went() {
     const SLOTS: u64 = 64;
     const TOTAL: u64 = 40_000;
@@ -175,6 +195,7 @@ enum Call {
     Pin(u64),
     Unpin(usize),
     Reclaim,
+    TakeOut(u64),
 }
 
 proptest! {
@@ -188,6 +209,7 @@ proptest! {
         3 => (0..16u64).prop_map(Call::Pin),
         3 => (0..3usize).prop_map(Call::Unpin),
         5 => Just(Call::Reclaim),
+        4 => (0..10u64).prop_map(Call::TakeOut),
     ], 1..120)) {
         const SLOTS: u64 = 8;
         const CHUNK: u64 = 4;
@@ -195,7 +217,8 @@ proptest! {
         let (mut stocker, frames) = attachments::<Counted>(SLOTS as usize, CHUNK as usize);
         let (mut next, mut head) = (0u64, 0u64);
         let mut done: BTreeMap<u64, u32> = BTreeMap::new();
-        let mut pins = Vec::new();
+        let mut emptied: BTreeSet<u64> = BTreeSet::new();
+        let mut pins: Vec<Pin<'_, Counted>> = Vec::new();
         for call in calls {
             match call {
                 Call::Put => {
@@ -207,14 +230,14 @@ proptest! {
                     let seq = head + at;
                     let chunk = seq / CHUNK;
                     let count = done.entry(chunk).or_default();
-                    let right = at < SLOTS && *count + n <= CHUNK as u32;
-                    let went = catch_unwind(AssertUnwindSafe(|| frames.done(seq, n))).is_ok();
-                    assert_eq!(went, right);
+                    let right = at < SLOTS && *count + n <= CHUNK as u32 && !emptied.contains(&chunk);
+                    let went = catch_unwind(AssertUnwindSafe(|| frames.done(seq, n)));
+                    assert_eq!(went.ok(), right.then_some(*count + n));
                     *count += if right { n } else { 0 };
                 }
                 Call::Pin(at) => {
                     let seq = (head + at).saturating_sub(4);
-                    let there = seq >= head && seq < head + SLOTS;
+                    let there = seq >= head && seq < head + SLOTS && !emptied.contains(&(seq / CHUNK));
                     let pin = frames.pin(seq);
                     assert_eq!(pin.is_some(), there);
                     if let Some(pin) = pin {
@@ -227,19 +250,39 @@ proptest! {
                 }
                 Call::Unpin(i) if i < pins.len() => drop(pins.swap_remove(i)),
                 Call::Unpin(_) => {}
+                Call::TakeOut(at) => {
+                    let chunk = (head + at).saturating_sub(1) / CHUNK;
+                    let first = chunk * CHUNK;
+                    let ready = first >= head
+                        && next >= first + CHUNK
+                        && done.get(&chunk) == Some(&(CHUNK as u32))
+                        && !emptied.contains(&chunk)
+                        && !pins.iter().any(|pin| pin.range().start == first);
+                    let mut out = Vec::new();
+                    let at = (head + at).saturating_sub(1);
+                    assert_eq!(frames.take_out(at, &mut |seq, value| out.push((seq, value.0))), ready);
+                    if ready {
+                        assert!(out.into_iter().eq((first..first + CHUNK).map(|seq| (seq, seq))));
+                        emptied.insert(chunk);
+                    }
+                }
                 Call::Reclaim => {
+                    let was_emptied = emptied.remove(&(head / CHUNK));
                     let ready = next >= head + CHUNK
                         && done.get(&(head / CHUNK)) == Some(&(CHUNK as u32))
                         && !pins.iter().any(|pin| pin.range().start == head);
+                    assert!(ready || !was_emptied);
                     let mut back = Vec::new();
                     assert_eq!(stocker.reclaim(&mut |seq, value| back.push((seq, value.0))), ready);
                     if ready {
-                        assert!(back.into_iter().eq((head..head + CHUNK).map(|seq| (seq, seq))));
+                        let count = if was_emptied { 0 } else { CHUNK };
+                        assert!(back.into_iter().eq((head..head + count).map(|seq| (seq, seq))));
                         head += CHUNK;
                     }
                 }
             }
-            assert_eq!(alive.load(Ordering::Relaxed), (next - head) as isize);
+            let kept = next - head - CHUNK * emptied.len() as u64;
+            assert_eq!(alive.load(Ordering::Relaxed), kept as isize);
         }
         drop((pins, stocker));
         drop(frames);

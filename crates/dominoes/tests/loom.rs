@@ -517,6 +517,37 @@ fn a_pin_keeps_its_chunk_from_being_taken_back() {
     });
 }
 
+/// Catches: a value that the worker and the stocker both take out, or that one takes while a pin lends it.
+#[test]
+fn who_did_the_work_may_take_the_values_out() {
+    model(3, || {
+        let (mut stocker, frames) = dominoes::attachments::<Box<u32>>(2, 2);
+        stocker.put(0, Box::new(10)).unwrap();
+        stocker.put(1, Box::new(11)).unwrap();
+        let reader = {
+            let frames = frames.clone();
+            thread::spawn(move || {
+                if let Some(pin) = frames.pin(1) {
+                    assert_eq!(pin.get(1).map(|value| **value), Some(11));
+                }
+            })
+        };
+        let worker = thread::spawn(move || {
+            assert_eq!(frames.done(0, 2), 2);
+            let mut out = 0;
+            frames.take_out(0, &mut |_, value| out += *value);
+            out
+        });
+        let mut back = 0;
+        while !stocker.reclaim(&mut |_, value| back += *value) {
+            thread::yield_now();
+        }
+        stocker.put(2, Box::new(12)).unwrap();
+        reader.join().unwrap();
+        assert_eq!(worker.join().unwrap() + back, 21);
+    });
+}
+
 /// Catches: a value read by the pin before it is stocked.
 #[test]
 fn a_pin_sees_a_value_once_it_is_stocked() {

@@ -33,3 +33,28 @@ use dominoes_drivers::Frame;
 pub(crate) struct Run {
     pub(crate) frames: Vec<Frame>,
 }
+
+/// Frames and runs that are done with, in the hands of whoever used them last: they lie in that core's cache.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    /// To be given back to the device.
+    pub(crate) frames: Vec<Frame>,
+    /// Empty, to be filled again.
+    pub(crate) runs: Vec<Run>,
+}
+
+/// Empty runs that a shelf keeps: more than a hold of the pump fills.
+const RUNS: usize = 256;
+
+impl Shelf {
+    /// Takes a run in that nobody needs any more.
+    pub(crate) fn put(&mut self, mut run: Run) {
+        // A command has none.
+        if run.frames.capacity() > 0 {
+            self.frames.append(&mut run.frames);
+            if self.runs.len() < RUNS {
+                self.runs.push(run);
+            }
+        }
+    }
+}

@@ -12,13 +12,13 @@ use arrayvec::ArrayVec;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, Request};
-use crate::engine::Run;
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::prepare::vouched_for;
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
+use crate::engine::{Run, Shelf};
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
@@ -72,9 +72,8 @@ pub(crate) struct RxPump {
     pub(crate) merge: bool,
     /// Where frames are claimed into; empty between turns.
     batch: Vec<Frame>,
-    back: Vec<Frame>,
-    /// Empty runs, to be filled again.
-    spare: Vec<Run>,
+    /// What the holder brought along.
+    pub(crate) shelf: Shelf,
     open: OpenRun,
     hints: HashMap<Flow, ConnId>,
     last_hint: Option<(Flow, ConnId)>,
@@ -113,8 +112,7 @@ impl RxPump {
             configured: false,
             merge: true,
             batch: Vec::with_capacity(BATCH),
-            back: Vec::new(),
-            spare: Vec::new(),
+            shelf: Shelf::default(),
             open: OpenRun::default(),
             hints: HashMap::new(),
             last_hint: None,
@@ -134,15 +132,9 @@ impl RxPump {
     /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
     /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        log.reclaim(&mut |mut run| {
-            // A command has none.
-            if run.frames.capacity() > 0 {
-                self.back.append(&mut run.frames);
-                self.spare.push(run);
-            }
-        });
-        if !self.back.is_empty() {
-            self.rx.release(&mut self.back);
+        log.reclaim(&mut |run| self.shelf.put(run));
+        if !self.shelf.frames.is_empty() {
+            self.rx.release(&mut self.shelf.frames);
         }
         if !self.configured {
             if log.room() == 0 {
@@ -435,12 +427,12 @@ impl RxPump {
         let bytes = frame.bytes();
         let Some((src, dst)) = wire::link(bytes) else {
             self.stats.malformed += 1;
-            return self.back.push(frame);
+            return self.shelf.frames.push(frame);
         };
         let broadcast = dst == [0xff; 6];
         if dst != self.world.mac && !broadcast {
             self.stats.not_ours += 1;
-            return self.back.push(frame);
+            return self.shelf.frames.push(frame);
         }
         match wire::parse(bytes) {
             Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
@@ -463,7 +455,7 @@ impl RxPump {
                 self.stats.malformed += 1;
             }
         }
-        self.back.push(frame);
+        self.shelf.frames.push(frame);
     }
 
     fn segment(
@@ -484,7 +476,7 @@ impl RxPump {
                 self.open.push(tcp, src, frame, self.merge)
             });
         if let Ok(Some(frame)) | Err(frame) = pushed {
-            self.back.push(frame);
+            self.shelf.frames.push(frame);
         }
     }
 
@@ -493,7 +485,7 @@ impl RxPump {
         let hint = self.hint(&flow);
         let cursors = self.world.streams.get(hint).map(|stream| stream.cursors());
         let sent = self.sample_sent();
-        let spare = || self.spare.pop().unwrap_or_default();
+        let spare = || self.shelf.runs.pop().unwrap_or_default();
         if let Some((request, run)) = self.open.take(now, sent, hint, cursors, spare) {
             self.stats.runs += 1;
             let verdict = vouched_for(&request, &run);

@@ -8,9 +8,9 @@ use dominoes::{Attachments, Pin, Seq};
 use super::Shared;
 use crate::digest::Request;
 use crate::effect::{Effect, EffectSink};
-use crate::engine::Run;
 use crate::engine::perform;
 use crate::engine::world::Wakes;
+use crate::engine::{Run, Shelf};
 use crate::stats::EffectStats;
 
 /// What a worker keeps of an applied request: how many effects, and where its payload lies.
@@ -113,6 +113,8 @@ pub(super) struct Hands<'a> {
     pub(super) pin: Option<Pin<'a, Run>>,
     /// Requests of the cursor's chunk that are done with and not reported.
     pub(super) finished: u32,
+    /// Where frames go that nobody needs any more.
+    pub(super) shelf: &'a mut Shelf,
     pub(super) wakes: Wakes<'a>,
 }
 
@@ -201,7 +203,11 @@ impl Hands<'_> {
         self.pin = None;
         let finished = core::mem::take(&mut self.finished);
         if finished > 0 {
-            self.shared.attachments.done(self.cursor.seq - 1, finished);
+            let attachments = &self.shared.attachments;
+            let last = self.cursor.seq - 1;
+            if attachments.done(last, finished) as usize == attachments.chunk() {
+                attachments.take_out(last, &mut |_, run| self.shelf.put(run));
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::hands::{Cursor, Hands, Kept, pinned};
 use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
+use crate::engine::Shelf;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
@@ -34,6 +35,8 @@ pub struct Worker<T: Tamper = ()> {
     cursor: Cursor,
     /// What `performed` was last told.
     told: Seq,
+    /// Frames whose work this worker completed.
+    shelf: Shelf,
     tamper: T,
     stats: EffectStats,
 }
@@ -56,6 +59,7 @@ impl<T: Tamper> Worker<T> {
             ahead: 0,
             cursor: Cursor::default(),
             told: 0,
+            shelf: Shelf::default(),
             tamper,
             stats: EffectStats::default(),
         }
@@ -79,6 +83,7 @@ impl<T: Tamper> Worker<T> {
             return 0;
         };
         let (pump, mut log) = side.parts(&self.shared, self.id);
+        core::mem::swap(&mut pump.shelf, &mut self.shelf);
         let deadline = self.replica.next_deadline();
         let most = self.shared.layout.request_chunk * MAX_RUN;
         let mut done = 0;
@@ -89,6 +94,7 @@ impl<T: Tamper> Worker<T> {
                 break;
             }
         }
+        core::mem::swap(&mut pump.shelf, &mut self.shelf);
         drop(side);
         if done > 0 {
             self.shared.bell.notify_all();
@@ -121,7 +127,9 @@ impl<T: Tamper> Worker<T> {
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
+        core::mem::swap(&mut pump.shelf, &mut self.shelf);
         let done = pump.turn(now, self.replica.next_deadline(), &mut log);
+        core::mem::swap(&mut pump.shelf, &mut self.shelf);
         drop(side);
         if done > 0 {
             self.shared.bell.notify_all();
@@ -277,6 +285,7 @@ impl<T: Tamper> Worker<T> {
             stats: &mut self.stats,
             pin: None,
             finished: 0,
+            shelf: &mut self.shelf,
             wakes: Wakes::new(&self.shared.world),
         }
     }
@@ -351,7 +360,8 @@ impl<T: Tamper> Worker<T> {
 
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.log.poll() > self.replica.position()
+        !self.shelf.frames.is_empty()
+            || self.log.poll() > self.replica.position()
             || (self.cursor.seq - self.kept.first) < self.kept.applied.len() as u64
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
