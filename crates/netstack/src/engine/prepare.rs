@@ -8,7 +8,6 @@ use dominoes_drivers::{Frame, RxChecksum};
 use crate::digest::{Kind, Request};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
-use crate::engine::stream::prefetch;
 use crate::wire;
 
 const TCP: u8 = 6;
@@ -19,15 +18,7 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
         return 0;
     }
     let mut verdict = 0;
-    // The next frame is on its way from memory while one is summed.
-    let fetch = |i: usize| {
-        if let Some(frame) = run.frames.get(i).filter(|frame| !vouched(frame)) {
-            prefetch(frame.bytes());
-        }
-    };
-    fetch(0);
     for (i, frame) in run.frames.iter().enumerate() {
-        fetch(i + 1);
         if vouched(frame) || is_good(frame.bytes()) {
             verdict |= 1 << i;
         }

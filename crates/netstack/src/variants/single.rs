@@ -10,7 +10,7 @@ use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::perform;
 use crate::engine::prepare::prepare;
-use crate::engine::pump::{Log, RxPump, TxPump};
+use crate::engine::pump::{BATCH, Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::{Wakes, World};
@@ -22,6 +22,8 @@ use crate::variants::Setup;
 
 /// Requests that may be published at once: there is no log, so no bound but this.
 const ROOM: usize = 1 << 10;
+/// Batches of frames that come in before any is worked on.
+const HOLDS: usize = 4;
 /// Deliveries are performed at once and in order, so a few slots do.
 const DELIVERY_SLOTS: usize = 64;
 
@@ -36,6 +38,8 @@ pub struct Single {
 struct Core {
     world: Arc<World>,
     replica: Replica,
+    /// What the pump brought, with verdicts as far as they are known.
+    brought: Vec<(Request, Option<u16>, Run)>,
     effects: Vec<Effect>,
     back: Vec<Run>,
     stats: EffectStats,
@@ -43,16 +47,47 @@ struct Core {
 
 impl Log for Core {
     fn room(&mut self) -> usize {
-        ROOM
+        ROOM - self.brought.len()
     }
 
     fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run) {
-        let verdict = verdict.unwrap_or_else(|| {
-            self.stats.prepared += 1;
-            prepare(&request, &run)
-        });
-        self.replica.apply(&request, verdict, &mut self.effects);
-        let mut wakes = Wakes::new(&self.world);
+        self.brought.push((request, verdict, run));
+    }
+
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
+        self.back.drain(..).for_each(each);
+    }
+
+    fn published(&self) -> u64 {
+        self.replica.position() + self.brought.len() as u64
+    }
+
+    fn performed(&self) -> u64 {
+        self.replica.position()
+    }
+}
+
+impl Core {
+    /// Does what the pump brought, one step after the other: all checksums first, as reading what a device wrote
+    /// goes fastest when nothing comes between.
+    fn work(&mut self) {
+        for (request, verdict, run) in &mut self.brought {
+            if verdict.is_none() {
+                self.stats.prepared += 1;
+                *verdict = Some(prepare(request, run));
+            }
+        }
+        let world = Arc::clone(&self.world);
+        let mut wakes = Wakes::new(&world);
+        let mut brought = core::mem::take(&mut self.brought);
+        for (request, verdict, run) in brought.drain(..) {
+            self.handle(&request, verdict.unwrap_or(0), run, &mut wakes);
+        }
+        self.brought = brought;
+    }
+
+    fn handle(&mut self, request: &Request, verdict: u16, run: Run, wakes: &mut Wakes<'_>) {
+        self.replica.apply(request, verdict, &mut self.effects);
         for effect in self.effects.drain(..) {
             match &effect {
                 Effect::Deliver(deliver) => {
@@ -73,20 +108,7 @@ impl Log for Core {
                 }
             }
         }
-        drop(wakes);
         self.back.push(run);
-    }
-
-    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        self.back.drain(..).for_each(each);
-    }
-
-    fn published(&self) -> u64 {
-        self.replica.position()
-    }
-
-    fn performed(&self) -> u64 {
-        self.replica.position()
     }
 }
 
@@ -100,6 +122,7 @@ impl Single {
         let core = Core {
             replica: Replica::new(base.world.limits),
             world: base.world,
+            brought: Vec::new(),
             effects: Vec::new(),
             back: Vec::new(),
             stats: EffectStats::default(),
@@ -115,7 +138,15 @@ impl Single {
     /// before [`Single::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.core.replica.next_deadline();
-        let done = self.rx.turn(now, deadline, &mut self.core);
+        let mut done = 0;
+        for _ in 0..HOLDS {
+            let now_done = self.rx.turn(now, deadline, &mut self.core);
+            done += now_done;
+            if now_done < BATCH {
+                break;
+            }
+        }
+        self.core.work();
         done + self.tx.turn()
     }
 
@@ -134,6 +165,7 @@ impl Single {
     pub fn replay(&mut self, entry: &Entry) {
         let run = entry.prepare_world(&self.core.world);
         self.core.publish(entry.request, entry.verdict, run);
+        self.core.work();
         self.core.back.clear();
         while self.tx.turn() > 0 {}
     }
