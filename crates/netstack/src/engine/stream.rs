@@ -50,6 +50,19 @@ pub(crate) fn prefetch(octets: &[u8]) {
     let _ = octets;
 }
 
+/// As [`prefetch`], for the first line of `value`.
+#[inline]
+pub(crate) fn prefetch_of<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: as in `prefetch`.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(value).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}
+
 /// Octets shared between threads that agreed on who has which.
 struct ByteRing {
     bytes: Box<[UnsafeCell<u8>]>,

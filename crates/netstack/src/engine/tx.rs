@@ -128,6 +128,7 @@ impl TxRing {
     /// Asks the processor for the first `len` octets of a slot that is to be written soon.
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
+        super::stream::prefetch_of(&self.slots[self.index(frame)]);
         #[cfg(target_arch = "x86_64")]
         for at in (0..len.min(self.slot_len)).step_by(64) {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -18,6 +18,8 @@ use crate::engine::world::Wakes;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 
+/// Turns without work after which a worker sends what others built.
+const IDLE: u32 = 16;
 /// Requests that a worker applies before it looks at anything else.
 const APPLY_BATCH: usize = 64;
 
@@ -35,6 +37,8 @@ pub struct Worker<T: Tamper = ()> {
     cursor: Cursor,
     /// What `performed` was last told.
     told: Seq,
+    /// Turns in a row without work.
+    idle: u32,
     /// Frames whose work this worker completed.
     shelf: Shelf,
     tamper: T,
@@ -59,6 +63,7 @@ impl<T: Tamper> Worker<T> {
             ahead: 0,
             cursor: Cursor::default(),
             told: 0,
+            idle: 0,
             shelf: Shelf::default(),
             tamper,
             stats: EffectStats::default(),
@@ -102,7 +107,7 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Whoever built the frame that is to be sent next sends; others if they are idle.
+    /// Whoever built the frame that is to be sent next sends; others if they are idle for long.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         if !idle && self.shared.primary_of_frame(self.shared.world.tx.sent()) != self.id {
             return 0;
@@ -116,7 +121,8 @@ impl<T: Tamper> Worker<T> {
         let mut done = self.prepare_mine();
         done += self.apply_ready();
         done += self.perform_mine();
-        done += self.send_in_turn(done == 0);
+        self.idle = if done == 0 { self.idle + 1 } else { 0 };
+        done += self.send_in_turn(self.idle >= IDLE);
         if done == 0 {
             done = usize::from(self.prepare(self.replica.position()));
         }
