@@ -320,3 +320,100 @@ pub(crate) fn sent(t: &Transmit) -> StreamId {
             .wrapping_sub(1),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::digest::ConnId;
+    use crate::engine::stream::Streams;
+    use core::net::Ipv4Addr;
+    use proptest::prelude::*;
+
+    const CONN: ConnId = ConnId {
+        index: 0,
+        generation: 0,
+    };
+    const STREAM: StreamId = StreamId {
+        source: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1),
+        destination: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 2),
+        isn: 0,
+    };
+    const UNIT: u64 = 100;
+
+    /// Every octet of a unit leaves as the sum of those before it; the last one as a sum over all.
+    #[derive(Debug)]
+    struct Chained;
+
+    impl Processor for Chained {
+        fn unit(&self) -> u32 {
+            UNIT as u32
+        }
+
+        fn receive(&self, _: &StreamId, _: u64, _: &[u8], _: &mut [u8]) -> Result<(), Failure> {
+            Err(Failure::Other("only sends"))
+        }
+
+        fn send(&self, _: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
+            assert!(offset.is_multiple_of(UNIT) && from.len() as u64 <= UNIT);
+            let mut sum = offset as u8;
+            for (from, to) in from.iter().zip(to) {
+                sum = sum.wrapping_mul(3).wrapping_add(*from);
+                *to = sum;
+            }
+        }
+    }
+
+    fn streams() -> Streams {
+        let limits = Limits {
+            connections: 1,
+            receive_buffer: 1024,
+            send_buffer: 1024,
+            ..Limits::default()
+        };
+        let mut streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+        streams.inline = Some(Inline::new(Arc::new(Chained)));
+        streams
+    }
+
+    proptest! {
+        /// Frames of any length, sent again from where an acknowledgment stands, over a ring that goes round.
+        #[test]
+        fn what_leaves_at_a_position_is_the_same_however_often_and_however_cut(
+            steps in proptest::collection::vec((1usize..400, 1usize..300, 0u64..300), 1..60),
+        ) {
+            let streams = streams();
+            let stream = streams.get(CONN).unwrap();
+            let inline = streams.inline.as_ref().unwrap();
+            let text: Vec<u8> = (0..60u32 * 400).map(|i| (i * i >> 5) as u8).collect();
+            let mut expected = vec![0; text.len()];
+            let units = text.chunks(UNIT as usize).zip(expected.chunks_mut(UNIT as usize));
+            for (i, (from, to)) in units.enumerate() {
+                Chained.send(&STREAM, i as u64 * UNIT, from, to);
+            }
+            let (mut written, mut acked) = (0, 0u64);
+            for (write, frame, ack) in steps {
+                written += stream.write(&text[written..written + write]);
+                let begin = acked as usize;
+                for at in (begin..written).step_by(frame) {
+                    let mut to = vec![0; frame.min(written - at)];
+                    inline.send(&stream, &STREAM, at as u64, &mut to);
+                    prop_assert_eq!(&to, &expected[at..at + to.len()], "at {}", at);
+                }
+                acked = (acked + ack).min(written as u64);
+                stream.release(acked);
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_stays_in_the_send_ring_until_all_of_it_is_acknowledged() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(&[1; 1024]);
+        stream.release(UNIT + UNIT / 2);
+        assert_eq!(stream.writable() as u64, UNIT);
+        stream.release(2 * UNIT);
+        assert_eq!(stream.writable() as u64, 2 * UNIT);
+    }
+}

@@ -84,9 +84,17 @@ impl Aes256Ctr {
     }
 
     fn pass(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
-        to.copy_from_slice(from);
         let nonce = u128::from_be_bytes(self.keys.name(stream)) << 44;
-        let block = |offset: u64| (nonce + u128::from(offset / BLOCK as u64)).to_be_bytes();
+        self.pass_from(nonce, offset, from, to);
+    }
+
+    /// `first` is the counter block of offset 0.
+    fn pass_from(&self, first: u128, offset: u64, from: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(from);
+        let block = |offset: u64| {
+            let number = u128::from(offset / BLOCK as u64);
+            first.wrapping_add(number).to_be_bytes()
+        };
         let skip = (offset % BLOCK as u64) as usize;
         let key = &self.keys.counter;
         let mut rest = to;
@@ -213,11 +221,18 @@ impl Processor for Aes256Gcm {
     }
 
     fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
-        let text = from.len().min(self.record as usize - TAG);
         let Some(nonce) = self.nonce(stream, offset) else {
             // A receiver refuses this position: nothing is given away under a nonce that was used before.
             return to.fill(0);
         };
+        self.seal(nonce, self.record as usize - TAG, from, to);
+    }
+}
+
+impl Aes256Gcm {
+    /// Seals a record of `text` octets and a tag, or its beginning.
+    fn seal(&self, nonce: [u8; NONCE], text: usize, from: &[u8], to: &mut [u8]) {
+        let text = from.len().min(text);
         let (sealed, rest) = to.split_at_mut(text);
         sealed.copy_from_slice(&from[..text]);
         if from.len() > text {
@@ -244,5 +259,125 @@ impl fmt::Debug for Aes256Gcm {
         f.debug_struct("Aes256Gcm")
             .field("record", &self.record)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::{Ipv4Addr, SocketAddrV4};
+    use proptest::prelude::*;
+
+    const STREAM: StreamId = StreamId {
+        source: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 1),
+        destination: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 2),
+        isn: 77,
+    };
+
+    fn hex<const N: usize>(digits: &str) -> [u8; N] {
+        assert_eq!(digits.len(), 2 * N);
+        core::array::from_fn(|i| u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).unwrap())
+    }
+
+    #[test]
+    fn counter_mode_is_that_of_sp_800_38a_from_every_offset() {
+        // NIST SP 800-38A, F.5.5 (CTR-AES256.Encrypt).
+        let key = hex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+        let first = u128::from_be_bytes(hex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"));
+        let text: [u8; 64] = hex(concat!(
+            "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51",
+            "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710",
+        ));
+        let expected: [u8; 64] = hex(concat!(
+            "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5",
+            "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6",
+        ));
+        let ctr = Aes256Ctr::new(&key);
+        for begin in 0..64 {
+            for end in begin..=64 {
+                let mut to = vec![0; end - begin];
+                ctr.pass_from(first, begin as u64, &text[begin..end], &mut to);
+                assert_eq!(to, expected[begin..end], "{begin}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn records_and_their_beginnings_are_those_of_the_gcm_specification() {
+        // McGrew and Viega, The Galois/Counter Mode of Operation (GCM), 2005, appendix B, test case 15.
+        let half = "feffe9928665731c6d6a8f9467308308";
+        let gcm = Aes256Gcm::new(&hex(&[half, half].concat()), 256).unwrap();
+        let nonce = hex("cafebabefacedbaddecaf888");
+        let mut text = [0; 80];
+        text[..64].copy_from_slice(&hex::<64>(concat!(
+            "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72",
+            "1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b391aafd255",
+        )));
+        let expected: [u8; 80] = hex(concat!(
+            "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa",
+            "8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f662898015ad",
+            "b094dac5d93471bdec1a502270e3cc6c",
+        ));
+        for len in 0..=80 {
+            let mut to = vec![0; len];
+            gcm.seal(nonce, 64, &text[..len], &mut to);
+            assert_eq!(to, expected[..len], "the first {len} octets");
+        }
+    }
+
+    #[test]
+    fn streams_and_positions_have_nonces_of_their_own() {
+        let gcm = Aes256Gcm::new(&[3; 32], 1000).unwrap();
+        let back = StreamId {
+            source: STREAM.destination,
+            destination: STREAM.source,
+            ..STREAM
+        };
+        let again = StreamId { isn: 78, ..STREAM };
+        let mut nonces = Vec::new();
+        for stream in [STREAM, back, again] {
+            for offset in [0, 1000, 2000] {
+                nonces.push(gcm.nonce(&stream, offset).unwrap());
+            }
+        }
+        let all = nonces.len();
+        nonces.sort();
+        nonces.dedup();
+        assert_eq!(nonces.len(), all);
+        assert_eq!(gcm.nonce(&STREAM, 1000 << 40), None);
+    }
+
+    #[test]
+    fn a_record_at_another_position_or_of_another_stream_is_forged() {
+        let gcm = Aes256Gcm::new(&[3; 32], 256).unwrap();
+        let (mut sealed, mut to) = ([0; 256], [0; 256]);
+        gcm.send(&STREAM, 512, &[7; 256], &mut sealed);
+        assert_eq!(gcm.receive(&STREAM, 512, &sealed, &mut to), Ok(()));
+        assert_eq!((&to[..240], &to[240..]), (&[7; 240][..], &[0; 16][..]));
+        let other = StreamId { isn: 1, ..STREAM };
+        for (stream, offset) in [(STREAM, 768), (other, 512)] {
+            let opened = gcm.receive(&stream, offset, &sealed, &mut to);
+            assert_eq!(opened, Err(Failure::Forged));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn counter_mode_undoes_itself_however_both_ends_cut(
+            text in proptest::collection::vec(any::<u8>(), 1..4000),
+            begin in 0u64..1 << 47,
+            cuts in any::<[prop::sample::Index; 2]>(),
+        ) {
+            let ctr = Aes256Ctr::new(&[9; 32]);
+            let [there, back] = cuts.map(|cut| cut.index(text.len()));
+            let (mut sent, mut read) = (vec![0; text.len()], vec![0; text.len()]);
+            let (a, b) = sent.split_at_mut(there);
+            ctr.send(&STREAM, begin, &text[..there], a);
+            ctr.send(&STREAM, begin + there as u64, &text[there..], b);
+            let (a, b) = read.split_at_mut(back);
+            ctr.receive(&STREAM, begin, &sent[..back], a).unwrap();
+            ctr.receive(&STREAM, begin + back as u64, &sent[back..], b).unwrap();
+            prop_assert_eq!(read, text);
+        }
     }
 }
