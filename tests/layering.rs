@@ -48,16 +48,20 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 15] = [
+const PATH_OF_A_FRAME: [&str; 19] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/subscription.rs",
+    "crates/netstack/src/engine/checksum.rs",
     "crates/netstack/src/engine/demux.rs",
     "crates/netstack/src/engine/ingress.rs",
     "crates/netstack/src/engine/perform.rs",
     "crates/netstack/src/engine/prepare.rs",
+    "crates/netstack/src/engine/processor.rs",
+    "crates/netstack/src/engine/processor/cipher.rs",
+    "crates/netstack/src/engine/processor/search.rs",
     "crates/netstack/src/engine/replica.rs",
     "crates/netstack/src/engine/stream.rs",
     "crates/netstack/src/engine/tx.rs",

@@ -385,7 +385,7 @@ mod tests {
             let streams = streams();
             let stream = streams.get(CONN).unwrap();
             let inline = streams.inline.as_ref().unwrap();
-            let text: Vec<u8> = (0..60u32 * 400).map(|i| (i * i >> 5) as u8).collect();
+            let text: Vec<u8> = (0..60u32 * 400).map(|i| ((i * i) >> 5) as u8).collect();
             let mut expected = vec![0; text.len()];
             let units = text.chunks(UNIT as usize).zip(expected.chunks_mut(UNIT as usize));
             for (i, (from, to)) in units.enumerate() {
