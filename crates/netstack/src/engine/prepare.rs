@@ -17,8 +17,14 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
     if request.digest.kind != Kind::Segments {
         return 0;
     }
+    verdict(&run.frames)
+}
+
+/// The verdict on frames, at most 16.
+#[inline]
+pub(crate) fn verdict(frames: &[Frame]) -> u16 {
     let mut verdict = 0;
-    for (i, frame) in run.frames.iter().enumerate() {
+    for (i, frame) in frames.iter().enumerate() {
         if vouched(frame) || is_good(frame.bytes()) {
             verdict |= 1 << i;
         }

@@ -40,14 +40,36 @@ use crate::engine::processor::{Failure, Inline, StreamId};
 /// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
 #[inline]
 pub(crate) fn prefetch(octets: &[u8]) {
+    prefetch_at(octets.as_ptr(), octets.len());
+}
+
+/// As [`prefetch`], of `len` octets from `start` on, whoever may be writing them.
+#[inline]
+pub(crate) fn prefetch_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in octets.chunks(64) {
+    {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        const LINE: usize = 64;
+        let fetch = |at| {
+            // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
+        };
+        let mut at = 0;
+        // Four lines a turn: counting would cost more than asking.
+        while at + 4 * LINE <= len {
+            fetch(at);
+            fetch(at + LINE);
+            fetch(at + 2 * LINE);
+            fetch(at + 3 * LINE);
+            at += 4 * LINE;
+        }
+        while at < len {
+            fetch(at);
+            at += LINE;
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = octets;
+    let _ = (start, len);
 }
 
 /// As [`prefetch`], for the first line of `value`.

@@ -21,6 +21,8 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
+use crate::engine::stream::prefetch_at;
+
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const READY: u64 = 2;
@@ -129,15 +131,7 @@ impl TxRing {
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
         super::stream::prefetch_of(&self.slots[self.index(frame)]);
-        #[cfg(target_arch = "x86_64")]
-        for at in (0..len.min(self.slot_len)).step_by(64) {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the octet is within the ring's memory; a prefetch neither reads nor writes it in the
-            // sense of the language.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.bytes(frame).add(at).cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (frame, len);
+        prefetch_at(self.bytes(frame), len.min(self.slot_len));
     }
 
     fn bytes(&self, frame: u64) -> *mut u8 {
