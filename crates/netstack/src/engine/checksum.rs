@@ -193,8 +193,13 @@ mod wide {
         #[inline(always)]
         fn call(self) -> u64 {
             let (vectors, tail) = self.bytes.as_chunks();
-            let blocks = vectors.chunks(BLOCK);
-            let total: u64 = blocks.map(|block| sum(self.cpu, block)).sum();
+            // As a rule one block, and a tenth fewer instructions.
+            let total = if vectors.len() <= BLOCK {
+                sum(self.cpu, vectors)
+            } else {
+                let blocks = vectors.chunks(BLOCK);
+                blocks.map(|block| sum(self.cpu, block)).sum()
+            };
             total + super::sum_short(tail)
         }
     }
@@ -214,8 +219,12 @@ mod wide {
             let (from, tail) = self.from.as_chunks();
             let (to, last) = self.to.as_chunks_mut();
             last.copy_from_slice(tail);
-            let blocks = from.chunks(BLOCK).zip(to.chunks_mut(BLOCK));
-            let total: u64 = blocks.map(|(from, to)| copy(self.cpu, from, to)).sum();
+            let total = if from.len() <= BLOCK {
+                copy(self.cpu, from, to)
+            } else {
+                let blocks = from.chunks(BLOCK).zip(to.chunks_mut(BLOCK));
+                blocks.map(|(from, to)| copy(self.cpu, from, to)).sum()
+            };
             total + super::sum_short(tail)
         }
     }
