@@ -4,6 +4,31 @@
 //! frame (Sizemore, *Parallel network protocol stacks using replication*, 2011, section 5.4.3: decryption by
 //! the primary). Checksums are over what is on the wire.
 //!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::{Stack, processor::Search};
+//! use std::io::{Read, Write};
+//! use std::sync::Arc;
+//!
+//! let (left, right) = memory::pair(MemoryConfig::default());
+//! let search = Arc::new(Search::new(["needle"])?);
+//! let server = Stack::builder("10.0.0.1/24")
+//!     .replicas(2)
+//!     .processor(search.clone())
+//!     .start(left)?;
+//! let client = Stack::builder("10.0.0.2/24").start(right)?;
+//!
+//! let listener = server.listen(7, 16)?;
+//! let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+//! ours.write_all(b"hay needle hay")?;
+//! ours.shutdown_write();
+//! let mut heard = String::new();
+//! listener.accept()?.0.read_to_string(&mut heard)?;
+//! assert_eq!(heard, "hay needle hay");
+//! assert_eq!(search.received(), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # What holds them together
 //! Several primaries process different pieces of one stream at the same time and in no order, a piece may be
 //! processed twice (a retransmission is built again), and a segment that is processed has been acknowledged
