@@ -54,7 +54,10 @@ type Shared = Arc<dyn Processor>;
 impl Net {
     /// `replicas` of each stack, 0 for `single`.
     fn new(replicas: usize, faults: Faults, processors: [Shared; 2]) -> Net {
-        let config = MemoryConfig::default().faults(faults);
+        Net::over(replicas, MemoryConfig::default().faults(faults), processors)
+    }
+
+    fn over(replicas: usize, config: MemoryConfig, processors: [Shared; 2]) -> Net {
         let (left, right) = memory::pair(config);
         let mut hosts = 1..;
         let mut stack = |device: MemoryDevice, processor: Shared| {
@@ -182,21 +185,28 @@ fn bad_wire(seed: u64) -> Faults {
     faults.corrupt(5_000)
 }
 
-/// Both ends write 300 KB and read what the other wrote.
+/// Both ends write 300 KB and read what the other wrote. Returns how many records came in pieces.
 fn passes(
     processor: &Shared,
     record: usize,
     faults: impl Fn(u64) -> Faults,
     at_once: usize,
 ) -> u64 {
+    let config = |seed| MemoryConfig::default().faults(faults(seed));
+    passes_over(processor, record, config, at_once)
+}
+
+fn passes_over(
+    processor: &Shared,
+    record: usize,
+    config: impl Fn(u64) -> MemoryConfig,
+    at_once: usize,
+) -> u64 {
     let mut split = 0;
     for replicas in 0..4 {
         let seed = 0x5eed + replicas as u64;
-        let mut net = Net::new(
-            replicas,
-            faults(seed),
-            [processor.clone(), processor.clone()],
-        );
+        let processors = [processor.clone(), processor.clone()];
+        let mut net = Net::over(replicas, config(seed), processors);
         let texts = [1, 2].map(|i| records(300_000, record, seed * i));
         let [at_server, at_client] = net.exchange([&texts[0], &texts[1]], at_once);
         assert_eq!(at_server.1, Ok(()), "{replicas} replicas");
@@ -359,6 +369,20 @@ mod ciphers {
             let gcm: Shared = Arc::new(Aes256Gcm::new(&KEY, record).unwrap());
             let split = passes(&gcm, record as usize, bad_wire, 3_001);
             assert!(split > 0, "records of {record} octets are cut by segments");
+        }
+    }
+
+    #[test]
+    fn frames_that_the_device_cuts_carry_many_records() {
+        let big = |seed| {
+            let config = MemoryConfig::default().faults(bad_wire(seed));
+            config.tso4_max_bytes(65_535)
+        };
+        let ctr: Shared = Arc::new(Aes256Ctr::new(&KEY));
+        passes_over(&ctr, 64, big, usize::MAX);
+        for record in [SEGMENT, 1000] {
+            let gcm: Shared = Arc::new(Aes256Gcm::new(&KEY, record).unwrap());
+            passes_over(&gcm, record as usize, big, usize::MAX);
         }
     }
 
