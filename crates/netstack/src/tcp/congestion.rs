@@ -122,7 +122,7 @@ impl Congestion {
     }
 
     /// `cwnd` as it is.
-    #[inline]
+    #[cfg(test)]
     pub(super) const fn window(&self) -> u32 {
         self.cwnd
     }

@@ -27,7 +27,7 @@ impl Reassembly {
     }
 
     /// How many stretches there are.
-    #[inline]
+    #[cfg(test)]
     pub(super) const fn count(&self) -> u8 {
         self.count
     }
