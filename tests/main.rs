@@ -2,4 +2,5 @@
 
 mod agreement;
 mod layering;
+mod stall;
 mod support;

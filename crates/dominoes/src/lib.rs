@@ -78,6 +78,7 @@
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
 //! | [`PrimaryPolicy`], [`Members`] | who does the costly part of an entry |
+//! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Replica`] | pinned threads that run state machines |
 //! | [`Fingerprints`] | do the copies still agree? |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
@@ -136,6 +137,7 @@ mod share;
 mod subscription;
 mod sync;
 mod wait;
+mod work;
 
 #[expect(
     unsafe_code,
@@ -160,3 +162,4 @@ pub use seq::Seq;
 pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
+pub use work::{Begun, Standing, Units};
