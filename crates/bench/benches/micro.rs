@@ -1,0 +1,302 @@
+//! `cargo bench -p dominoes-bench --bench micro [-- FILTER] [--quick]`
+//!
+//! What single calls of the ring and of what stands beside it cost, on one thread with warm caches:
+//! nobody else touches a line, so this is the cost of the instructions and not of the distance
+//! between cores, which `channel` measures. Criterion's own options apply; results are in
+//! `target/criterion`. About a minute and a half; `--quick` takes a few seconds.
+//!
+//! Names are `operation/publishers/entries a call/subscriptions`. A publisher is `solo` if there is
+//! no other, and `shared` if there is one, which is quiet. Times are per call; throughput is in
+//! entries.
+
+use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
+use dominoes::{EventCount, Park, Role, Spin, SpinYield, Verdicts, Wait, attachments};
+use dominoes_bench::micro::{CAPACITY, Others, Ring};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+/// Words that name other benches: `cargo bench NAME` says them to all.
+const SIBLINGS: [&str; 3] = ["channel", "instructions", "scalability"];
+const OWN_NAME: &str = "micro";
+
+const BATCHES: [usize; 3] = [1, 16, 64];
+const SUBSCRIBERS: [usize; 3] = [1, 2, 4];
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| SIBLINGS.contains(&word.as_str())) {
+        return; // It is another bench that is meant.
+    }
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(600))
+        .sample_size(40)
+        .configure_from_args();
+    if words.iter().any(|word| word == OWN_NAME) {
+        criterion = criterion.with_filter("");
+    }
+    publish(&mut criterion);
+    read(&mut criterion);
+    refused(&mut criterion);
+    members(&mut criterion);
+    beside(&mut criterion);
+    waiting(&mut criterion);
+    criterion.final_summary();
+}
+
+/// Times `call` only, with `rest` after every block of at most `block` calls.
+fn in_blocks<T>(
+    bencher: &mut Bencher<'_>,
+    block: usize,
+    state: &mut T,
+    before: impl Fn(&mut T, usize),
+    call: impl Fn(&mut T),
+    rest: impl Fn(&mut T),
+) {
+    bencher.iter_custom(|iterations| {
+        let (mut left, mut time) = (iterations, Duration::ZERO);
+        while left > 0 {
+            let calls = left.min(block as u64);
+            before(state, calls as usize);
+            let start = Instant::now();
+            for _ in 0..calls {
+                call(state);
+            }
+            time += start.elapsed();
+            rest(state);
+            left -= calls;
+        }
+        time
+    });
+}
+
+fn name(others: Others, batch: usize, subscribers: usize) -> String {
+    format!("{}/{batch}/{subscribers}", others.name())
+}
+
+/// Publishing while there is room; subscriptions let go of everything outside the time.
+fn publish(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("publish");
+    for others in [Others::None, Others::Quiet] {
+        for batch in BATCHES {
+            for subscribers in SUBSCRIBERS {
+                group.throughput(Throughput::Elements(batch as u64));
+                let id = BenchmarkId::from_parameter(name(others, batch, subscribers));
+                group.bench_function(id, |bencher| {
+                    let mut ring = Ring::<SpinYield>::new(others, subscribers, batch);
+                    in_blocks(
+                        bencher,
+                        CAPACITY / batch,
+                        &mut ring,
+                        |_, _| (),
+                        Ring::publish,
+                        Ring::drain,
+                    );
+                });
+            }
+        }
+    }
+}
+
+/// Taking batches, looking at every entry, and releasing them: one call is all subscriptions, a
+/// batch each.
+fn read(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("read");
+    for batch in BATCHES {
+        for subscribers in SUBSCRIBERS {
+            group.throughput(Throughput::Elements((batch * subscribers) as u64));
+            let id = BenchmarkId::from_parameter(name(Others::None, batch, subscribers));
+            group.bench_function(id, |bencher| {
+                let mut ring = Ring::<SpinYield>::new(Others::None, subscribers, batch);
+                in_blocks(
+                    bencher,
+                    CAPACITY / batch,
+                    &mut ring,
+                    |ring, calls| (0..calls).for_each(|_| ring.publish()),
+                    |ring| {
+                        assert_eq!(ring.read(), (batch * subscribers) as u64);
+                    },
+                    |_| (),
+                );
+            });
+        }
+    }
+}
+
+/// What a call costs that finds the ring full or empty, and reading a position again or releasing
+/// without reading.
+fn refused(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("nothing to do");
+    for others in [Others::None, Others::Quiet] {
+        let id = BenchmarkId::new("try_publish when full", others.name());
+        group.bench_function(id, |bencher| {
+            let mut ring = Ring::<SpinYield>::new(others, 1, 1);
+            (0..CAPACITY).for_each(|_| ring.publish());
+            bencher.iter(|| assert!(ring.publisher.try_publish(black_box([0; 8])).is_err()));
+        });
+    }
+    group.bench_function("poll when empty", |bencher| {
+        let mut ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+        bencher.iter(|| assert_eq!(ring.subscriptions[0].poll(), 0));
+    });
+    group.bench_function("try_next_batch when empty", |bencher| {
+        let mut ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+        bencher.iter(|| assert!(ring.subscriptions[0].try_next_batch().is_err()));
+    });
+    group.bench_function("get", |bencher| {
+        let mut ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+        ring.publish();
+        ring.subscriptions[0].poll();
+        bencher.iter(|| black_box(ring.subscriptions[0].get(black_box(0))).is_some());
+    });
+    group.bench_function("advance_to over one entry", |bencher| {
+        let mut ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+        in_blocks(
+            bencher,
+            CAPACITY,
+            &mut ring,
+            |ring, calls| {
+                (0..calls).for_each(|_| ring.publish());
+                ring.subscriptions[0].poll();
+            },
+            |ring| {
+                let position = ring.subscriptions[0].position();
+                ring.subscriptions[0].advance_to(position + 1);
+            },
+            |_| (),
+        );
+    });
+}
+
+/// Coming and going.
+fn members(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("members");
+    for others in [0, 3] {
+        let ring = || Ring::<SpinYield>::new(Others::None, 1 + others, 1);
+        group.bench_function(
+            BenchmarkId::new("subscribe and leave, beside", 1 + others),
+            |bencher| {
+                let ring = ring();
+                bencher.iter(|| drop(ring.log.subscribe().unwrap()));
+            },
+        );
+        group.bench_function(
+            BenchmarkId::new("fork and leave, beside", 1 + others),
+            |bencher| {
+                let ring = ring();
+                bencher.iter(|| drop(ring.subscriptions[0].fork().unwrap()));
+            },
+        );
+        group.bench_function(
+            BenchmarkId::new("deactivate and activate, beside", others),
+            |bencher| {
+                let mut ring = ring();
+                let mut one = ring.subscriptions.pop();
+                bencher.iter(|| one = one.take().map(|one| one.deactivate().activate()));
+            },
+        );
+    }
+    group.bench_function("a second publisher comes and goes", |bencher| {
+        let ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+        bencher.iter(|| drop(ring.publisher.clone()));
+    });
+    group.bench_function("solo publish after another publisher went", |bencher| {
+        bencher.iter_batched_ref(
+            || {
+                let ring = Ring::<SpinYield>::new(Others::None, 1, 1);
+                drop(ring.publisher.clone());
+                ring
+            },
+            Ring::publish,
+            BatchSize::NumIterations(8),
+        );
+    });
+}
+
+/// What stands beside the slots.
+fn beside(criterion: &mut Criterion) {
+    const SLOTS: u64 = 1024;
+    const CHUNK: u64 = 16;
+    let mut group = criterion.benchmark_group("beside");
+    group.bench_function("verdict, set", |bencher| {
+        let (verdicts, mut seq) = (Verdicts::new(SLOTS as usize), 0);
+        bencher.iter(|| {
+            verdicts.set(black_box(seq), 5);
+            seq += 1;
+        });
+    });
+    group.bench_function("verdict, get", |bencher| {
+        let (verdicts, mut seq) = (Verdicts::new(SLOTS as usize), 0);
+        (0..SLOTS).for_each(|seq| verdicts.set(seq, 5));
+        bencher.iter(|| {
+            seq = (seq + 1) % SLOTS;
+            verdicts.get(black_box(seq))
+        });
+    });
+    group.throughput(Throughput::Elements(CHUNK));
+    group.bench_function("attachments, a chunk of 16 there and back", |bencher| {
+        let (mut stocker, attachments) = attachments::<u64>(SLOTS as usize, CHUNK as usize);
+        bencher.iter(|| {
+            let first = stocker.next_seq();
+            for seq in first..first + CHUNK {
+                stocker.put(seq, seq).unwrap();
+            }
+            let pin = attachments.pin(first).unwrap();
+            let sum: u64 = (first..first + CHUNK).filter_map(|seq| pin.get(seq)).sum();
+            drop(pin);
+            attachments.done(first, CHUNK as u32);
+            assert!(stocker.reclaim(&mut |_, value| {
+                black_box(value);
+            }));
+            sum
+        });
+    });
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("attachments, pin and let go", |bencher| {
+        let (mut stocker, attachments) = attachments::<u64>(SLOTS as usize, CHUNK as usize);
+        stocker.put(0, 7).unwrap();
+        bencher.iter(|| attachments.pin(black_box(0)).is_some());
+    });
+    group.bench_function("role, take and give back", |bencher| {
+        let role = Role::new(0u64);
+        bencher.iter(|| *role.try_take().unwrap() += 1);
+    });
+}
+
+/// What each wait strategy adds to a publish that wakes nobody and to a blocking read that does not
+/// wait.
+fn waiting(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("wait strategies");
+    one_strategy::<Spin>(&mut group, "spin");
+    one_strategy::<SpinYield>(&mut group, "spin then yield");
+    one_strategy::<Park>(&mut group, "park");
+    group.bench_function("event count, prepare and cancel", |bencher| {
+        let event = EventCount::new();
+        bencher.iter(|| event.cancel(event.prepare()));
+    });
+    group.bench_function("event count, notify nobody", |bencher| {
+        let event = EventCount::new();
+        bencher.iter(|| event.notify_all());
+    });
+}
+
+fn one_strategy<W: Wait>(
+    group: &mut criterion::BenchmarkGroup<'_, criterion::measurement::WallTime>,
+    name: &str,
+) {
+    group.bench_function(
+        BenchmarkId::new("publish and next_batch", name),
+        |bencher| {
+            let mut ring = Ring::<W>::new(Others::None, 1, 1);
+            // A subscription that is close behind would else hang back, which is not waiting.
+            ring.subscriptions[0].set_patience(Duration::ZERO);
+            bencher.iter(|| {
+                ring.publish();
+                let batch = ring.subscriptions[0].next_batch();
+                black_box(batch.map_or(0, |batch| batch.len()))
+            });
+        },
+    );
+}
