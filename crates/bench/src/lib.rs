@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod experiments;
+pub mod instructions;
 pub mod micro;
 pub mod paper;
 pub mod record;

@@ -488,3 +488,23 @@ impl<T: Tamper> Worker<T> {
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 }
+
+/// The parts of [`Worker::work`], each by itself, so that it can be measured.
+#[cfg(feature = "testkit")]
+impl<T: Tamper> Worker<T> {
+    /// Looks how far the log is published and prepares this worker's requests. Returns how many.
+    pub fn prepare_ahead(&mut self) -> usize {
+        self.log.poll();
+        self.prepare_mine()
+    }
+
+    /// Applies the ready prefix of the log, as far as one turn does. Returns how many requests.
+    pub fn apply_all(&mut self) -> usize {
+        self.apply_ready()
+    }
+
+    /// Performs all effects whose primary this worker is. Returns how many.
+    pub fn perform_all(&mut self) -> usize {
+        self.perform_mine()
+    }
+}

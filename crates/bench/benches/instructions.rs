@@ -1,0 +1,156 @@
+//! `cargo bench -p dominoes-bench --bench instructions [-- [FILTER] [--check | --accept] [--list]]`
+//!
+//! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and whole segments through
+//! every variant of the stack. FILTER is part of a case's name, such as `apply/` or `single/send/1448`. `--check` fails
+//! if a key count differs from `instructions.toml` by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was
+//! counted is in `target/instructions`. It takes less than a minute, on a busy machine, too.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools};
+use dominoes_bench::instructions::report::Report;
+use dominoes_bench::instructions::{callgrind, cases, processor};
+use lexopt::prelude::*;
+
+/// Words that name other benches: `cargo bench NAME` says them to all.
+const SIBLINGS: [&str; 3] = ["channel", "micro", "scalability"];
+const OWN_NAME: &str = "instructions";
+
+#[derive(Debug, Default)]
+struct Options {
+    filter: String,
+    check: bool,
+    accept: bool,
+    list: bool,
+    /// This process runs under Valgrind.
+    count: bool,
+}
+
+impl Options {
+    fn parse() -> Result<Options, lexopt::Error> {
+        let mut options = Options::default();
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                // Cargo says so to every bench.
+                Long("bench") => {}
+                Long("check") => options.check = true,
+                Long("accept") => options.accept = true,
+                Long("list") => options.list = true,
+                Long("count") => options.count = true,
+                Value(word) if word == OWN_NAME => {}
+                Value(word) if options.filter.is_empty() => options.filter = word.string()?,
+                other => return Err(other.unexpected()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn main() -> ExitCode {
+    if std::env::args().any(|word| SIBLINGS.contains(&word.as_str())) {
+        return ExitCode::SUCCESS; // It is another bench that is meant.
+    }
+    let result = Options::parse()
+        .map_err(|e| e.to_string())
+        .and_then(|options| {
+            if options.count {
+                println!("{}", processor());
+                cases(&options.filter).iter().for_each(|case| case.count());
+                return Ok(());
+            }
+            if options.list {
+                cases(&options.filter)
+                    .iter()
+                    .for_each(|case| println!("{}", case.name));
+                return Ok(());
+            }
+            run(&options)
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.toml");
+    let valgrind = match callgrind::version() {
+        Ok(version) => version,
+        // Who wants to know whether the counts are right must not be told that they are.
+        Err(what) if options.check || options.accept => return Err(what),
+        Err(what) => {
+            println!("{what}");
+            return Ok(());
+        }
+    };
+    let cases = cases(&options.filter);
+    if cases.is_empty() {
+        return Err(format!(
+            "no case has {:?} in its name; see --list",
+            options.filter
+        ));
+    }
+    let accepted = Accepted::read(&file);
+    let directory = directory()?;
+    let (counted, processor) = callgrind::count(&["--count", &options.filter], &cases, &directory)?;
+    let tools = Tools::here(valgrind, processor);
+    let report = Report::new(tools.clone(), &cases, &counted, accepted.as_ref().ok());
+    report.print();
+    let json = directory.join("instructions.json");
+    report.write(&json)?;
+    println!("\n{}", json.display());
+
+    let now = Accepted::new(tools, &cases, &counted);
+    let all = options.filter.is_empty();
+    if options.accept {
+        let newer = match accepted {
+            Ok(old) => old.updated(now, all),
+            Err(_) if all => now,
+            Err(what) => return Err(what),
+        };
+        newer.write(&file)?;
+        println!("{} was written", file.display());
+    } else if options.check {
+        check(&accepted?, &now, all)?;
+    }
+    Ok(())
+}
+
+fn check(accepted: &Accepted, now: &Accepted, all: bool) -> Result<(), String> {
+    let differences = accepted.differences(now, all);
+    if differences.is_empty() {
+        println!(
+            "{} key counts are within {:.0} %",
+            now.counts.len(),
+            MARGIN * 100.0
+        );
+        return Ok(());
+    }
+    let mut message = format!("Key counts differ by more than {:.0} %:\n", MARGIN * 100.0);
+    for difference in differences {
+        message += &format!("  {difference}\n");
+    }
+    if accepted.tools != now.tools {
+        message += &format!(
+            "The file was made with other tools, which may be why: {:?} instead of {:?}.\n",
+            accepted.tools, now.tools
+        );
+    }
+    message += "If that is meant: cargo bench -p dominoes-bench --bench instructions -- --accept";
+    Err(message)
+}
+
+/// `target/instructions`, wherever the target directory is: this program is `target/release/deps/instructions-...`.
+fn directory() -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let target = program
+        .ancestors()
+        .nth(3)
+        .ok_or("this program is not in a target directory")?;
+    Ok(target.join("instructions"))
+}

@@ -1,0 +1,157 @@
+//! The table of all counts, and the same as JSON.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::instructions::Case;
+use crate::instructions::callgrind::Counted;
+use crate::instructions::gate::{Accepted, Tools};
+
+/// How many more instructions than `single` a log may cost with one replica, as a ratio.
+const LOG_RATIO: f64 = 1.10;
+
+/// Everything that a run counted.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// What it was counted with.
+    pub tools: Tools,
+    /// One for each case.
+    pub rows: Vec<Row>,
+}
+
+/// One count.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// The case.
+    pub name: String,
+    /// What the count is per.
+    pub unit: &'static str,
+    /// Instructions per unit.
+    pub instructions: f64,
+    /// The most that it should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<u64>,
+    /// The ratio to the same on one core without a log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_single: Option<f64>,
+    /// What the checked-in file says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<f64>,
+    /// Instructions per unit of parts of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<(&'static str, f64)>,
+}
+
+impl Report {
+    /// Puts together what was counted.
+    pub fn new(
+        tools: Tools,
+        cases: &[Case],
+        counted: &[Counted],
+        accepted: Option<&Accepted>,
+    ) -> Self {
+        let by_name: HashMap<&str, f64> = cases
+            .iter()
+            .zip(counted)
+            .map(|(case, counted)| (case.name.as_str(), counted.per_unit))
+            .collect();
+        let row = |(case, counted): (&Case, &Counted)| Row {
+            name: case.name.clone(),
+            unit: case.unit,
+            instructions: counted.per_unit,
+            target: case.target,
+            ratio_to_single: case.name.strip_prefix("replicated/").and_then(|rest| {
+                let single = by_name.get(format!("single/{rest}").as_str())?;
+                Some(counted.per_unit / single)
+            }),
+            accepted: accepted.and_then(|file| file.counts.get(&case.name).copied()),
+            shares: case
+                .shares
+                .iter()
+                .map(|(name, _)| *name)
+                .zip(counted.shares.iter().copied())
+                .collect(),
+        };
+        Report {
+            tools,
+            rows: cases.iter().zip(counted).map(row).collect(),
+        }
+    }
+
+    /// Prints the table.
+    pub fn print(&self) {
+        let tools = &self.tools;
+        println!("instructions per unit");
+        println!("{}, {}, {}", tools.rustc, tools.valgrind, tools.libc);
+        println!("processor as Valgrind shows it: {}", tools.processor);
+        let width = self
+            .rows
+            .iter()
+            .map(|row| row.name.len())
+            .max()
+            .unwrap_or(0);
+        let mut group = "";
+        for row in &self.rows {
+            let of = row.name.split('/').next().unwrap_or("");
+            if of != group {
+                group = of;
+                println!();
+            }
+            println!(
+                "{:width$}  {:>8.1} a {:<8}{}",
+                row.name,
+                row.instructions,
+                row.unit,
+                row.notes()
+            );
+        }
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), String> {
+        let text = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
+        fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+    }
+}
+
+impl Row {
+    fn notes(&self) -> String {
+        let mut notes = Vec::new();
+        if let Some(target) = self.target {
+            let met = if self.instructions <= target as f64 {
+                "met"
+            } else {
+                "MISSED"
+            };
+            notes.push(format!("at most {target}: {met}"));
+        }
+        if let Some(ratio) = self.ratio_to_single {
+            let met = if ratio <= LOG_RATIO { "met" } else { "MISSED" };
+            notes.push(format!(
+                "{ratio:.2}x single, at most {LOG_RATIO:.2}x: {met}"
+            ));
+        }
+        if let Some(accepted) = self.accepted {
+            let percent = (self.instructions / accepted - 1.0) * 100.0;
+            if percent.abs() >= 0.5 {
+                notes.push(format!("{percent:+.1} % against the file"));
+            }
+        }
+        let shares: Vec<_> = self
+            .shares
+            .iter()
+            .filter(|(_, share)| share.abs() >= 0.05)
+            .map(|(name, share)| format!("{name} {share:.0}"))
+            .collect();
+        if !shares.is_empty() {
+            notes.push(shares.join(", "));
+        }
+        notes.join("; ")
+    }
+}

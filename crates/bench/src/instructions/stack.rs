@@ -1,0 +1,505 @@
+//! The stack: a connection that receives or sends, in every variant.
+//!
+//! What is counted per segment is everything that happens on the one core: the stack, the peer behind the device (which
+//! patches and reads headers), and the application.
+
+use std::sync::Arc;
+
+use dominoes_drivers::Device;
+use dominoes_netstack::stats::PumpStats;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, kernel};
+use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+
+use crate::headers::{self, HEADERS, flags};
+use crate::instructions::Case;
+use crate::instructions::lab::{Lab, Link, Plan};
+use crate::seats::Direction;
+use crate::workload;
+
+/// Segments of the shorter measurement.
+const SEGMENTS: u64 = 1024;
+/// Octets that are written at once, and read at once at most.
+const CHUNK: usize = 64 << 10;
+const PORT: u16 = 5_001;
+
+/// What the application does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Copies what arrived into a buffer of its own.
+    Read,
+    /// Looks at it where it lies.
+    InPlace,
+    /// Sends what lies in the send ring.
+    Send,
+}
+
+impl Use {
+    fn name(self) -> &'static str {
+        match self {
+            Use::Read => "read",
+            Use::InPlace => "in place",
+            Use::Send => "send",
+        }
+    }
+
+    pub(super) fn direction(self) -> Direction {
+        match self {
+            Use::Read | Use::InPlace => Direction::Receive,
+            Use::Send => Direction::Send,
+        }
+    }
+}
+
+/// One connection, and what is special about it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub(super) using: Use,
+    pub(super) segment: u32,
+    /// Whether segments, or acknowledgments, that arrive together are merged into runs.
+    pub(super) merge: bool,
+    pub(super) timestamps: bool,
+    /// Whether the device verifies and completes checksums.
+    pub(super) vouches: bool,
+}
+
+impl Setting {
+    pub(super) fn plan(&self) -> Plan {
+        Plan {
+            direction: self.using.direction(),
+            segment: self.segment,
+            timestamps: self.timestamps,
+            vouches: self.vouches,
+        }
+    }
+
+    pub(super) fn setup(&self) -> Setup {
+        let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        setup.limits.connections = 4;
+        setup.merge = self.merge;
+        setup
+    }
+
+    /// Words of a case's name.
+    fn name(&self) -> String {
+        let runs = if self.merge { "merged" } else { "alone" };
+        format!(
+            "{}/{}/{runs}/{}/{}",
+            self.using.name(),
+            self.segment,
+            if self.timestamps {
+                "timestamps"
+            } else {
+                "plain"
+            },
+            if self.vouches { "vouched" } else { "checksum" },
+        )
+    }
+
+    /// The figure that is asked for on one core without a log, if one is.
+    fn target(&self) -> Option<u64> {
+        if self.segment != 1448 || self.timestamps || self.merge {
+            return None;
+        }
+        Some(match (self.using, self.vouches) {
+            (Use::Read | Use::Send, false) => 1500,
+            (Use::Read | Use::Send, true) => 900,
+            (Use::InPlace, false) => 1300,
+            (Use::InPlace, true) => 700,
+        })
+    }
+}
+
+/// A variant as it is driven here.
+pub(super) trait Stack {
+    fn make(setup: Setup, device: Box<dyn Device>) -> Self;
+    fn sockets(&self) -> Sockets;
+    /// Everything that can be done now, once. Returns how much that was.
+    fn turn(&mut self, now: Instant) -> usize;
+    fn pump_stats(&self) -> PumpStats;
+    fn bad_checksums(&self) -> u64;
+}
+
+impl Stack for Single {
+    fn make(setup: Setup, device: Box<dyn Device>) -> Self {
+        Single::new(setup, device).expect("the bounds are right")
+    }
+
+    fn sockets(&self) -> Sockets {
+        Single::sockets(self)
+    }
+
+    fn turn(&mut self, now: Instant) -> usize {
+        Single::turn(self, now)
+    }
+
+    fn pump_stats(&self) -> PumpStats {
+        Single::pump_stats(self)
+    }
+
+    fn bad_checksums(&self) -> u64 {
+        self.replica().stats().bad_checksum
+    }
+}
+
+/// A log with one replica, driven by turns or step by step.
+struct Replicated<const STEPS: bool> {
+    sockets: Sockets,
+    worker: Worker,
+}
+
+impl<const STEPS: bool> Stack for Replicated<STEPS> {
+    fn make(setup: Setup, device: Box<dyn Device>) -> Self {
+        let mut layout = Layout::default();
+        layout.replicas = 1;
+        let group = Group::new(setup, layout, device).expect("the bounds are right");
+        Replicated {
+            sockets: group.sockets(),
+            worker: group.into_workers().pop().expect("there is one"),
+        }
+    }
+
+    fn sockets(&self) -> Sockets {
+        self.sockets.clone()
+    }
+
+    fn turn(&mut self, now: Instant) -> usize {
+        let worker = &mut self.worker;
+        if !STEPS {
+            return worker.turn(now);
+        }
+        counted_pump(worker, now)
+            + counted_prepare(worker)
+            + counted_apply(worker)
+            + counted_perform(worker)
+            + counted_send(worker)
+    }
+
+    fn pump_stats(&self) -> PumpStats {
+        self.worker.pump_stats().expect("nobody else has the pump")
+    }
+
+    fn bad_checksums(&self) -> u64 {
+        self.worker.replica().stats().bad_checksum
+    }
+}
+
+#[inline(never)]
+fn counted_pump(worker: &mut Worker, now: Instant) -> usize {
+    worker.pump(now).unwrap_or(0)
+}
+
+#[inline(never)]
+fn counted_prepare(worker: &mut Worker) -> usize {
+    worker.prepare_ahead()
+}
+
+#[inline(never)]
+fn counted_apply(worker: &mut Worker) -> usize {
+    worker.apply_all()
+}
+
+#[inline(never)]
+fn counted_perform(worker: &mut Worker) -> usize {
+    worker.perform_all()
+}
+
+#[inline(never)]
+fn counted_send(worker: &mut Worker) -> usize {
+    worker.send().unwrap_or(0)
+}
+
+/// The application.
+struct App {
+    using: Use,
+    segment: usize,
+    reader: ReadHalf,
+    writer: WriteHalf,
+    buffer: Vec<u8>,
+    /// Octets that the send ring has room for when everything was acknowledged.
+    ring: usize,
+    /// Octets that were read, or written.
+    done: u64,
+    /// ... and how many shall be.
+    upto: u64,
+}
+
+#[inline(never)]
+fn counted_app(app: &mut App) -> Result<(), SocketError> {
+    match app.using {
+        Use::Read => loop {
+            app.done += app.reader.try_read(&mut app.buffer)? as u64;
+        },
+        Use::InPlace => loop {
+            let len = app.reader.try_fill()?.len();
+            app.reader.consume(len);
+            app.done += len as u64;
+        },
+        Use::Send => {
+            let left = (app.upto - app.done) as usize;
+            // Whole segments, so that their number is known.
+            let room = app.writer.room()? / app.segment * app.segment;
+            let len = left.min(room);
+            if len > 0 && (len == left || len >= CHUNK) {
+                app.done += app.writer.write_as_is(len)? as u64;
+            }
+            Ok(())
+        }
+    }
+}
+
+impl App {
+    fn turn(&mut self) {
+        match counted_app(self) {
+            Ok(()) | Err(SocketError::WouldBlock) => {}
+            Err(other) => panic!("the connection ended: {other}"),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self.using {
+            Use::Send => self.done == self.upto && self.writer.room() == Ok(self.ring),
+            _ => self.done == self.upto,
+        }
+    }
+}
+
+/// A stack with one connection.
+pub(super) struct Lane<S> {
+    pub(super) stack: S,
+    setting: Setting,
+    link: Arc<Link>,
+    app: App,
+    now: Instant,
+    /// Whether nothing came through yet.
+    warming: bool,
+    /// What the pump had seen before the segments of this time.
+    before: PumpStats,
+    _listener: TcpListener,
+}
+
+impl<S: Stack> Lane<S> {
+    pub(super) fn new(setting: Setting) -> Self {
+        Self::with_setup(setting, setting.setup())
+    }
+
+    pub(super) fn with_setup(setting: Setting, setup: Setup) -> Self {
+        let (device, link) = Lab::new(setting.plan());
+        let mut stack = S::make(setup, Box::new(device));
+        let listener = stack.sockets().listen(PORT, 1).expect("the port is free");
+        let mut now = Instant::ZERO;
+        for _ in 0..1000 {
+            now += Duration::from_micros(1);
+            stack.turn(now);
+            if let Ok((stream, _)) = listener.try_accept() {
+                let (reader, writer) = stream.split();
+                let ring = writer.room().expect("the connection was just opened");
+                let app = App {
+                    using: setting.using,
+                    segment: setting.segment as usize,
+                    reader,
+                    writer,
+                    buffer: vec![0; CHUNK],
+                    ring,
+                    done: 0,
+                    upto: 0,
+                };
+                return Lane {
+                    before: stack.pump_stats(),
+                    stack,
+                    setting,
+                    link,
+                    app,
+                    now,
+                    warming: true,
+                    _listener: listener,
+                };
+            }
+        }
+        panic!("the connection was not established");
+    }
+
+    /// Brings so many segments through. `segments` is even, so that none waits for an acknowledgment of its own.
+    pub(super) fn run(&mut self, segments: u64) {
+        assert!(segments.is_multiple_of(2), "{segments} segments");
+        let octets = segments * u64::from(self.setting.segment);
+        self.app.upto += octets;
+        if self.setting.using != Use::Send {
+            self.link.allow(octets);
+        }
+        let mut idle = 0;
+        loop {
+            self.now += Duration::from_micros(1);
+            let done = self.stack.turn(self.now);
+            self.app.turn();
+            if self.app.is_done() && done == 0 {
+                return self.check(segments);
+            }
+            idle = if done == 0 { idle + 1 } else { 0 };
+            assert!(
+                idle < 1000,
+                "{:?} stands still with {} octets done of {}, {} at the peer",
+                self.setting,
+                self.app.done,
+                self.app.upto,
+                self.link.received()
+            );
+        }
+    }
+
+    /// Whether what was counted is what was meant to be.
+    fn check(&mut self, segments: u64) {
+        let setting = self.setting;
+        assert_eq!(self.link.faults(), 0, "{setting:?}: unexpected frames");
+        assert_eq!(self.stack.bad_checksums(), 0, "{setting:?}: bad checksums");
+        if setting.using == Use::Send {
+            assert_eq!(
+                self.link.received(),
+                self.app.done,
+                "{setting:?}: octets lost"
+            );
+            return;
+        }
+        let stats = self.stack.pump_stats();
+        let seen = stats.segments - self.before.segments;
+        let runs = stats.runs - self.before.runs;
+        self.before = stats;
+        assert_eq!(seen, segments, "{setting:?}: segments");
+        // The window that a SYN-ACK can announce is small, so the first run of all may end early.
+        let of = if setting.merge { 8 } else { 1 };
+        let early = std::mem::replace(&mut self.warming, false);
+        assert!(early || runs == segments / of, "{setting:?}: {runs} runs");
+    }
+}
+
+/// What is told besides the sum, in every variant.
+const SHARES: &[(&str, &str)] = &[
+    ("peer", " as dominoes_drivers::Device"),
+    ("application", "::counted_app"),
+    ("memcpy", "_avx_unaligned"),
+];
+
+/// The steps of a worker, besides.
+const STEPS: &[(&str, &str)] = &[
+    ("pump", "::counted_pump"),
+    ("prepare", "::counted_prepare"),
+    ("apply", "::counted_apply"),
+    ("perform", "::counted_perform"),
+    ("send", "::counted_send"),
+    ("application", "::counted_app"),
+    ("peer", " as dominoes_drivers::Device"),
+];
+
+fn case<S: Stack + 'static>(variant: &str, setting: Setting) -> Case {
+    Case::new(
+        format!("{variant}/{}", setting.name()),
+        "segment",
+        SEGMENTS,
+        move || {
+            let mut lane = Lane::<S>::new(setting);
+            move |segments| lane.run(segments)
+        },
+    )
+}
+
+/// All settings of a variant.
+fn settings() -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for using in [Use::Read, Use::InPlace, Use::Send] {
+        for segment in [64, 512, 1448] {
+            for merge in [false, true] {
+                for timestamps in [false, true] {
+                    for vouches in [false, true] {
+                        settings.push(Setting {
+                            using,
+                            segment,
+                            merge,
+                            timestamps,
+                            vouches,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    settings
+}
+
+/// All cases of the stack.
+pub fn cases() -> Vec<Case> {
+    let mut cases = kernels();
+    let is_key = |setting: &Setting| setting.segment == 1448 && !setting.timestamps;
+    for setting in settings() {
+        let case = case::<Single>("single", setting);
+        cases.push(
+            case.shares(SHARES)
+                .target(setting.target())
+                .key_if(is_key(&setting)),
+        );
+    }
+    for setting in settings() {
+        let case = case::<Replicated<false>>("replicated", setting);
+        cases.push(case.shares(SHARES).key_if(is_key(&setting)));
+    }
+    for setting in settings() {
+        if is_key(&setting) && setting.using != Use::Read {
+            cases.push(case::<Replicated<true>>("replicated, step by step", setting).shares(STEPS));
+        }
+    }
+    cases
+}
+
+#[inline(never)]
+fn counted_verify(frame: &[u8]) -> bool {
+    kernel::verify(frame)
+}
+
+#[inline(never)]
+fn counted_copy(from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(from);
+}
+
+#[inline(never)]
+fn counted_fill(frame: &mut [u8], payload: &[u8]) {
+    kernel::fill(frame, payload);
+}
+
+/// The costly steps with no protocol around them.
+fn kernels() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for segment in [64, 512, 1448] {
+        let frame = move || {
+            let payload = workload::bytes(1, segment);
+            headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &payload)
+        };
+        let name = |what| format!("kernel/{what}/{segment}");
+        cases.push(
+            Case::new(name("verify"), "segment", 64, move || {
+                let frame = frame();
+                move |units| (0..units).for_each(|_| assert!(counted_verify(&frame)))
+            })
+            .within("::counted_verify")
+            .key_if(segment == 1448),
+        );
+        cases.push(
+            Case::new(name("copy"), "segment", 64, move || {
+                let (frame, mut to) = (frame(), vec![0; segment]);
+                move |units| (0..units).for_each(|_| counted_copy(&frame[HEADERS..], &mut to))
+            })
+            .within("::counted_copy"),
+        );
+        cases.push(
+            Case::new(name("fill"), "segment", 64, move || {
+                let payload = workload::bytes(1, segment);
+                let mut frame = frame();
+                frame[50..52].fill(0);
+                move |units| (0..units).for_each(|_| counted_fill(&mut frame, &payload))
+            })
+            .within("::counted_fill")
+            .key_if(segment == 1448),
+        );
+    }
+    cases
+}
