@@ -62,10 +62,26 @@ pub(crate) fn frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &
     f
 }
 
-/// Options of the peer's SYN: MSS and window scale (RFC 9293 section 3.2, RFC 7323 section 2.2).
-pub(crate) fn syn_options(mss: u16, scale: u8) -> [u8; 8] {
+/// Octets of the timestamps option as it is usually sent, with two octets of padding before it.
+pub(crate) const STAMP: usize = 12;
+
+/// The timestamps option (RFC 7323 section 3.2, laid out as in its appendix A).
+pub(crate) fn timestamps(val: u32, ecr: u32) -> [u8; STAMP] {
+    let mut option = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
+    option[4..8].copy_from_slice(&val.to_be_bytes());
+    option[8..].copy_from_slice(&ecr.to_be_bytes());
+    option
+}
+
+/// Options of the peer's SYN: MSS and window scale (RFC 9293 section 3.2, RFC 7323 section 2.2), and
+/// timestamps if they are wanted.
+pub(crate) fn syn_options(mss: u16, scale: u8, stamped: bool) -> Vec<u8> {
     let [high, low] = mss.to_be_bytes();
-    [2, 4, high, low, 1, 3, 3, scale]
+    let mut options = vec![2, 4, high, low, 1, 3, 3, scale];
+    if stamped {
+        options.extend(timestamps(0, 0));
+    }
+    options
 }
 
 /// Whether the frame's TCP checksum is right.
@@ -104,11 +120,24 @@ fn words(value: u32) -> u64 {
     u64::from(value >> 16) + u64::from(value & 0xffff)
 }
 
+/// What differs between frames that were built alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    /// Port of the peer's end.
+    pub(crate) port: u16,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    /// Timestamp value and echo (RFC 7323 section 3.2), if frames carry them.
+    pub(crate) stamp: (u32, u32),
+}
+
 /// Changes what differs between frames that were built alike.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patch {
     /// Sum of everything that is fixed.
     base: u64,
+    /// Whether there is a timestamps option, as [`timestamps`] makes it.
+    stamped: bool,
 }
 
 impl Patch {
@@ -117,38 +146,54 @@ impl Patch {
         Patch::without(frame, 0)
     }
 
-    /// For copies of `frame` whose first four octets of payload change too. It has no options.
+    /// For copies of `frame` whose first four octets of payload change too.
     pub(crate) fn with_mark(frame: &[u8]) -> Self {
         Patch::without(frame, 4)
     }
 
     fn without(frame: &[u8], mark: usize) -> Self {
+        let head = TCP + usize::from(frame[TCP + 12] >> 4) * 4;
+        let stamped = frame[HEADERS..head] == timestamps(0, 0);
         let mut plain = frame.to_vec();
         plain[TCP + 16..TCP + 18].fill(0);
+        plain[TCP..TCP + 2].fill(0);
         plain[TCP + 4..TCP + 12].fill(0);
-        plain[HEADERS..HEADERS + mark].fill(0);
+        plain[head..head + mark].fill(0);
         Patch {
             base: segment_sum(&plain),
+            stamped,
         }
     }
 
-    /// Sets sequence and acknowledgment number of a frame without payload. Nothing of the frame is read.
+    /// Sets the numbers of a frame without payload. Nothing of the frame is read.
     #[inline]
-    pub(crate) fn bare(&self, frame: &mut [u8], seq: u32, ack: u32) {
-        let sum = self.base + words(seq) + words(ack);
-        self.store(frame, seq, ack, sum);
+    pub(crate) fn bare(&self, frame: &mut [u8], numbers: &Numbers) {
+        self.store(frame, numbers, 0);
     }
 
-    /// Sets both numbers, and the first four octets of the payload to `mark`. Nothing of the frame is read.
+    /// Sets the numbers, and the first four octets of the payload to `mark`. Nothing of the frame is read.
     #[inline]
-    pub(crate) fn marked(&self, frame: &mut [u8], seq: u32, ack: u32, mark: u32) {
-        let sum = self.base + words(seq) + words(ack) + words(mark);
-        self.store(frame, seq, ack, sum);
-        frame[HEADERS..HEADERS + 4].copy_from_slice(&mark.to_be_bytes());
+    pub(crate) fn marked(&self, frame: &mut [u8], numbers: &Numbers, mark: u32) {
+        self.store(frame, numbers, words(mark));
+        let head = HEADERS + if self.stamped { STAMP } else { 0 };
+        frame[head..head + 4].copy_from_slice(&mark.to_be_bytes());
     }
 
     #[inline]
-    fn store(&self, frame: &mut [u8], seq: u32, ack: u32, sum: u64) {
+    fn store(&self, frame: &mut [u8], numbers: &Numbers, mark: u64) {
+        let Numbers {
+            port,
+            seq,
+            ack,
+            stamp: (val, ecr),
+        } = *numbers;
+        let mut sum = self.base + mark + u64::from(port) + words(seq) + words(ack);
+        if self.stamped {
+            sum += words(val) + words(ecr);
+            frame[HEADERS + 4..HEADERS + 8].copy_from_slice(&val.to_be_bytes());
+            frame[HEADERS + 8..HEADERS + 12].copy_from_slice(&ecr.to_be_bytes());
+        }
+        frame[TCP..TCP + 2].copy_from_slice(&port.to_be_bytes());
         frame[TCP + 4..TCP + 8].copy_from_slice(&seq.to_be_bytes());
         frame[TCP + 8..TCP + 12].copy_from_slice(&ack.to_be_bytes());
         frame[TCP + 16..TCP + 18].copy_from_slice(&(!fold(sum)).to_be_bytes());
@@ -164,6 +209,8 @@ pub(crate) struct Seen {
     pub(crate) flags: u8,
     /// Octets of all headers.
     pub(crate) head: usize,
+    /// Port of the peer's end.
+    pub(crate) port: u16,
 }
 
 /// Reads the headers of a TCP frame; `None` for anything else.
@@ -180,7 +227,23 @@ pub(crate) fn read(head: &[u8]) -> Option<Seen> {
         wnd: u16::from_be_bytes([head[TCP + 14], head[TCP + 15]]),
         flags: head[TCP + 13],
         head: TCP + usize::from(head[TCP + 12] >> 4) * 4,
+        port: u16::from_be_bytes([head[TCP + 2], head[TCP + 3]]),
     })
+}
+
+/// The timestamp value among the options of a frame; 0 if there is none.
+#[inline]
+pub(crate) fn stamp(mut options: &[u8]) -> u32 {
+    loop {
+        match *options {
+            [8, 10, a, b, c, d, ..] => return u32::from_be_bytes([a, b, c, d]),
+            [1, ref rest @ ..] => options = rest,
+            [kind, len, ..] if kind > 1 && len >= 2 => {
+                options = options.get(usize::from(len)..).unwrap_or(&[])
+            }
+            _ => return 0,
+        }
+    }
 }
 
 /// The window scale among the options of a SYN-ACK; 0 if there is none.
@@ -214,7 +277,8 @@ mod tests {
 
     #[test]
     fn a_built_frame_has_a_right_checksum_and_reads_back() {
-        let f = frame(&any_ends(), flags::SYN, 7, &syn_options(1448, 9), &[]);
+        let options = syn_options(1448, 9, false);
+        let f = frame(&any_ends(), flags::SYN, 7, &options, &[]);
         assert!(checksum_is_good(&f));
         let seen = read(&f).unwrap();
         assert_eq!(
@@ -228,25 +292,60 @@ mod tests {
 
     #[test]
     fn a_syn_with_options_is_patched_rightly() {
-        let mut syn = frame(&any_ends(), flags::SYN, 7, &syn_options(1448, 9), &[]);
-        Patch::new(&syn).bare(&mut syn, 0x1234_5678, 0);
+        let options = syn_options(1448, 9, true);
+        let mut syn = frame(&any_ends(), flags::SYN, 7, &options, &[]);
+        let numbers = Numbers {
+            port: 40_063,
+            seq: 0x1234_5678,
+            ..Numbers::default()
+        };
+        Patch::new(&syn).bare(&mut syn, &numbers);
         assert!(checksum_is_good(&syn));
     }
 
     #[test]
+    fn a_timestamp_is_found_among_other_options() {
+        assert_eq!(stamp(&timestamps(0x0102_0304, 9)), 0x0102_0304);
+        assert_eq!(stamp(&syn_options(1448, 9, true)), 0);
+        assert_eq!(
+            stamp(&[2, 4, 1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 0, 1, 1]),
+            5
+        );
+        for broken in [&[][..], &[8, 10, 0], &[2, 0, 8], &[0; 12]] {
+            assert_eq!(stamp(broken), 0);
+        }
+    }
+
+    #[test]
     fn a_patched_frame_has_a_right_checksum() {
-        for len in [0usize, 64, 512, 1447, 1448] {
-            let payload: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
-            let built = frame(&any_ends(), flags::ACK, 0xffff, &[], &payload);
-            let mut f = built.clone();
-            for (seq, ack) in [(0, 0), (0xffff_fff0, 0x1234_5678), (1, 0xffff_ffff)] {
-                if len == 0 {
-                    Patch::new(&built).bare(&mut f, seq, ack);
-                } else {
-                    Patch::with_mark(&built).marked(&mut f, seq, ack, seq ^ 0x00ff_1234);
+        for stamped in [false, true] {
+            let options = if stamped {
+                timestamps(0, 0).to_vec()
+            } else {
+                Vec::new()
+            };
+            for len in [0usize, 64, 512, 1447, 1448] {
+                let payload: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+                let built = frame(&any_ends(), flags::ACK, 0xffff, &options, &payload);
+                let mut f = built.clone();
+                for (seq, ack) in [(0, 0), (0xffff_fff0, 0x1234_5678), (1, 0xffff_ffff)] {
+                    let numbers = Numbers {
+                        port: 41_000,
+                        seq,
+                        ack,
+                        stamp: (seq ^ 7, !ack),
+                    };
+                    if len == 0 {
+                        Patch::new(&built).bare(&mut f, &numbers);
+                    } else {
+                        Patch::with_mark(&built).marked(&mut f, &numbers, seq ^ 0x00ff_1234);
+                    }
+                    assert!(checksum_is_good(&f), "{len} octets, {seq:#x}");
+                    assert_eq!(read(&f).map(|s| (s.seq, s.ack)), Some((seq, ack)));
+                    if stamped {
+                        assert_eq!(stamp(&f[HEADERS..]), seq ^ 7);
+                    }
                 }
-                assert!(checksum_is_good(&f), "{len} octets, {seq:#x}");
-                assert_eq!(read(&f).map(|s| (s.seq, s.ack)), Some((seq, ack)));
             }
         }
     }

@@ -16,6 +16,13 @@ pub struct Workload {
     pub log_requests: usize,
     /// Whether segments that arrive together are merged into runs.
     pub merge: bool,
+    /// Whether segments carry timestamps (RFC 7323), both ways.
+    pub timestamps: bool,
+    /// Whether TCP checksums are verified and computed in software; otherwise the device vouches for what it
+    /// receives and finishes what it sends, as cards do.
+    pub checksum: bool,
+    /// Connections that share the payload.
+    pub connections: usize,
     /// Makes payloads and keys.
     pub seed: u64,
     /// How long one row runs before another takes its place.
@@ -25,6 +32,9 @@ pub struct Workload {
     pub rounds: usize,
 }
 
+/// What the allocator keeps beside a buffer, in octets.
+const OVERHEAD: usize = 16;
+
 impl Default for Workload {
     fn default() -> Self {
         Workload {
@@ -33,6 +43,9 @@ impl Default for Workload {
             ring_bytes: 1 << 20,
             log_requests: 512,
             merge: true,
+            timestamps: false,
+            checksum: true,
+            connections: 1,
             seed: 1,
             slice: Duration::from_millis(100),
             rounds: 40,
@@ -41,15 +54,40 @@ impl Default for Workload {
 }
 
 impl Workload {
+    /// The same with a ring of `frames` frames, which stays in a core's own caches, and rings of the
+    /// connection that are just as warm.
+    #[must_use]
+    pub fn warm(self, frames: usize) -> Workload {
+        let warm = Workload {
+            pool_bytes: frames * (self.buffer_bytes() + OVERHEAD),
+            ..self
+        };
+        let payload = (frames * self.segment_bytes).next_power_of_two();
+        Workload {
+            ring_bytes: u32::try_from(payload).unwrap_or(u32::MAX).max(1 << 10),
+            ..warm
+        }
+    }
+
+    /// Octets of all headers of a segment with payload.
+    pub(crate) fn head_bytes(&self) -> usize {
+        crate::headers::HEADERS
+            + if self.timestamps {
+                crate::headers::STAMP
+            } else {
+                0
+            }
+    }
+
     /// Octets of a receive buffer with one frame of this workload: whole cache lines, counting what the
     /// allocator keeps beside it.
     pub(crate) fn buffer_bytes(&self) -> usize {
-        (crate::headers::HEADERS + self.segment_bytes).next_multiple_of(64) + 48
+        (self.head_bytes() + self.segment_bytes).next_multiple_of(64) + 48
     }
 
     /// Frames that make up the pool.
     pub(crate) fn frames(&self) -> usize {
-        (self.pool_bytes / (self.buffer_bytes() + 16)).max(256)
+        (self.pool_bytes / (self.buffer_bytes() + OVERHEAD)).max(64)
     }
 
     /// Transmit slots that make up the pool as nearly as a power of two can.
@@ -62,7 +100,7 @@ impl Workload {
         } else {
             below
         };
-        nearer.clamp(512, 1 << 20)
+        nearer.clamp(64, 1 << 20)
     }
 
     /// The octets of one segment, the same in all; the first four are replaced by the stream offset.
@@ -103,6 +141,9 @@ mod tests {
         assert!(receive.abs_diff(w.pool_bytes) < w.pool_bytes / 100);
         let send = w.transmit_slots() as usize * 1600;
         assert!(send > w.pool_bytes / 2 && send < 2 * w.pool_bytes);
+        let warm = w.warm(64);
+        assert_eq!((warm.frames(), warm.transmit_slots()), (64, 64));
+        assert_eq!(warm.ring_bytes, 128 << 10);
     }
 
     #[test]

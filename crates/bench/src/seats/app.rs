@@ -12,28 +12,42 @@ use crate::peer::{PORT, Role, Wire};
 use crate::seats::Direction;
 use crate::workload::{self, Workload};
 
-/// Octets that must be free in the send ring before more is written.
+/// Octets that must be free in the send ring before more is written, at most: half of the ring is enough.
 const WRITE: usize = 64 << 10;
 
-/// One end of the connection, in place of an application.
+/// Connections that have their turn at a time.
+const SERVED: usize = 8;
+
+/// The stack's ends of all connections, in place of an application.
 pub(crate) struct App {
-    reader: ReadHalf,
-    writer: WriteHalf,
-    direction: Direction,
+    ends: Vec<End>,
+    /// Whose turn it is.
+    turn: usize,
     wire: Arc<Wire>,
     /// Kept so that the port stays open.
     _listener: TcpListener,
+    workload: Workload,
+}
+
+/// One of them.
+struct End {
+    reader: ReadHalf,
+    writer: WriteHalf,
+    /// Which connection of the peer this is.
+    index: usize,
+    direction: Direction,
     read: u64,
     wrong: u64,
     payload: Option<Vec<u8>>,
-    workload: Workload,
+    /// Octets that must be free in the send ring before more is written.
+    write: usize,
     /// What lies in the send ring at first; empty once it does.
     first: Vec<u8>,
     ended: Option<SocketError>,
 }
 
 impl App {
-    /// Listens, and turns the stack by `turn` until the peer's connection is there.
+    /// Listens, and turns the stack by `turn` until the peer's connections are there.
     pub(crate) fn accept(
         direction: Direction,
         workload: &Workload,
@@ -41,46 +55,117 @@ impl App {
         wire: Arc<Wire>,
         mut turn: impl FnMut(u64),
     ) -> Result<App, String> {
-        let listener = sockets.listen(PORT, 1).map_err(|e| e.to_string())?;
+        let backlog = workload.connections as u16;
+        let listener = sockets.listen(PORT, backlog).map_err(|e| e.to_string())?;
+        let mut ends = Vec::new();
         for now in 0..super::SETUP_NS {
             turn(now);
             match listener.try_accept() {
                 Ok((stream, _)) => {
                     let (reader, writer) = stream.split();
-                    return Ok(App {
+                    ends.push(End {
                         reader,
                         writer,
+                        // The peer opens one after the other.
+                        index: ends.len(),
                         direction,
-                        wire,
-                        _listener: listener,
                         read: 0,
                         wrong: 0,
                         payload: None,
-                        workload: *workload,
-                        first: match direction {
-                            Direction::Receive => Vec::new(),
-                            Direction::Send => {
-                                workload::bytes(workload.seed, workload.ring_bytes as usize)
-                            }
+                        write: WRITE.min(workload.ring_bytes as usize / 2),
+                        first: if direction.sends() {
+                            workload::bytes(workload.seed, workload.ring_bytes as usize)
+                        } else {
+                            Vec::new()
                         },
                         ended: None,
                     });
+                    if ends.len() == workload.connections {
+                        return Ok(App {
+                            ends,
+                            turn: 0,
+                            wire,
+                            _listener: listener,
+                            workload: *workload,
+                        });
+                    }
                 }
                 Err(SocketError::WouldBlock) => {}
                 Err(other) => return Err(other.to_string()),
             }
         }
-        Err("the peer's connection was not established".to_owned())
+        Err("the peer's connections were not established".to_owned())
     }
 
-    /// Takes what there is to read, in place, or gives the ring back to be sent again as it is. Returns
+    /// Takes what there is to read, in place, and gives the ring back to be sent again as it is. Returns
     /// whether there was anything to do.
     #[inline]
     pub(crate) fn turn(&mut self) -> bool {
-        let done = match self.direction {
-            Direction::Receive => self.receive(),
-            Direction::Send => self.send(),
+        if let [end] = &mut self.ends[..] {
+            return end.turn();
+        }
+        let mut done = false;
+        for _ in 0..SERVED.min(self.ends.len()) {
+            done |= self.ends[self.turn].turn();
+            self.turn = (self.turn + 1) % self.ends.len();
+        }
+        done
+    }
+
+    /// Payload octets that were read, and that arrived at the peer.
+    pub(crate) fn bytes(&self) -> u64 {
+        let one = |end: &End| {
+            let sent = if end.direction.sends() {
+                self.wire.received_bytes(end.index)
+            } else {
+                0
+            };
+            end.read + sent
         };
+        self.ends.iter().map(one).sum()
+    }
+
+    pub(crate) fn verify(&mut self, on: bool) {
+        self.wire.verify(on);
+        for end in &mut self.ends {
+            end.payload = on.then(|| self.workload.payload());
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for End {
+            ended,
+            wrong,
+            index,
+            ..
+        } in &self.ends
+        {
+            if let Some(ended) = ended {
+                return Err(format!("connection {index} ended: {ended}"));
+            }
+            if *wrong > 0 {
+                return Err(format!("{wrong} octets arrived wrong"));
+            }
+        }
+        self.wire.check()
+    }
+}
+
+impl End {
+    fn turn(&mut self) -> bool {
+        let mut done = false;
+        if self.direction.receives() {
+            let received = self.receive();
+            done |= self.note(received);
+        }
+        if self.direction.sends() {
+            let sent = self.send();
+            done |= self.note(sent);
+        }
+        done
+    }
+
+    fn note(&mut self, done: Result<bool, SocketError>) -> bool {
         match done {
             Ok(done) => done,
             Err(SocketError::WouldBlock) => false,
@@ -118,39 +203,16 @@ impl App {
             self.first.drain(..taken);
             return Ok(true);
         }
-        if room < WRITE {
+        if room < self.write {
             return Ok(false);
         }
         self.writer.write_as_is(room)?;
         Ok(true)
     }
-
-    /// Payload octets that were read, or that arrived at the peer.
-    pub(crate) fn bytes(&self) -> u64 {
-        match self.direction {
-            Direction::Receive => self.read,
-            Direction::Send => self.wire.received_bytes(),
-        }
-    }
-
-    pub(crate) fn verify(&mut self, on: bool) {
-        self.wire.verify(on);
-        self.payload = on.then(|| self.workload.payload());
-    }
-
-    pub(crate) fn check(&self) -> Result<(), String> {
-        if let Some(ended) = &self.ended {
-            return Err(format!("the connection ended: {ended}"));
-        }
-        if self.wrong > 0 {
-            return Err(format!("{} octets arrived wrong", self.wrong));
-        }
-        self.wire.check()
-    }
 }
 
 /// How many octets of a stream at `offset` are not what the peer sends there.
-fn differences(offset: u64, octets: &[u8], payload: &[u8]) -> u64 {
+pub(super) fn differences(offset: u64, octets: &[u8], payload: &[u8]) -> u64 {
     let len = payload.len() as u64;
     let expected = |at: u64| {
         let (segment, within) = (at / len * len, (at % len) as usize);
@@ -171,16 +233,17 @@ pub(crate) fn role(direction: Direction) -> Role {
     match direction {
         Direction::Receive => Role::Sender,
         Direction::Send => Role::Receiver,
+        Direction::Both => Role::Both,
     }
 }
 
 /// Settings that all variants with a protocol share.
 pub(crate) fn setup(direction: Direction, workload: &Workload) -> Setup {
     let mut limits = Limits::default();
-    limits.connections = 4;
+    limits.connections = (2 * workload.connections as u32).max(4);
     limits.receive_buffer = workload.ring_bytes;
     limits.send_buffer = workload.ring_bytes;
-    if direction == Direction::Send {
+    if direction.sends() {
         limits.tx_slots = workload.transmit_slots();
     }
     let secret = [workload.seed, !workload.seed];

@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
@@ -26,6 +26,8 @@ const RECEIVE_CHUNK: usize = 16 * RUN;
 const SEND_CHUNK: usize = 32;
 /// Octets of a transmit slot.
 const SLOT: usize = 1600;
+/// Where the TCP header of a frame begins.
+const TCP_START: u16 = 34;
 
 /// Never sleeps: what it waits for is over in a microsecond or two.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,12 +40,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
+/// It has no connections to tell apart, and its kernel builds no options.
+pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
+    workload.connections == 1 && !(direction.sends() && workload.timestamps)
+}
+
 /// The variant on `cores` cores.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    if direction == Direction::Both {
+        let receive = row(Direction::Receive, workload, cores)?;
+        let send = row(Direction::Send, workload, cores)?;
+        let pairs = receive.seats.into_iter().zip(send.seats);
+        let seats = pairs.map(|(receive, send)| -> Box<dyn Seat> { Box::new(Two { receive, send }) });
+        return Ok(Row::new("limit", seats.collect()));
+    }
     let (device, wire) = PeerDevice::new(Role::Free, workload);
     let (rx, tx) = device.into_halves();
     let seats = match direction {
-        Direction::Receive => {
+        Direction::Receive | Direction::Both => {
             let chunk_bytes = RECEIVE_CHUNK * workload.segment_bytes;
             let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
             let shared = Arc::new(Receive {
@@ -55,6 +69,9 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             let seat = |_| -> Box<dyn Seat> {
                 Box::new(ReceiveSeat {
                     shared: Arc::clone(&shared),
+                    checksum: workload.checksum,
+                    head: workload.head_bytes(),
+                    segment: workload.segment_bytes,
                     frames: Vec::with_capacity(RECEIVE_CHUNK),
                     bytes: 0,
                     bad: 0,
@@ -73,6 +90,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
                 header: header_of(&empty),
                 segment: workload.segment_bytes,
+                checksum: workload.checksum,
                 wire,
             });
             let seat = |_| -> Box<dyn Seat> {
@@ -87,6 +105,31 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     Ok(Row::new("limit", seats))
 }
 
+/// Both directions: a chunk of each in turn.
+struct Two {
+    receive: Box<dyn Seat>,
+    send: Box<dyn Seat>,
+}
+
+impl Seat for Two {
+    fn turn(&mut self, now: Instant) -> usize {
+        self.receive.turn(now) + self.send.turn(now)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.receive.bytes() + self.send.bytes()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.send.verify(on);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.receive.check()?;
+        self.send.check()
+    }
+}
+
 struct Receive {
     source: Mutex<Source>,
     ring: Box<[Mutex<Vec<u8>>]>,
@@ -99,6 +142,10 @@ struct Source {
 
 struct ReceiveSeat {
     shared: Arc<Receive>,
+    checksum: bool,
+    /// Octets of headers, and of payload.
+    head: usize,
+    segment: usize,
     frames: Vec<Frame>,
     bytes: u64,
     bad: u64,
@@ -119,11 +166,13 @@ impl Seat for ReceiveSeat {
         let mut place = lock(&self.shared.ring[chunk]);
         let mut at = 0;
         for run in self.frames.chunks(RUN) {
-            for frame in run {
-                self.bad += u64::from(!kernel::verify(frame.bytes()));
+            if self.checksum {
+                for frame in run {
+                    self.bad += u64::from(!kernel::verify(frame.bytes()));
+                }
             }
             for frame in run {
-                let payload = &frame.bytes()[HEADERS..];
+                let payload = &frame.bytes()[self.head..][..self.segment];
                 place[at..at + payload.len()].copy_from_slice(payload);
                 at += payload.len();
             }
@@ -150,6 +199,7 @@ struct Send {
     ring: Vec<u8>,
     header: [u8; HEADERS],
     segment: usize,
+    checksum: bool,
     wire: Arc<Wire>,
 }
 
@@ -190,14 +240,25 @@ impl Seat for SendSeat {
             let frame = &mut slot[..HEADERS + payload.len()];
             frame[..HEADERS].copy_from_slice(&shared.header);
             frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
-            kernel::fill(frame, payload);
+            if shared.checksum {
+                kernel::fill(frame, payload);
+            } else {
+                frame[HEADERS..].copy_from_slice(payload);
+            }
+        }
+        let mut meta = TxMeta::default();
+        if !shared.checksum {
+            meta.checksum = TxChecksum::Partial {
+                start: TCP_START,
+                offset: 16,
+            };
         }
         let frames: [TxFrame<'_>; SEND_CHUNK] = core::array::from_fn(|i| {
             let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS);
             TxFrame {
                 head,
                 payload,
-                ..TxFrame::new(&[])
+                meta,
             }
         });
         let mut sink = lock(&shared.sink);

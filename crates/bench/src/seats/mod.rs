@@ -4,6 +4,7 @@ mod app;
 pub mod limit;
 pub mod replicated;
 pub mod single;
+pub mod smoltcp;
 
 use dominoes_netstack::time::Instant;
 use serde::Serialize;
@@ -18,6 +19,20 @@ pub enum Direction {
     Receive,
     /// The stack sends.
     Send,
+    /// Both at once, on the same connections.
+    Both,
+}
+
+impl Direction {
+    /// Whether the stack receives payload.
+    pub fn receives(self) -> bool {
+        self != Direction::Send
+    }
+
+    /// Whether the stack sends payload.
+    pub fn sends(self) -> bool {
+        self != Direction::Receive
+    }
 }
 
 /// One core's part of a variant.
@@ -64,6 +79,12 @@ pub struct Account {
     pub runs: u64,
     /// Times that the log was full.
     pub log_full: u64,
+    /// Nanoseconds that this seat waited for a lock on the state, since the start, if the variant has one.
+    pub lock_wait_ns: u64,
+    /// Times that it took that lock.
+    pub lock_acquired: u64,
+    /// Segments that came to the state behind one that had arrived later.
+    pub misordered: u64,
 }
 
 /// A variant on so many cores, ready to be driven.
@@ -138,6 +159,7 @@ impl Row {
 const SETUP_NS: u64 = 10_000;
 
 /// A variant: its name, what it is, how many cores it can use, and how to make a row of it.
+#[derive(Debug)]
 pub struct Variant {
     /// As on the command line.
     pub name: &'static str,
@@ -145,8 +167,15 @@ pub struct Variant {
     pub about: &'static str,
     /// Whether it can use more than one core.
     pub scales: bool,
+    /// Whether it can do this at all.
+    pub can: fn(Direction, &Workload) -> bool,
     /// Makes a row for so many cores.
     pub make: fn(Direction, &Workload, usize) -> Result<Row, String>,
+}
+
+/// The variant called `name`.
+pub fn variant(name: &str) -> Option<&'static Variant> {
+    VARIANTS.iter().find(|variant| variant.name == name)
 }
 
 /// All variants, in the order of the table.
@@ -155,19 +184,31 @@ pub const VARIANTS: &[Variant] = &[
         name: "limit",
         about: "the same copies and checksums, with no protocol",
         scales: true,
+        can: limit::can,
         make: limit::row,
     },
     Variant {
         name: "single",
         about: "one core, no log",
         scales: false,
+        can: |_, _| true,
         make: single::row,
     },
     Variant {
         name: "replicated",
         about: "one log, a copy of the state per core",
         scales: true,
-        make: replicated::row,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row("replicated", direction, workload, cores, |_| ())
+        },
+    },
+    Variant {
+        name: "smoltcp",
+        about: "smoltcp 0.14 over the same device",
+        scales: false,
+        can: |_, _| true,
+        make: smoltcp::row,
     },
 ];
 
@@ -175,18 +216,43 @@ pub const VARIANTS: &[Variant] = &[
 mod tests {
     use super::*;
 
-    /// Every variant brings verified octets through, in both directions.
+    /// Every variant brings verified octets through, whichever way and with whatever frames.
     #[test]
     fn every_row_settles() {
-        let workload = Workload {
+        let plain = Workload {
             pool_bytes: 1 << 20,
             ..Workload::default()
         };
-        for variant in VARIANTS {
-            for direction in [Direction::Receive, Direction::Send] {
-                for cores in if variant.scales { 1..=3 } else { 1..=1 } {
-                    let mut row = (variant.make)(direction, &workload, cores).unwrap();
-                    row.settle(4 << 20).unwrap();
+        let workloads = [
+            plain,
+            plain.warm(64),
+            Workload {
+                timestamps: true,
+                merge: false,
+                ..plain
+            },
+            Workload {
+                checksum: false,
+                segment_bytes: 64,
+                ..plain
+            },
+            Workload {
+                connections: 9,
+                segment_bytes: 512,
+                ..plain
+            },
+        ];
+        for workload in &workloads {
+            for variant in VARIANTS {
+                for direction in [Direction::Receive, Direction::Send, Direction::Both] {
+                    if !(variant.can)(direction, workload) {
+                        continue;
+                    }
+                    for cores in if variant.scales { 1..=3 } else { 1..=1 } {
+                        let mut row = (variant.make)(direction, workload, cores).unwrap();
+                        row.settle(2 << 20)
+                            .unwrap_or_else(|e| panic!("{direction:?} {workload:?}: {e}"));
+                    }
                 }
             }
         }

@@ -18,13 +18,29 @@ struct WorkerSeat {
     observed: Option<Account>,
 }
 
-/// The variant on `cores` cores, with as many replicas.
-pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+/// Frames go back to the device by chunks of the log, so there have to be more than fit into two.
+pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
+    direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK
+}
+
+/// Requests in a chunk, and segments in each.
+const MOST_IN_A_CHUNK: usize = 16 * 8;
+
+/// The variant on `cores` cores, with as many replicas, arranged by `arrange` beyond the default: that is
+/// where rows that choose primaries otherwise, or let the group choose its replicas, differ.
+pub(crate) fn row(
+    name: &'static str,
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+    arrange: impl FnOnce(&mut Layout),
+) -> Result<Row, String> {
     let (device, wire) = PeerDevice::new(app::role(direction), workload);
     let setup = app::setup(direction, workload);
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.log = workload.log_requests;
+    arrange(&mut layout);
     let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = group.sockets();
     let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
@@ -39,7 +55,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         })
     };
     let seats = group.into_workers().into_iter().map(seat).collect();
-    Ok(Row::new("replicated", seats))
+    Ok(Row::new(name, seats))
 }
 
 impl WorkerSeat {

@@ -1,0 +1,387 @@
+//! smoltcp over the same device and the same peer: what a good single-core stack does without us.
+//!
+//! It is given what makes it fast: frames are claimed and handed over by 32, as our pumps do; nothing is
+//! allocated per frame; the rings hold whole segments, so that none is cut at the end of a ring; windows
+//! are scaled; acknowledgments are made once for what was claimed together, which is less often than we make
+//! them. Its receive buffer is consumed where it lies, and its send buffer is sent again as it is. It copies as
+//! we do, once: from the frame into the receive buffer, from the send buffer into a transmit slot, of which
+//! there are as many as ours.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
+use dominoes_netstack::time::Instant;
+use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
+use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
+use smoltcp::socket::tcp;
+use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
+
+use crate::headers;
+use crate::peer::{PORT, PeerDevice, PeerRx, PeerTx, Wire};
+use crate::seats::app::{self, differences};
+use crate::seats::{Direction, Row, Seat};
+use crate::workload::{self, Workload};
+
+/// Frames that are claimed, and handed over, at once.
+const BATCH: usize = 32;
+/// Octets of a transmit slot.
+const SLOT: usize = 1600;
+/// Where the TCP header of a frame begins.
+const TCP_START: u16 = 34;
+
+thread_local! {
+    /// The clock that timestamps are taken from, in milliseconds.
+    static CLOCK: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Our device as smoltcp sees one.
+struct Port {
+    rx: Incoming,
+    tx: Outgoing,
+    checksum: bool,
+}
+
+struct Incoming {
+    device: PeerRx,
+    frames: Vec<Frame>,
+    next: usize,
+}
+
+struct Outgoing {
+    device: PeerTx,
+    slots: Vec<u8>,
+    /// First slot that was not handed over.
+    first: usize,
+    /// Lengths of the frames in the slots from there on.
+    lens: Vec<usize>,
+    meta: TxMeta,
+}
+
+impl Incoming {
+    /// Gives back what was used, and claims more. Returns how much.
+    fn claim(&mut self) -> usize {
+        self.device.release(&mut self.frames);
+        self.next = 0;
+        // A simulated device cannot be down.
+        self.device.claim(BATCH, &mut self.frames).unwrap_or(0)
+    }
+}
+
+impl Outgoing {
+    fn hand_over(&mut self) {
+        let mut frames = [TxFrame::new(&[]); BATCH];
+        let count = self.lens.len();
+        let all = self.slots.len() / SLOT;
+        for (i, (frame, len)) in frames.iter_mut().zip(&self.lens).enumerate() {
+            let slot = (self.first + i) % all;
+            *frame = TxFrame {
+                head: &self.slots[slot * SLOT..][..*len],
+                payload: &[],
+                meta: self.meta,
+            };
+        }
+        // It takes all; see `PeerTx::transmit`.
+        let _ = self.device.transmit(&frames[..count]);
+        self.first = (self.first + count) % all;
+        self.lens.clear();
+    }
+}
+
+struct RxToken<'a>(&'a [u8]);
+
+impl phy::RxToken for RxToken<'_> {
+    #[inline]
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(self.0)
+    }
+}
+
+struct TxToken<'a>(&'a mut Outgoing);
+
+impl phy::TxToken for TxToken<'_> {
+    #[inline]
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let tx = self.0;
+        let slot = (tx.first + tx.lens.len()) % (tx.slots.len() / SLOT);
+        let frame = &mut tx.slots[slot * SLOT..][..len];
+        let result = f(frame);
+        // The peer knows no ARP.
+        if frame[12..14] != ARP {
+            tx.lens.push(len);
+            if tx.lens.len() == BATCH {
+                tx.hand_over();
+            }
+        }
+        result
+    }
+}
+
+impl phy::Device for Port {
+    type RxToken<'a> = RxToken<'a>;
+    type TxToken<'a> = TxToken<'a>;
+
+    #[inline]
+    fn receive(&mut self, _: smoltcp::time::Instant) -> Option<(RxToken<'_>, TxToken<'_>)> {
+        let frame = self.rx.frames.get(self.rx.next)?;
+        self.rx.next += 1;
+        Some((RxToken(frame.bytes()), TxToken(&mut self.tx)))
+    }
+
+    #[inline]
+    fn transmit(&mut self, _: smoltcp::time::Instant) -> Option<TxToken<'_>> {
+        Some(TxToken(&mut self.tx))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut caps = DeviceCapabilities::default();
+        caps.medium = Medium::Ethernet;
+        caps.max_transmission_unit = 1514;
+        if !self.checksum {
+            caps.checksum.tcp = Checksum::None;
+        }
+        caps
+    }
+}
+
+/// EtherType of ARP (RFC 826).
+const ARP: [u8; 2] = [0x08, 0x06];
+
+/// The peer asks for our address, so that its own is known.
+fn arp_request() -> Vec<u8> {
+    let ends = headers::any_ends();
+    let mut frame = Vec::new();
+    frame.extend([0xff; 6]);
+    frame.extend(ends.from_mac);
+    frame.extend(ARP);
+    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(ends.from_mac);
+    frame.extend(ends.from.ip().octets());
+    frame.extend([0; 6]);
+    frame.extend(ends.to.ip().octets());
+    frame
+}
+
+struct SmoltcpSeat {
+    port: Port,
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    ends: Vec<End>,
+    direction: Direction,
+    wire: Arc<Wire>,
+    workload: Workload,
+    /// What is compared with, while it is.
+    payload: Option<Vec<u8>>,
+}
+
+/// One connection.
+struct End {
+    handle: SocketHandle,
+    read: u64,
+    wrong: u64,
+    /// What lies in the send buffer at first; empty once it does.
+    first: Vec<u8>,
+}
+
+/// The peer on one core.
+pub(crate) fn row(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
+    // Whole segments.
+    let ring = workload.ring_bytes as usize / workload.segment_bytes * workload.segment_bytes;
+    let (device, wire) = PeerDevice::with_period(app::role(direction), workload, ring);
+    let (rx, tx) = device.into_halves();
+    let mut meta = TxMeta::default();
+    if !workload.checksum {
+        meta.checksum = TxChecksum::Partial {
+            start: TCP_START,
+            offset: 16,
+        };
+    }
+    let slots = if direction.sends() {
+        workload.transmit_slots() as usize
+    } else {
+        // As many as our own stack has by default.
+        512
+    };
+    let mut port = Port {
+        rx: Incoming {
+            device: rx,
+            frames: vec![Frame::from_bytes(&arp_request())],
+            next: 0,
+        },
+        tx: Outgoing {
+            device: tx,
+            slots: vec![0; slots * SLOT],
+            first: 0,
+            lens: Vec::with_capacity(BATCH),
+            meta,
+        },
+        checksum: workload.checksum,
+    };
+    let ends = headers::any_ends();
+    let mut config = Config::new(EthernetAddress(ends.to_mac).into());
+    config.random_seed = workload.seed;
+    let zero = smoltcp::time::Instant::ZERO;
+    let mut interface = Interface::new(config, &mut port, zero);
+    interface.update_ip_addrs(|addresses| {
+        let address = Ipv4Address::from(ends.to.ip().octets());
+        // There is room for at least one.
+        let _ = addresses.push(IpCidr::new(address.into(), 24));
+    });
+    let mut sockets = SocketSet::new(Vec::new());
+    let mut all = Vec::new();
+    for _ in 0..workload.connections {
+        let buffer = || tcp::SocketBuffer::new(vec![0; ring]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        if workload.timestamps {
+            socket.set_tsval_generator(Some(|| CLOCK.get()));
+        }
+        socket.listen(PORT).map_err(|e| e.to_string())?;
+        all.push(End {
+            handle: sockets.add(socket),
+            read: 0,
+            wrong: 0,
+            first: if direction.sends() {
+                workload::bytes(workload.seed, ring)
+            } else {
+                Vec::new()
+            },
+        });
+    }
+    let mut seat = SmoltcpSeat {
+        port,
+        interface,
+        sockets,
+        ends: all,
+        direction,
+        wire,
+        workload: *workload,
+        payload: None,
+    };
+    for now in 0..super::SETUP_NS {
+        seat.exchange(Instant::from_nanos(now));
+        if seat.established() {
+            return Ok(Row::new("smoltcp", vec![Box::new(seat)]));
+        }
+    }
+    Err("smoltcp did not establish the peer's connections".to_owned())
+}
+
+impl SmoltcpSeat {
+    fn established(&mut self) -> bool {
+        let sockets = &self.sockets;
+        self.ends
+            .iter()
+            .all(|end| sockets.get::<tcp::Socket<'_>>(end.handle).may_send())
+    }
+
+    /// Frames in, the application, frames out, the news to the peer.
+    #[inline]
+    fn exchange(&mut self, now: Instant) -> usize {
+        let micros = now.as_nanos() / 1_000;
+        CLOCK.set((micros / 1_000) as u32);
+        let now = smoltcp::time::Instant::from_micros(micros as i64);
+        let SmoltcpSeat {
+            port,
+            interface,
+            sockets,
+            ..
+        } = self;
+        let mut done = 0;
+        while interface.poll_ingress_single(now, port, sockets) != PollIngressSingleResult::None {
+            done += 1;
+        }
+        done += self.serve();
+        let SmoltcpSeat {
+            port,
+            interface,
+            sockets,
+            ..
+        } = self;
+        for _ in 0..2 * BATCH {
+            if interface.poll_egress(now, port, sockets) == PollResult::None {
+                break;
+            }
+            done += 1;
+        }
+        if !port.tx.lens.is_empty() {
+            port.tx.hand_over();
+        }
+        done + port.rx.claim()
+    }
+
+    /// The application.
+    fn serve(&mut self) -> usize {
+        let mut done = 0;
+        for end in &mut self.ends {
+            let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
+            while self.direction.receives() && socket.can_recv() {
+                let payload = self.payload.as_deref();
+                let (at, wrong) = (end.read, &mut end.wrong);
+                let taken = socket.recv(|octets| {
+                    if let Some(payload) = payload {
+                        *wrong += differences(at, octets, payload);
+                    }
+                    (octets.len(), octets.len())
+                });
+                let Ok(taken) = taken else { break };
+                end.read += taken as u64;
+                done += 1;
+            }
+            while self.direction.sends() && socket.can_send() {
+                let first = &mut end.first;
+                let sent = socket.send(|room| {
+                    let len = if first.is_empty() {
+                        room.len()
+                    } else {
+                        room.len().min(first.len())
+                    };
+                    if !first.is_empty() {
+                        room[..len].copy_from_slice(&first[..len]);
+                        first.drain(..len);
+                    }
+                    (len, ())
+                });
+                if sent.is_err() {
+                    break;
+                }
+                done += 1;
+            }
+        }
+        done
+    }
+}
+
+impl Seat for SmoltcpSeat {
+    fn turn(&mut self, now: Instant) -> usize {
+        self.exchange(now)
+    }
+
+    fn bytes(&self) -> u64 {
+        let read: u64 = self.ends.iter().map(|end| end.read).sum();
+        let sent = |index| self.wire.received_bytes(index);
+        if self.direction.sends() {
+            read + (0..self.ends.len()).map(sent).sum::<u64>()
+        } else {
+            read
+        }
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.wire.verify(on);
+        self.payload = on.then(|| self.workload.payload());
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let wrong: u64 = self.ends.iter().map(|end| end.wrong).sum();
+        if wrong > 0 {
+            return Err(format!("{wrong} octets arrived wrong"));
+        }
+        for end in &self.ends {
+            let socket = self.sockets.get::<tcp::Socket<'_>>(end.handle);
+            if socket.state() != tcp::State::Established {
+                return Err(format!("a connection is in state {}", socket.state()));
+            }
+        }
+        self.wire.check()
+    }
+}
