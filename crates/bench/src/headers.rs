@@ -307,10 +307,7 @@ mod tests {
     fn a_timestamp_is_found_among_other_options() {
         assert_eq!(stamp(&timestamps(0x0102_0304, 9)), 0x0102_0304);
         assert_eq!(stamp(&syn_options(1448, 9, true)), 0);
-        assert_eq!(
-            stamp(&[2, 4, 1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 0, 1, 1]),
-            5
-        );
+        assert_eq!(stamp(&[2, 4, 1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 0, 1, 1]), 5);
         for broken in [&[][..], &[8, 10, 0], &[2, 0, 8], &[0; 12]] {
             assert_eq!(stamp(broken), 0);
         }

@@ -4,10 +4,12 @@ use core::fmt::Write;
 
 use serde::Serialize;
 
+use crate::experiments::Panel;
 use crate::paper::Figure;
+use crate::ratio::{NEAR_NS, Pick, Quotient, RatioLine, Rounds, Target, label};
 use crate::seats::{Account, Direction};
 use crate::slices::{Measured, Sample};
-use crate::topology::Machine;
+use crate::topology::{self, Machine};
 use crate::workload::Workload;
 
 /// A median with its quartiles.
@@ -45,17 +47,21 @@ impl Spread {
 pub struct ResultRow {
     /// Name of the variant.
     pub variant: &'static str,
-    /// Threads, one a core.
+    /// Threads, one a core unless there are more than the machine has.
     pub cores: usize,
+    /// In what it differs from other rows of the panel besides; may be empty.
+    pub case: String,
+    /// What it did.
+    pub workload: Workload,
     /// Payload.
     pub gbit_per_s: Spread,
     /// Wall-clock nanoseconds per segment of the whole row.
     pub ns_per_segment: Spread,
-    /// Throughput over that of `single`, pair by pair.
+    /// Throughput over that of `single` in the same case, pair by pair.
     pub ratio_to_single: Option<Spread>,
-    /// Throughput over that of `limit` on as many cores, pair by pair.
+    /// Throughput over that of `limit` on as many cores in the same case, pair by pair.
     pub ratio_to_limit: Option<Spread>,
-    /// Throughput over that of the same variant on one core, pair by pair.
+    /// Throughput over that of the same variant on one core in the same case, pair by pair.
     pub speedup: Option<Spread>,
     /// Largest share of a slice that a thread waited for its core.
     pub waited_share_max: f64,
@@ -69,19 +75,27 @@ pub struct ResultRow {
     pub lag_requests: Vec<f64>,
     /// Share of the payload that each replica was the primary of.
     pub primary_share: Vec<f64>,
-    /// Times that the log was full.
+    /// Times that the log was full in the slice under observation.
     pub log_full: u64,
+    /// Share of its time that each thread waited for a lock on the state, if there is one.
+    pub lock_wait_share: Vec<f64>,
+    /// Segments for each time that the lock was taken.
+    pub segments_per_lock: Option<f64>,
+    /// Share of segments that came to the state behind one that had arrived later; where that can happen.
+    pub misordered_share: Option<f64>,
 }
 
-/// An experiment with all its rows.
+/// Rows that took turns.
 #[derive(Clone, Debug, Serialize)]
-pub struct ExperimentResult {
-    /// Its name.
-    pub experiment: &'static str,
+pub struct PanelResult {
+    /// What tells it from the experiment's other panels.
+    pub name: String,
     /// Which way the payload went.
     pub direction: Direction,
     /// What all rows had in common.
     pub workload: Workload,
+    /// Rounds, that is slices of each row.
+    pub rounds: usize,
     /// Rounds that were kept although a thread had waited for its core.
     pub disturbed_rounds: usize,
     /// Rounds that were measured again for that reason.
@@ -90,12 +104,66 @@ pub struct ExperimentResult {
     pub thread_cores: Vec<Option<usize>>,
     /// Whether every thread was pinned.
     pub pinned: bool,
+    /// Threads of the largest row beyond the cores of the machine.
+    pub over_committed: usize,
     /// Nanoseconds for a cache line from the first core to the second, just before and just after.
     pub line_transfer_ns: [Option<f64>; 2],
     /// The rows.
     pub rows: Vec<ResultRow>,
+    /// What they are measured against.
+    pub ratios: Vec<RatioLine>,
+}
+
+/// Shares of replicas over time.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharesResult {
+    /// Requests between two samples.
+    pub every_requests: u64,
+    /// What was done.
+    pub workload: Workload,
+    /// The variants that have primaries.
+    pub rows: Vec<SharesRow>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharesRow {
+    /// Name of the variant.
+    pub variant: &'static str,
+    /// Its replicas.
+    pub cores: usize,
+    /// Nanoseconds for a cache line from the first core to the second, just before.
+    pub line_transfer_ns: Option<f64>,
+    /// Share of each replica.
+    pub share: Vec<Spread>,
+    /// As they came.
+    pub samples: Vec<ShareSample>,
+}
+
+/// One look at the shares.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShareSample {
+    /// Milliseconds since the one before.
+    pub ms: f64,
+    /// Share of each replica since then, in payload octets.
+    pub share: Vec<f64>,
+}
+
+/// An experiment with all its panels.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExperimentResult {
+    /// Its name.
+    pub experiment: &'static str,
+    /// What it asks.
+    pub about: &'static str,
+    /// Comparisons.
+    pub panels: Vec<PanelResult>,
+    /// Shares over time, if that is what was asked for.
+    pub shares: Option<SharesResult>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
+    /// How long it took.
+    pub seconds: f64,
 }
 
 /// A whole run.
@@ -107,89 +175,130 @@ pub struct Report {
     pub experiments: Vec<ExperimentResult>,
 }
 
-impl ExperimentResult {
-    /// From samples of rows that are called `names` and have so many cores.
+impl PanelResult {
+    /// Of a panel that has no rows, since no variant can do it or none was asked for.
+    pub(crate) fn empty(panel: &Panel) -> PanelResult {
+        let nothing = Measured {
+            rounds: Vec::new(),
+            disturbed: 0,
+            repeated: 0,
+            accounts: Vec::new(),
+            threads: Vec::new(),
+        };
+        PanelResult::new(panel, &nothing, [None; 2])
+    }
+
+    /// From samples of the panel's rows.
     pub(crate) fn new(
-        experiment: &'static str,
-        direction: Direction,
-        workload: &Workload,
-        names: &[(&'static str, usize)],
+        panel: &Panel,
         measured: &Measured,
-        published: Vec<Figure>,
-    ) -> ExperimentResult {
-        let samples = |row: usize| measured.rounds.iter().map(move |round| round[row]);
-        let find = |name: &str, cores: usize| names.iter().position(|row| *row == (name, cores));
-        let ratio = |row: usize, other: Option<usize>| {
-            let pair = |(a, b): (Sample, Sample)| a.gbit_per_s() / b.gbit_per_s();
-            Spread::of(samples(row).zip(samples(other?)).map(pair))
+        line_transfer_ns: [Option<f64>; 2],
+    ) -> PanelResult {
+        let names: Vec<(&'static str, usize, String)> = panel
+            .entries
+            .iter()
+            .map(|entry| (entry.variant.name, entry.cores, entry.case.clone()))
+            .collect();
+        let rounds = Rounds {
+            names: &names,
+            samples: &measured.rounds,
+            line_transfer_ns,
         };
-        let result = |row: usize| {
-            let (variant, cores) = names[row];
-            let segment = workload.segment_bytes as f64;
-            let ns = |s: Sample| s.ns as f64 * segment / s.bytes.max(1) as f64;
-            let accounts = &measured.accounts[row];
-            let sum = |field: fn(&Account) -> u64| accounts.iter().map(field).sum::<u64>() as f64;
-            let share = |part: u64, whole: f64| {
-                if whole > 0.0 {
-                    part as f64 / whole
-                } else {
-                    0.0
-                }
-            };
-            let observed = sum(|a| a.observed_ns) > 0.0;
-            let each = |value: &dyn Fn(&Account) -> f64| -> Vec<f64> {
-                if observed {
-                    accounts.iter().map(value).collect()
-                } else {
-                    Vec::new()
-                }
-            };
-            let performed = sum(|a| a.primary_bytes);
-            Some(ResultRow {
-                variant,
-                cores,
-                gbit_per_s: Spread::of(samples(row).map(|s| s.gbit_per_s()))?,
-                ns_per_segment: Spread::of(samples(row).map(ns))?,
-                ratio_to_single: ratio(row, find("single", 1)),
-                ratio_to_limit: ratio(row, find("limit", cores)),
-                speedup: (cores > 1).then(|| ratio(row, find(variant, 1))).flatten(),
-                waited_share_max: samples(row).map(|s| s.waited).fold(0.0, f64::max),
-                segments_per_run: (sum(|a| a.runs) > 0.0)
-                    .then(|| sum(|a| a.segments) / sum(|a| a.runs)),
-                rx_pump_cores: observed.then(|| {
-                    accounts
-                        .iter()
-                        .map(|a| share(a.rx_pump_ns, a.observed_ns as f64))
-                        .sum()
-                }),
-                idle_share: each(&|a| share(a.idle_ns, a.observed_ns as f64)),
-                lag_requests: each(&|a| share(a.lag_requests, a.turns as f64)),
-                primary_share: if performed > 0.0 {
-                    accounts
-                        .iter()
-                        .map(|a| share(a.primary_bytes, performed))
-                        .collect()
-                } else {
-                    Vec::new()
-                },
-                log_full: sum(|a| a.log_full) as u64,
-            })
-        };
-        ExperimentResult {
-            experiment,
-            direction,
-            workload: *workload,
+        let rows = (0..names.len()).filter_map(|row| result_row(panel, measured, &rounds, row));
+        let most = names.iter().map(|(_, cores, _)| *cores).max().unwrap_or(0);
+        PanelResult {
+            name: panel.name.clone(),
+            direction: panel.direction,
+            workload: panel.workload,
+            rounds: measured.rounds.len(),
             disturbed_rounds: measured.disturbed,
             repeated_rounds: measured.repeated,
             thread_cores: measured.threads.iter().map(|(core, _)| *core).collect(),
             pinned: measured.threads.iter().all(|(_, pinned)| *pinned),
-            line_transfer_ns: [None; 2],
-            rows: (0..names.len()).filter_map(result).collect(),
-            published,
+            over_committed: most.saturating_sub(topology::cores().len().max(1)),
+            line_transfer_ns,
+            rows: rows.collect(),
+            ratios: panel.targets.iter().map(|t| rounds.line(t)).collect(),
         }
     }
+}
 
-    /// The table for people.
+fn result_row(
+    panel: &Panel,
+    measured: &Measured,
+    rounds: &Rounds<'_>,
+    row: usize,
+) -> Option<ResultRow> {
+    let entry = &panel.entries[row];
+    let samples = || measured.rounds.iter().map(move |round| round[row]);
+    let pick = |variant, cores| Pick {
+        variant,
+        cores,
+        case: entry.case.clone(),
+    };
+    let (name, cores) = (entry.variant.name, entry.cores);
+    let ratio = |variant, on| {
+        let quotient = Quotient::Of(pick(name, cores), pick(variant, on));
+        let target = Target {
+            what: String::new(),
+            quotient,
+            at_least: None,
+        };
+        rounds.line(&target).ratio
+    };
+    let segment = entry.workload.segment_bytes as f64;
+    let ns = |s: Sample| s.ns as f64 * segment / s.bytes.max(1) as f64;
+    let accounts = &measured.accounts[row];
+    let sum = |field: fn(&Account) -> u64| accounts.iter().map(field).sum::<u64>() as f64;
+    let share = |part: u64, whole: f64| {
+        if whole > 0.0 {
+            part as f64 / whole
+        } else {
+            0.0
+        }
+    };
+    let over = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
+    let observed = sum(|a| a.observed_ns) > 0.0;
+    let each = |wanted: bool, value: &dyn Fn(&Account) -> f64| -> Vec<f64> {
+        if wanted {
+            accounts.iter().map(value).collect()
+        } else {
+            Vec::new()
+        }
+    };
+    let performed = sum(|a| a.primary_bytes);
+    let locks = sum(|a| a.lock_acquired);
+    let slice_ns = panel.workload.slice.as_nanos() as f64;
+    Some(ResultRow {
+        variant: name,
+        cores,
+        case: entry.case.clone(),
+        workload: entry.workload,
+        gbit_per_s: Spread::of(samples().map(|s| s.gbit_per_s()))?,
+        ns_per_segment: Spread::of(samples().map(ns))?,
+        ratio_to_single: ratio("single", 1),
+        ratio_to_limit: ratio("limit", cores),
+        speedup: if cores > 1 { ratio(name, 1) } else { None },
+        waited_share_max: samples().map(|s| s.waited).fold(0.0, f64::max),
+        segments_per_run: over(sum(|a| a.segments), sum(|a| a.runs)),
+        rx_pump_cores: observed.then(|| {
+            accounts
+                .iter()
+                .map(|a| share(a.rx_pump_ns, a.observed_ns as f64))
+                .sum()
+        }),
+        idle_share: each(observed, &|a| share(a.idle_ns, a.observed_ns as f64)),
+        lag_requests: each(observed, &|a| share(a.lag_requests, a.turns as f64)),
+        primary_share: each(performed > 0.0, &|a| share(a.primary_bytes, performed)),
+        log_full: sum(|a| a.log_full) as u64,
+        lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
+        segments_per_lock: over(sum(|a| a.segments), locks),
+        misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
+    })
+}
+
+impl ExperimentResult {
+    /// The tables for people.
     pub fn table(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -198,88 +307,196 @@ impl ExperimentResult {
     }
 
     fn write(&self, out: &mut String) -> core::fmt::Result {
-        let w = &self.workload;
-        writeln!(
-            out,
-            "{}: {}-byte segments, one connection, frame pool {} MB, rings {} KB, log {} requests, merging {}, seed {}",
-            self.experiment,
-            w.segment_bytes,
-            w.pool_bytes >> 20,
-            w.ring_bytes >> 10,
-            w.log_requests,
-            if w.merge { "on" } else { "off" },
-            w.seed,
-        )?;
-        let cores: Vec<String> = self
-            .thread_cores
-            .iter()
-            .map(|core| core.map_or_else(|| "?".to_owned(), |core| core.to_string()))
-            .collect();
-        writeln!(
-            out,
-            "{} rounds of {} ms slices; threads on cores {} ({}); a line from core to core {} ns before, {} after; {} rounds measured again, {} kept although disturbed",
-            w.rounds,
-            w.slice.as_millis(),
-            cores.join(", "),
-            if self.pinned { "pinned" } else { "not pinned" },
-            self.line_transfer_ns[0].map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
-            self.line_transfer_ns[1].map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
-            self.repeated_rounds,
-            self.disturbed_rounds,
-        )?;
-        writeln!(
-            out,
-            "{:<11} {:>5}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
-            "variant", "cores", "Gbit/s", "ns/segment", "/ single", "/ limit", "speed-up"
-        )?;
-        for row in &self.rows {
-            writeln!(
-                out,
-                "{:<11} {:>5}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
-                row.variant,
-                row.cores,
-                spread(&row.gbit_per_s, 2),
-                spread(&row.ns_per_segment, 0),
-                row.ratio_to_single
-                    .as_ref()
-                    .map_or_else(String::new, |r| spread(r, 2)),
-                row.ratio_to_limit
-                    .as_ref()
-                    .map_or_else(String::new, |r| spread(r, 2)),
-                row.speedup
-                    .as_ref()
-                    .map_or_else(String::new, |r| format!("{:.2}", r.median)),
-            )?;
+        writeln!(out, "== {}: {}", self.experiment, self.about)?;
+        for panel in &self.panels {
+            panel.write(out)?;
         }
-        for row in self
-            .rows
-            .iter()
-            .filter(|row| row.segments_per_run.is_some())
-        {
-            write!(out, "{} on {}:", row.variant, row.cores)?;
-            if let Some(run) = row.segments_per_run {
-                write!(out, " {run:.2} segments a run")?;
-            }
-            if let Some(pump) = row.rx_pump_cores {
-                write!(
-                    out,
-                    ", receive pump {} of a core, idle {}, lag {}, log full {}",
-                    percent(&[pump]),
-                    percent(&row.idle_share),
-                    list(&row.lag_requests, |lag| format!("{lag:.1}")),
-                    row.log_full,
-                )?;
-            }
-            if row.primary_share.len() > 1 {
-                write!(out, ", primary of {}", percent(&row.primary_share))?;
-            }
-            writeln!(out)?;
+        if let Some(shares) = &self.shares {
+            shares.write(out)?;
+        }
+        if self.panels.is_empty() && self.shares.is_none() {
+            writeln!(out, "no row to be measured")?;
         }
         for figure in &self.published {
             writeln!(out, "published: {figure}")?;
         }
         Ok(())
     }
+}
+
+impl PanelResult {
+    fn write(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "-- {}", self.name)?;
+        if self.rows.is_empty() {
+            writeln!(out, "no row to be measured")?;
+        } else {
+            self.write_conditions(out)?;
+            self.write_rows(out)?;
+        }
+        for line in &self.ratios {
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
+    }
+
+    fn write_conditions(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "{}", conditions(&self.workload))?;
+        let cores: Vec<String> = self
+            .thread_cores
+            .iter()
+            .map(|core| core.map_or_else(|| "?".to_owned(), |core| core.to_string()))
+            .collect();
+        write!(
+            out,
+            "{} rounds of {} ms slices; threads on cores {} ({}",
+            self.rounds,
+            self.workload.slice.as_millis(),
+            cores.join(", "),
+            if self.pinned { "pinned" } else { "not pinned" },
+        )?;
+        if self.over_committed > 0 {
+            write!(out, ", over-committed by {}", self.over_committed)?;
+        }
+        let ns = |at: Option<f64>| at.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}"));
+        let [before, after] = self.line_transfer_ns;
+        let apart = [before, after].into_iter().flatten().any(|ns| ns > NEAR_NS);
+        writeln!(
+            out,
+            "); a line from core to core {} ns before, {} after{}; {} rounds measured again, {} kept although disturbed",
+            ns(before),
+            ns(after),
+            if apart {
+                ", so that figures on several cores say little"
+            } else {
+                ""
+            },
+            self.repeated_rounds,
+            self.disturbed_rounds,
+        )
+    }
+
+    fn write_rows(&self, out: &mut String) -> core::fmt::Result {
+        let name = |row: &ResultRow| label(row.variant, row.cores, &row.case);
+        let width = self.rows.iter().map(|row| name(row).len()).max();
+        let width = width.unwrap_or(0).max(13);
+        writeln!(
+            out,
+            "{:<width$}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
+            "variant/cores", "Gbit/s", "ns/segment", "/ single", "/ limit", "speed-up"
+        )?;
+        for row in &self.rows {
+            let some = |ratio: &Option<Spread>| ratio.as_ref().map(|r| spread(r, 2));
+            writeln!(
+                out,
+                "{:<width$}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
+                name(row),
+                spread(&row.gbit_per_s, 2),
+                spread(&row.ns_per_segment, 0),
+                some(&row.ratio_to_single).unwrap_or_default(),
+                some(&row.ratio_to_limit).unwrap_or_default(),
+                row.speedup
+                    .as_ref()
+                    .map_or_else(String::new, |r| format!("{:.2}", r.median)),
+            )?;
+        }
+        for row in &self.rows {
+            let seen = row.details();
+            if !seen.is_empty() {
+                writeln!(out, "{}: {}", name(row), seen.join(", "))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ResultRow {
+    /// What one more slice told.
+    fn details(&self) -> Vec<String> {
+        let mut seen = Vec::new();
+        if let Some(run) = self.segments_per_run {
+            seen.push(format!("{run:.2} segments a run"));
+        }
+        if let Some(pump) = self.rx_pump_cores {
+            seen.push(format!("receive pump {} of a core", percent(&[pump])));
+            seen.push(format!("idle {}", percent(&self.idle_share)));
+            let lag = list(&self.lag_requests, |lag| format!("{lag:.1}"));
+            seen.push(format!("lag {lag}, log full {}", self.log_full));
+        }
+        if self.primary_share.len() > 1 {
+            seen.push(format!("primary of {}", percent(&self.primary_share)));
+        }
+        if !self.lock_wait_share.is_empty() {
+            seen.push(format!(
+                "waits for the lock {}",
+                percent(&self.lock_wait_share)
+            ));
+        }
+        if let Some(per_lock) = self.segments_per_lock {
+            seen.push(format!("{per_lock:.1} segments a lock"));
+        }
+        if let Some(misordered) = self.misordered_share {
+            seen.push(format!("{:.2} % misordered", misordered * 100.0));
+        }
+        seen
+    }
+}
+
+impl SharesResult {
+    fn write(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "{}", conditions(&self.workload))?;
+        for row in &self.rows {
+            let times = row.samples.iter().map(|sample| sample.ms);
+            let ns = row.line_transfer_ns;
+            writeln!(
+                out,
+                "{} on {}: {} samples of {} requests, each {} ms; a line from core to core {} ns",
+                row.variant,
+                row.cores,
+                row.samples.len(),
+                self.every_requests,
+                Spread::of(times).map_or_else(String::new, |s| spread(&s, 1)),
+                ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
+            )?;
+            for (replica, share) in row.share.iter().enumerate() {
+                let all = row.samples.iter().map(|sample| sample.share[replica]);
+                let (least, most) = all.fold((1.0f64, 0.0f64), |(a, b), s| (a.min(s), b.max(s)));
+                writeln!(
+                    out,
+                    "  replica {replica}: {} of the payload, between {least:.3} and {most:.3}",
+                    spread(share, 3)
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What rows have in common, in words.
+fn conditions(w: &Workload) -> String {
+    let on = |on: bool| if on { "on" } else { "off" };
+    let pool = if w.pool_bytes >= 1 << 20 {
+        format!("{} MB", w.pool_bytes >> 20)
+    } else {
+        format!("{} frames", w.frames())
+    };
+    format!(
+        "{}-byte segments, {}, frame pool {pool}, rings {} KB, log {} requests, merging {}, timestamps {}, checksums {}, seed {}",
+        w.segment_bytes,
+        match w.connections {
+            1 => "one connection".to_owned(),
+            n => format!("{n} connections"),
+        },
+        w.ring_bytes >> 10,
+        w.log_requests,
+        on(w.merge),
+        on(w.timestamps),
+        if w.checksum {
+            "in software"
+        } else {
+            "by the device"
+        },
+        w.seed,
+    )
 }
 
 fn spread(s: &Spread, digits: usize) -> String {
@@ -308,8 +525,18 @@ mod tests {
         assert_eq!(Spread::of([]), None);
     }
 
-    #[test]
-    fn ratios_are_taken_pair_by_pair() {
+    fn panel() -> (Panel, Measured) {
+        let wanted = crate::experiments::Wanted {
+            base: Workload::default(),
+            segments: vec![1448],
+            merges: vec![true],
+            connections: vec![1],
+            variants: Vec::new(),
+            cores: vec![1, 2],
+            side_rounds: 2,
+        };
+        let panel = wanted.panel("x", Direction::Receive, wanted.base);
+        let panel = panel.rows(&wanted, &["single", "replicated"]);
         let sample = |bytes| Sample {
             ns: 1000,
             bytes,
@@ -318,25 +545,50 @@ mod tests {
         let measured = Measured {
             // The machine is half as fast in the second round.
             rounds: vec![
-                vec![sample(100), sample(200)],
-                vec![sample(50), sample(100)],
+                vec![sample(100), sample(90), sample(200)],
+                vec![sample(50), sample(45), sample(100)],
             ],
             disturbed: 0,
             repeated: 0,
-            accounts: vec![vec![Account::default()], vec![Account::default(); 2]],
+            accounts: vec![
+                vec![Account::default()],
+                vec![Account::default()],
+                vec![
+                    Account {
+                        segments: 1000,
+                        lock_acquired: 100,
+                        lock_wait_ns: 85_000_000,
+                        misordered: 25,
+                        ..Account::default()
+                    };
+                    2
+                ],
+            ],
             threads: vec![(Some(0), true), (Some(1), true)],
         };
-        let names = [("single", 1), ("replicated", 2)];
-        let result = ExperimentResult::new(
-            "x",
-            Direction::Receive,
-            &Workload::default(),
-            &names,
-            &measured,
-            vec![],
-        );
-        let ratio = result.rows[1].ratio_to_single.unwrap();
+        (panel, measured)
+    }
+
+    #[test]
+    fn ratios_are_taken_pair_by_pair() {
+        let (panel, measured) = panel();
+        let result = PanelResult::new(&panel, &measured, [Some(30.0); 2]);
+        let ratio = result.rows[2].ratio_to_single.unwrap();
         assert_eq!((ratio.q1, ratio.median, ratio.q3), (2.0, 2.0, 2.0));
-        assert!(result.table().contains("replicated"));
+        let speedup = result.rows[2].speedup.unwrap().median;
+        assert!((speedup - 200.0 / 90.0).abs() < 1e-9);
+        assert_eq!(result.rows[2].ratio_to_limit, None);
+    }
+
+    #[test]
+    fn a_lock_shows_its_waits_and_its_misordering() {
+        let (panel, measured) = panel();
+        let result = PanelResult::new(&panel, &measured, [Some(30.0), Some(250.0)]);
+        let mut table = String::new();
+        result.write(&mut table).unwrap();
+        assert!(table.contains("waits for the lock 85/85 %"), "{table}");
+        assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
+        assert!(table.contains("say little"), "the cores are far apart");
+        assert!(result.rows[0].lock_wait_share.is_empty());
     }
 }

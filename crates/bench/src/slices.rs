@@ -149,6 +149,7 @@ fn work(
     while let Some(order) = control.next(number) {
         number = order.number;
         if let Some(seat) = seats.get_mut(order.row).and_then(Option::as_mut) {
+            let before = seat.account();
             let sample = drive(seat.as_mut(), order, id == 0, &control.stop);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
@@ -157,7 +158,7 @@ fn work(
                 sample,
                 core,
                 pinned,
-                account: seat.account(),
+                account: seat.account().since(&before),
             });
         }
     }
@@ -238,11 +239,47 @@ impl Conductor<'_> {
     }
 }
 
-/// Measures `rounds` rounds of all rows, in slices of `slice`. Returns the rows with the measurement.
+/// Measures `rounds` rounds of all rows, in slices of `slice`, and tells `progress` how many are done and how
+/// many are wanted.
 ///
 /// # Errors
 /// If a row failed its own checks, or stands still.
-pub fn measure(mut rows: Vec<Row>, slice: Duration, rounds: usize) -> Result<Measured, String> {
+pub fn measure(
+    rows: Vec<Row>,
+    slice: Duration,
+    rounds: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Measured, String> {
+    with_threads(rows, slice, |conductor| {
+        conduct(conductor, rounds, progress)
+    })
+}
+
+/// Drives a row slice by slice until `enough` says so.
+///
+/// # Errors
+/// As [`measure`]; also if it is never enough.
+pub fn sample(row: Row, slice: Duration, enough: &mut dyn FnMut() -> bool) -> Result<(), String> {
+    with_threads(vec![row], slice, |conductor| {
+        for _ in 0..MOST_SLICES {
+            conductor.slice(0, false)?;
+            if enough() {
+                return Ok(());
+            }
+        }
+        Err(format!("not enough in {MOST_SLICES} slices"))
+    })
+}
+
+/// Slices after which [`sample`] gives up.
+const MOST_SLICES: usize = 600;
+
+/// Gives the seats of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
+fn with_threads<R>(
+    mut rows: Vec<Row>,
+    slice: Duration,
+    conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, String>,
+) -> Result<R, String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
     let clocks = rows
@@ -274,7 +311,7 @@ pub fn measure(mut rows: Vec<Row>, slice: Duration, rounds: usize) -> Result<Mea
             seats: lengths,
             threads: vec![(None, false); threads],
         };
-        let measured = conduct(&mut conductor, rounds);
+        let result = conduct(&mut conductor);
         control.give(None);
         for handle in handles {
             let seats = handle.join().map_err(|_| "a thread panicked".to_owned())?;
@@ -285,11 +322,15 @@ pub fn measure(mut rows: Vec<Row>, slice: Duration, rounds: usize) -> Result<Mea
         for row in &rows {
             row.check()?;
         }
-        measured
+        result
     })
 }
 
-fn conduct(conductor: &mut Conductor<'_>, rounds: usize) -> Result<Measured, String> {
+fn conduct(
+    conductor: &mut Conductor<'_>,
+    rounds: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Measured, String> {
     // Once for nothing: caches, branch predictors, congestion windows.
     conductor.round(0)?;
     let mut kept = Vec::new();
@@ -304,6 +345,7 @@ fn conduct(conductor: &mut Conductor<'_>, rounds: usize) -> Result<Measured, Str
             disturbed += 1;
         }
         kept.push(samples);
+        progress(kept.len(), rounds);
     }
     let mut accounts = Vec::new();
     for row in 0..conductor.seats.len() {
@@ -366,7 +408,7 @@ mod tests {
             Row::new("one", vec![seat()]),
             Row::new("two", vec![seat(), seat()]),
         ];
-        let measured = measure(rows, Duration::from_millis(2), 3).unwrap();
+        let measured = measure(rows, Duration::from_millis(2), 3, &mut |_, _| ()).unwrap();
         assert_eq!(measured.rounds.len(), 3);
         assert_eq!(
             measured.accounts.iter().map(Vec::len).collect::<Vec<_>>(),

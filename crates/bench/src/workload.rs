@@ -3,6 +3,33 @@
 use serde::Serialize;
 use std::time::Duration;
 
+/// What is done with the payload besides moving it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Processing {
+    /// Nothing.
+    #[default]
+    None,
+    /// A string search: four memory operations an octet.
+    Search,
+    /// AES-256 in counter mode.
+    Aes256Ctr,
+    /// AES-256 in Galois/counter mode, a record for each segment.
+    Aes256Gcm,
+}
+
+impl Processing {
+    /// As in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Processing::None => "plain",
+            Processing::Search => "search",
+            Processing::Aes256Ctr => "AES-256-CTR",
+            Processing::Aes256Gcm => "AES-256-GCM",
+        }
+    }
+}
+
 /// What all rows of an experiment have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Workload {
@@ -23,6 +50,8 @@ pub struct Workload {
     pub checksum: bool,
     /// Connections that share the payload.
     pub connections: usize,
+    /// What is done with the payload besides moving it.
+    pub processing: Processing,
     /// Makes payloads and keys.
     pub seed: u64,
     /// How long one row runs before another takes its place.
@@ -46,6 +75,7 @@ impl Default for Workload {
             timestamps: false,
             checksum: true,
             connections: 1,
+            processing: Processing::None,
             seed: 1,
             slice: Duration::from_millis(100),
             rounds: 40,

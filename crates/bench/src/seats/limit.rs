@@ -42,7 +42,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// It has no connections to tell apart, and its kernel builds no options.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
-    workload.connections == 1 && !(direction.sends() && workload.timestamps)
+    let plain = workload.connections == 1 && !(direction.sends() && workload.timestamps);
+    plain && super::moves_only(workload)
 }
 
 /// The variant on `cores` cores.
@@ -51,7 +52,8 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         let receive = row(Direction::Receive, workload, cores)?;
         let send = row(Direction::Send, workload, cores)?;
         let pairs = receive.seats.into_iter().zip(send.seats);
-        let seats = pairs.map(|(receive, send)| -> Box<dyn Seat> { Box::new(Two { receive, send }) });
+        let seats =
+            pairs.map(|(receive, send)| -> Box<dyn Seat> { Box::new(Two { receive, send }) });
         return Ok(Row::new("limit", seats.collect()));
     }
     let (device, wire) = PeerDevice::new(Role::Free, workload);

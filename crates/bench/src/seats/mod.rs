@@ -3,13 +3,16 @@
 mod app;
 pub mod limit;
 pub mod replicated;
+pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
+
+use std::sync::Arc;
 
 use dominoes_netstack::time::Instant;
 use serde::Serialize;
 
-use crate::workload::Workload;
+use crate::workload::{Processing, Workload};
 
 /// Which way the payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,7 +39,7 @@ impl Direction {
 }
 
 /// One core's part of a variant.
-pub trait Seat: Send {
+pub(crate) trait Seat: Send {
     /// Everything that can be done now, once. Returns how much that was.
     fn turn(&mut self, now: Instant) -> usize;
 
@@ -54,11 +57,16 @@ pub trait Seat: Send {
         Account::default()
     }
 
+    /// It is seat `id`, and posts to `log` from now on what it was the primary of. Costs time; not while
+    /// measuring. Only variants with primaries do it.
+    fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
+
     /// Says what went wrong so far, if anything did.
     fn check(&self) -> Result<(), String>;
 }
 
-/// What one seat tells of itself.
+/// What one seat tells of itself. What is counted since the start becomes what was counted in a slice by
+/// [`Account::since`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Account {
     /// Nanoseconds under observation.
@@ -87,12 +95,29 @@ pub struct Account {
     pub misordered: u64,
 }
 
+impl Account {
+    /// The same with what was counted since `before`.
+    #[must_use]
+    pub(crate) fn since(self, before: &Account) -> Account {
+        Account {
+            primary_bytes: self.primary_bytes.saturating_sub(before.primary_bytes),
+            segments: self.segments.saturating_sub(before.segments),
+            runs: self.runs.saturating_sub(before.runs),
+            log_full: self.log_full.saturating_sub(before.log_full),
+            lock_wait_ns: self.lock_wait_ns.saturating_sub(before.lock_wait_ns),
+            lock_acquired: self.lock_acquired.saturating_sub(before.lock_acquired),
+            misordered: self.misordered.saturating_sub(before.misordered),
+            ..self
+        }
+    }
+}
+
 /// A variant on so many cores, ready to be driven.
 pub struct Row {
     /// Name of the variant.
     pub variant: &'static str,
     /// One seat a core.
-    pub seats: Vec<Box<dyn Seat>>,
+    pub(crate) seats: Vec<Box<dyn Seat>>,
     /// The row's own clock: it stands still while other rows run.
     pub(crate) clock_ns: u64,
 }
@@ -173,6 +198,11 @@ pub struct Variant {
     pub make: fn(Direction, &Workload, usize) -> Result<Row, String>,
 }
 
+/// Whether payload is only moved: no variant processes it in line yet.
+fn moves_only(workload: &Workload) -> bool {
+    workload.processing == Processing::None
+}
+
 /// The variant called `name`.
 pub fn variant(name: &str) -> Option<&'static Variant> {
     VARIANTS.iter().find(|variant| variant.name == name)
@@ -191,7 +221,7 @@ pub const VARIANTS: &[Variant] = &[
         name: "single",
         about: "one core, no log",
         scales: false,
-        can: |_, _| true,
+        can: |_, workload| moves_only(workload),
         make: single::row,
     },
     Variant {
@@ -207,7 +237,7 @@ pub const VARIANTS: &[Variant] = &[
         name: "smoltcp",
         about: "smoltcp 0.14 over the same device",
         scales: false,
-        can: |_, _| true,
+        can: |_, workload| moves_only(workload),
         make: smoltcp::row,
     },
 ];

@@ -8,6 +8,7 @@ use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
 
 use crate::peer::PeerDevice;
 use crate::seats::app::{self, App};
+use crate::seats::shares::ShareLog;
 use crate::seats::{Account, Direction, Row, Seat};
 use crate::workload::Workload;
 
@@ -16,11 +17,16 @@ struct WorkerSeat {
     /// With the first worker only.
     app: Option<App>,
     observed: Option<Account>,
+    /// Its number, and where it tells what it did, if it does.
+    shares: Option<(usize, Arc<ShareLog>)>,
+    /// Whether one of the two is wanted.
+    watched: bool,
 }
 
 /// Frames go back to the device by chunks of the log, so there have to be more than fit into two.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
-    direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK
+    let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
+    enough && super::moves_only(workload)
 }
 
 /// Requests in a chunk, and segments in each.
@@ -52,6 +58,8 @@ pub(crate) fn row(
             worker,
             app: app.take(),
             observed: None,
+            shares: None,
+            watched: false,
         })
     };
     let seats = group.into_workers().into_iter().map(seat).collect();
@@ -59,8 +67,32 @@ pub(crate) fn row(
 }
 
 impl WorkerSeat {
-    /// As [`Seat::turn`], with a look at the clock between the steps.
+    /// As [`Seat::turn`], and tells what it did.
     #[cold]
+    fn watched_turn(&mut self, now: Instant) -> usize {
+        let done = if self.observed.is_some() {
+            self.observed_turn(now)
+        } else {
+            self.plain_turn(now)
+        };
+        if let Some((id, shares)) = &self.shares {
+            let stats = self.worker.stats();
+            let bytes = stats.delivered_bytes + stats.sent_bytes;
+            shares.post(*id, bytes, self.worker.replica().position(), now);
+        }
+        done
+    }
+
+    #[inline]
+    fn plain_turn(&mut self, now: Instant) -> usize {
+        let done = self.worker.turn(now);
+        match &mut self.app {
+            Some(app) => done + usize::from(app.turn()),
+            None => done,
+        }
+    }
+
+    /// With a look at the clock between the steps.
     fn observed_turn(&mut self, now: Instant) -> usize {
         let lag = self.worker.lag();
         let start = time::Instant::now();
@@ -90,14 +122,10 @@ impl WorkerSeat {
 impl Seat for WorkerSeat {
     #[inline]
     fn turn(&mut self, now: Instant) -> usize {
-        if self.observed.is_some() {
-            return self.observed_turn(now);
+        if self.watched {
+            return self.watched_turn(now);
         }
-        let done = self.worker.turn(now);
-        match &mut self.app {
-            Some(app) => done + usize::from(app.turn()),
-            None => done,
-        }
+        self.plain_turn(now)
     }
 
     fn bytes(&self) -> u64 {
@@ -112,6 +140,12 @@ impl Seat for WorkerSeat {
 
     fn observe(&mut self, on: bool) {
         self.observed = on.then(Account::default);
+        self.watched = on || self.shares.is_some();
+    }
+
+    fn log_shares(&mut self, id: usize, log: Arc<ShareLog>) {
+        self.shares = Some((id, log));
+        self.watched = true;
     }
 
     fn account(&self) -> Account {

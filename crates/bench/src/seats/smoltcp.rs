@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::time::Instant;
-use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
+use smoltcp::iface::{
+    Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet,
+};
 use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};

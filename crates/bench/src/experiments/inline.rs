@@ -1,0 +1,58 @@
+//! Payload that is worked on while it passes: found in, deciphered, enciphered.
+
+use super::lineup::{Panel, Wanted};
+use super::{Ask, Experiment};
+use crate::paper;
+use crate::ratio::{Target, case};
+use crate::seats::Direction;
+use crate::workload::{Processing, Workload};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "inline",
+    about: "string search and AES-256 on the payload, by the primary alone",
+    ask: Ask::Compare(panels),
+    published: paper::INLINE,
+};
+
+/// What is done with the payload, and what two replicas should then gain over `single`, receiving and sending.
+const CASES: [(Processing, Option<f64>, Option<f64>); 3] = [
+    (Processing::Search, None, None),
+    (Processing::Aes256Ctr, Some(1.85), Some(1.85)),
+    (Processing::Aes256Gcm, Some(1.9), Some(1.85)),
+];
+
+fn panels(wanted: &Wanted) -> Vec<Panel> {
+    let one = |(direction, what): (Direction, &str)| {
+        let mut panel = wanted.panel(what, direction, wanted.base);
+        let mut targets = Vec::new();
+        for (processing, receive, send) in CASES {
+            let workload = Workload {
+                processing,
+                ..wanted.base
+            };
+            let name = processing.name();
+            panel = panel.case(wanted, &["limit", "single", "replicated"], name, workload);
+            let least = if direction == Direction::Receive {
+                receive
+            } else {
+                send
+            };
+            targets.push(Target::of(
+                format!("{what} with {name}, 2 replicas / single"),
+                case("replicated", 2, name),
+                case("single", 1, name),
+                least,
+            ));
+            targets.push(Target::of(
+                format!("{what} with {name}, 2 replicas / limit"),
+                case("replicated", 2, name),
+                case("limit", 2, name),
+                None,
+            ));
+        }
+        panel.targets(wanted, targets)
+    };
+    [(Direction::Receive, "receive"), (Direction::Send, "send")]
+        .map(one)
+        .into()
+}

@@ -1,0 +1,168 @@
+//! Which rows stand beside each other, and what was asked for.
+
+use crate::ratio::{self, Target};
+use crate::seats::{Direction, VARIANTS, Variant};
+use crate::workload::Workload;
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// What all rows have in common, unless an experiment varies it.
+    pub base: Workload,
+    /// Sizes of segments, the most important first.
+    pub segments: Vec<usize>,
+    /// With merging, without it.
+    pub merges: Vec<bool>,
+    /// Numbers of connections, where an experiment varies them.
+    pub connections: Vec<usize>,
+    /// Variants; all if empty.
+    pub variants: Vec<String>,
+    /// Numbers of cores.
+    pub cores: Vec<usize>,
+    /// Rounds of comparisons that no target belongs to.
+    pub side_rounds: usize,
+}
+
+/// One row to be.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What runs.
+    pub variant: &'static Variant,
+    /// On so many cores.
+    pub cores: usize,
+    /// In what it differs from other rows of the panel, besides variant and cores; may be empty.
+    pub case: String,
+    /// What it does.
+    pub workload: Workload,
+}
+
+/// Rows that take turns, and are compared with each other.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// What tells it from the experiment's other panels.
+    pub name: String,
+    /// Which way the payload goes.
+    pub direction: Direction,
+    /// What its rows have in common.
+    pub workload: Workload,
+    /// The rows.
+    pub entries: Vec<Entry>,
+    /// What they are measured against.
+    pub targets: Vec<Target>,
+    /// Slices of each row.
+    pub rounds: usize,
+}
+
+impl Wanted {
+    /// An empty panel.
+    pub(crate) fn panel(
+        &self,
+        name: impl Into<String>,
+        direction: Direction,
+        workload: Workload,
+    ) -> Panel {
+        Panel {
+            name: name.into(),
+            direction,
+            workload,
+            entries: Vec::new(),
+            targets: Vec::new(),
+            rounds: self.side_rounds.min(self.base.rounds),
+        }
+    }
+
+    /// Those of the variants whose names match one of `names` (see [`ratio::matches`]) that were asked for and
+    /// can do it, on each number of cores that was asked for.
+    pub(crate) fn entries(
+        &self,
+        direction: Direction,
+        names: &[&str],
+        case: &str,
+        workload: Workload,
+    ) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for variant in VARIANTS {
+            let meant = names.iter().any(|name| ratio::matches(variant.name, name));
+            let asked = self.variants.is_empty() || self.variants.iter().any(|v| v == variant.name);
+            if !meant || !asked || !(variant.can)(direction, &workload) {
+                continue;
+            }
+            for &cores in &self.cores {
+                if cores == 1 || variant.scales {
+                    entries.push(Entry {
+                        variant,
+                        cores,
+                        case: case.to_owned(),
+                        workload,
+                    });
+                }
+            }
+        }
+        entries
+    }
+}
+
+impl Panel {
+    /// Adds rows; see [`Wanted::entries`].
+    pub(crate) fn rows(mut self, wanted: &Wanted, names: &[&str]) -> Panel {
+        let more = wanted.entries(self.direction, names, "", self.workload);
+        self.entries.extend(more);
+        self
+    }
+
+    /// Adds rows that differ from the panel in `workload`, which is called `case`.
+    pub(crate) fn case(
+        mut self,
+        wanted: &Wanted,
+        names: &[&str],
+        case: &str,
+        workload: Workload,
+    ) -> Panel {
+        let more = wanted.entries(self.direction, names, case, workload);
+        self.entries.extend(more);
+        self
+    }
+
+    /// Sets what is to be shown, which takes as many rounds as were asked for.
+    pub(crate) fn targets(mut self, wanted: &Wanted, targets: Vec<Target>) -> Panel {
+        self.targets = targets;
+        self.rounds = wanted.base.rounds;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_asked_for_and_can_be_done_has_a_row() {
+        let wanted = Wanted {
+            base: Workload::default(),
+            segments: vec![1448],
+            merges: vec![true],
+            connections: vec![1],
+            variants: vec!["limit".to_owned(), "single".to_owned()],
+            cores: vec![1, 2],
+            side_rounds: 20,
+        };
+        let names = |workload| {
+            wanted
+                .panel("x", Direction::Receive, workload)
+                .rows(&wanted, &["limit", "single", "replicated"])
+                .entries
+                .iter()
+                .map(|entry| (entry.variant.name, entry.cores))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(wanted.base),
+            [("limit", 1), ("limit", 2), ("single", 1)]
+        );
+        let several = Workload {
+            connections: 8,
+            ..wanted.base
+        };
+        assert_eq!(names(several), [("single", 1)]);
+    }
+}

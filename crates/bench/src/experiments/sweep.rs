@@ -1,0 +1,68 @@
+//! One direction of one connection: all variants with large segments, then what changes without merging, with
+//! timestamps, and with smaller segments.
+
+use super::lineup::{Panel, Wanted};
+use crate::ratio::{Target, row};
+use crate::seats::Direction;
+use crate::workload::Workload;
+
+/// The panels, the first with `targets`.
+pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>) -> Vec<Panel> {
+    let mut panels = Vec::new();
+    let mut targets = Some(targets);
+    for (size, &segment_bytes) in wanted.segments.iter().enumerate() {
+        for &merge in &wanted.merges {
+            let workload = Workload {
+                segment_bytes,
+                merge,
+                ..wanted.base
+            };
+            let name = format!("{segment_bytes}{}", if merge { "" } else { ", not merged" });
+            let panel = wanted.panel(name, direction, workload);
+            panels.push(match targets.take() {
+                Some(targets) => panel.rows(wanted, &["*"]).targets(wanted, targets),
+                None if merge => panel
+                    .rows(wanted, &["limit", "single", "replicated*", "smoltcp"])
+                    .targets(wanted, side_targets(segment_bytes)),
+                // Merging is nothing to the others.
+                None => panel.rows(wanted, &["single", "replicated"]),
+            });
+        }
+        if size == 0 && !wanted.base.timestamps {
+            let workload = Workload {
+                segment_bytes,
+                merge: wanted.merges.first().copied().unwrap_or(true),
+                timestamps: true,
+                ..wanted.base
+            };
+            let panel = wanted.panel(format!("{segment_bytes}, timestamps"), direction, workload);
+            panels.push(panel.rows(wanted, &["limit", "single", "replicated", "smoltcp"]));
+        }
+    }
+    panels
+}
+
+fn side_targets(segment: usize) -> Vec<Target> {
+    let what = |what: &str| format!("{segment}-byte segments, {what}");
+    vec![
+        Target::of(
+            what("2 replicas / single"),
+            row("replicated", 2),
+            row("single", 1),
+            None,
+        ),
+        Target::of(
+            what("2 replicas / limit"),
+            row("replicated", 2),
+            row("limit", 2),
+            None,
+        ),
+        // A group that may leave its second replica idle.
+        Target::of(
+            what("the group's own choice / single"),
+            row("replicated-auto", 2),
+            row("single", 1),
+            None,
+        ),
+    ]
+}

@@ -1,0 +1,50 @@
+//! One core, with frames that stay in its caches: what the protocol itself costs.
+
+use super::lineup::{Panel, Wanted};
+use super::{Ask, Experiment};
+use crate::ratio::{Target, case};
+use crate::seats::Direction;
+use crate::workload::Workload;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "warm",
+    about: "one core on a warm ring of 64 frames, against smoltcp, with and without checksums",
+    ask: Ask::Compare(panels),
+    published: &[],
+};
+
+/// Frames in the ring.
+const FRAMES: usize = 64;
+const OFF: &str = "no checksum";
+
+fn panels(wanted: &Wanted) -> Vec<Panel> {
+    let warm = wanted.base.warm(FRAMES);
+    let off = Workload {
+        checksum: false,
+        ..warm
+    };
+    let names = ["limit", "single", "smoltcp"];
+    let one = |(direction, what): (Direction, &str)| {
+        let of = |text: &str, which: &str, least| {
+            Target::of(
+                format!("{what}, warm{text}, single / smoltcp"),
+                case("single", 1, which),
+                case("smoltcp", 1, which),
+                least,
+            )
+        };
+        let targets = vec![of("", "", Some(1.8)), of(", no checksum", OFF, None)];
+        let alone = Wanted {
+            cores: vec![1],
+            ..wanted.clone()
+        };
+        wanted
+            .panel(what, direction, warm)
+            .rows(&alone, &names)
+            .case(&alone, &names, OFF, off)
+            .targets(wanted, targets)
+    };
+    [(Direction::Receive, "receive"), (Direction::Send, "send")]
+        .map(one)
+        .into()
+}

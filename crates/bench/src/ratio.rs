@@ -1,0 +1,316 @@
+//! What the rows of a panel are measured against: ratios of throughput, with targets.
+//!
+//! A ratio is computed within each round, in which all rows had their slice within a second or so; what is given
+//! is the median over the rounds, with quartiles.
+
+use core::fmt;
+
+use serde::Serialize;
+
+use crate::record::Spread;
+use crate::slices::Sample;
+
+/// Nanoseconds for a line from core to core up to which figures on two cores mean something: above it, the
+/// host has put the cores of this machine into different sockets or clusters for the moment.
+pub const NEAR_NS: f64 = 100.0;
+
+/// A row of a panel by its name, or the fastest of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Name of a variant; with an asterisk at its end, what the names of several begin with.
+    pub variant: &'static str,
+    /// Cores.
+    pub cores: usize,
+    /// Which of the panel's cases.
+    pub case: String,
+}
+
+/// The row `variant` on `cores` cores of a panel without cases.
+pub(crate) fn row(variant: &'static str, cores: usize) -> Pick {
+    case(variant, cores, "")
+}
+
+/// The same in a case of the panel.
+pub(crate) fn case(variant: &'static str, cores: usize, case: &str) -> Pick {
+    Pick {
+        variant,
+        cores,
+        case: case.to_owned(),
+    }
+}
+
+/// What is divided by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Quotient {
+    /// Throughput by throughput.
+    Of(Pick, Pick),
+    /// A speed-up by another one: the quotient of two such ratios.
+    OfRatios([Pick; 2], [Pick; 2]),
+}
+
+/// A ratio, and what it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// What is compared, in words.
+    pub what: String,
+    /// The ratio.
+    pub quotient: Quotient,
+    /// What it should reach; `None` for a ratio that is only reported.
+    pub at_least: Option<f64>,
+}
+
+impl Target {
+    /// Throughput of the one over that of the other.
+    pub(crate) fn of(
+        what: impl Into<String>,
+        one: Pick,
+        other: Pick,
+        at_least: impl Into<Option<f64>>,
+    ) -> Target {
+        Target {
+            what: what.into(),
+            quotient: Quotient::Of(one, other),
+            at_least: at_least.into(),
+        }
+    }
+
+    /// Speed-up of the one pair over that of the other.
+    pub(crate) fn of_ratios(
+        what: impl Into<String>,
+        one: [Pick; 2],
+        other: [Pick; 2],
+        at_least: impl Into<Option<f64>>,
+    ) -> Target {
+        Target {
+            what: what.into(),
+            quotient: Quotient::OfRatios(one, other),
+            at_least: at_least.into(),
+        }
+    }
+
+    fn picks(&self) -> Vec<&Pick> {
+        match &self.quotient {
+            Quotient::Of(a, b) => vec![a, b],
+            Quotient::OfRatios([a, b], [c, d]) => vec![a, b, c, d],
+        }
+    }
+}
+
+/// What became of a [`Target`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RatioLine {
+    /// What was compared.
+    pub what: String,
+    /// The row for each that the target names; the fastest, if it names several.
+    pub rows: Vec<String>,
+    /// The ratio; `None` if one of the rows was not measured.
+    pub ratio: Option<Spread>,
+    /// Pairs of slices it comes from.
+    pub pairs: usize,
+    /// What it should reach.
+    pub at_least: Option<f64>,
+    /// Whether its median does.
+    pub met: Option<bool>,
+    /// Nanoseconds for a line from core to core before and after, if a row used several cores.
+    pub line_transfer_ns: Option<[f64; 2]>,
+}
+
+/// Measured rows that targets are looked up in.
+pub(crate) struct Rounds<'a> {
+    /// For each row its variant, cores and case.
+    pub(crate) names: &'a [(&'static str, usize, String)],
+    /// For each round, a sample of each row.
+    pub(crate) samples: &'a [Vec<Sample>],
+    /// Before and after.
+    pub(crate) line_transfer_ns: [Option<f64>; 2],
+}
+
+impl Rounds<'_> {
+    /// The row that is meant, the one with the highest median if several are.
+    fn find(&self, pick: &Pick) -> Option<usize> {
+        let rows = self.names.iter().enumerate().filter(|(_, row)| {
+            let (name, cores, case) = row;
+            matches(name, pick.variant) && *cores == pick.cores && *case == pick.case
+        });
+        let median = |row: usize| {
+            let rates = self.samples.iter().map(|round| round[row].gbit_per_s());
+            Spread::of(rates).map_or(0.0, |spread| spread.median)
+        };
+        rows.map(|(row, _)| row)
+            .max_by(|a, b| median(*a).total_cmp(&median(*b)))
+    }
+
+    /// The ratio of two rows in every round.
+    fn ratios(&self, one: &Pick, other: &Pick) -> Option<Vec<f64>> {
+        let (one, other) = (self.find(one)?, self.find(other)?);
+        let ratio = |round: &Vec<Sample>| round[one].gbit_per_s() / round[other].gbit_per_s();
+        Some(self.samples.iter().map(ratio).collect())
+    }
+
+    /// What became of `target`.
+    pub(crate) fn line(&self, target: &Target) -> RatioLine {
+        let values = match &target.quotient {
+            Quotient::Of(one, other) => self.ratios(one, other),
+            Quotient::OfRatios([a, b], [c, d]) => {
+                let pair = self.ratios(a, b).zip(self.ratios(c, d));
+                pair.map(|(ours, theirs)| ours.iter().zip(theirs).map(|(a, b)| a / b).collect())
+            }
+        };
+        let ratio = values.and_then(Spread::of);
+        let picks = target.picks();
+        let name = |pick: &&Pick| match self.find(pick) {
+            Some(row) => {
+                let (name, cores, case) = &self.names[row];
+                label(name, *cores, case)
+            }
+            None => format!("no {}", label(pick.variant, pick.cores, &pick.case)),
+        };
+        let several = picks.iter().any(|pick| pick.cores > 1);
+        let [before, after] = self.line_transfer_ns;
+        RatioLine {
+            what: target.what.clone(),
+            rows: picks.iter().map(name).collect(),
+            ratio,
+            pairs: if ratio.is_some() {
+                self.samples.len()
+            } else {
+                0
+            },
+            at_least: target.at_least,
+            met: ratio
+                .zip(target.at_least)
+                .map(|(ratio, least)| ratio.median >= least),
+            line_transfer_ns: before
+                .zip(after)
+                .filter(|_| several)
+                .map(|(before, after)| [before, after]),
+        }
+    }
+}
+
+/// Whether `name` is `pattern`, or begins with what stands before an asterisk at its end.
+pub(crate) fn matches(name: &str, pattern: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    }
+}
+
+/// A row's name for people.
+pub(crate) fn label(variant: &str, cores: usize, case: &str) -> String {
+    let comma = if case.is_empty() { "" } else { ", " };
+    format!("{variant}/{cores}{comma}{case}")
+}
+
+impl fmt::Display for RatioLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.what)?;
+        let Some(ratio) = &self.ratio else {
+            let missing = self.rows.iter().filter(|row| row.starts_with("no "));
+            let missing: Vec<&str> = missing.map(String::as_str).collect();
+            return write!(f, "not measured ({})", missing.join(", "));
+        };
+        write!(
+            f,
+            "{:.2} [{:.2} {:.2}], {} pairs",
+            ratio.median, ratio.q1, ratio.q3, self.pairs
+        )?;
+        if let (Some(least), Some(met)) = (self.at_least, self.met) {
+            let met = if met { "met" } else { "NOT met" };
+            write!(f, "; target {least}: {met}")?;
+        }
+        if let Some([before, after]) = self.line_transfer_ns {
+            write!(f, "; line {before:.0}/{after:.0} ns")?;
+            if before.max(after) > NEAR_NS {
+                write!(f, ", cores apart")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(bytes: &[&[u64]]) -> Vec<Vec<Sample>> {
+        let one = |&bytes: &u64| Sample {
+            ns: 1000,
+            bytes,
+            waited: 0.0,
+        };
+        bytes
+            .iter()
+            .map(|round| round.iter().map(one).collect())
+            .collect()
+    }
+
+    fn names(names: &[(&'static str, usize)]) -> Vec<(&'static str, usize, String)> {
+        names
+            .iter()
+            .map(|(name, cores)| (*name, *cores, String::new()))
+            .collect()
+    }
+
+    #[test]
+    fn a_target_is_met_by_the_median_of_the_pairs_and_not_by_their_mean() {
+        let names = names(&[("single", 1), ("replicated", 2)]);
+        let samples = samples(&[&[100, 120], &[50, 60], &[10, 90]]);
+        let rounds = Rounds {
+            names: &names,
+            samples: &samples,
+            line_transfer_ns: [Some(30.0), Some(170.0)],
+        };
+        let target =
+            |least: Option<f64>| Target::of("x", row("replicated", 2), row("single", 1), least);
+        let line = rounds.line(&target(Some(1.3)));
+        assert_eq!((line.met, line.pairs), (Some(false), 3));
+        assert!(line.to_string().contains("NOT met") && line.to_string().contains("cores apart"));
+        assert_eq!(rounds.line(&target(Some(1.2))).met, Some(true));
+        assert_eq!(rounds.line(&target(None)).met, None);
+    }
+
+    #[test]
+    fn speed_ups_are_divided_within_a_round() {
+        let names = names(&[("limit", 1), ("limit", 2), ("single", 1), ("replicated", 2)]);
+        let samples = samples(&[&[100, 200, 50, 90], &[10, 15, 5, 9]]);
+        let rounds = Rounds {
+            names: &names,
+            samples: &samples,
+            line_transfer_ns: [None; 2],
+        };
+        let ours = [row("replicated", 2), row("single", 1)];
+        let theirs = [row("limit", 2), row("limit", 1)];
+        let line = rounds.line(&Target::of_ratios("x", ours, theirs, 0.9));
+        let ratio = line.ratio.unwrap();
+        assert!((ratio.median - (0.9 + 1.2) / 2.0).abs() < 1e-9, "{ratio:?}");
+        assert_eq!(line.line_transfer_ns, None);
+    }
+
+    #[test]
+    fn of_several_rows_the_fastest_is_taken_and_a_missing_one_is_named() {
+        let names = names(&[("locked-mutex", 2), ("locked-mcs", 2), ("replicated", 2)]);
+        let samples = samples(&[&[100, 120, 240], &[100, 120, 240]]);
+        let rounds = Rounds {
+            names: &names,
+            samples: &samples,
+            line_transfer_ns: [None; 2],
+        };
+        let line = rounds.line(&Target::of(
+            "x",
+            row("replicated", 2),
+            row("locked*", 2),
+            1.3,
+        ));
+        assert_eq!(line.ratio.unwrap().median, 2.0);
+        assert_eq!(line.rows, ["replicated/2", "locked-mcs/2"]);
+        let line = rounds.line(&Target::of(
+            "x",
+            row("replicated", 2),
+            row("smoltcp", 1),
+            3.0,
+        ));
+        assert!(line.to_string().contains("no smoltcp/1"));
+        assert_eq!(line.met, None);
+    }
+}
