@@ -338,7 +338,7 @@ fn conduct(
     while kept.len() < rounds {
         let samples = conductor.round(kept.len())?;
         if samples.iter().any(|sample| sample.waited > MAY_WAIT) {
-            if repeated < rounds {
+            if repeated < rounds / 2 {
                 repeated += 1;
                 continue;
             }

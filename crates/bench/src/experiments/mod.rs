@@ -27,7 +27,7 @@ use crate::slices;
 use crate::topology;
 
 /// Octets whose arrival is verified, one by one, before anything is measured.
-const VERIFIED: u64 = 8 << 20;
+const VERIFIED: u64 = 4 << 20;
 /// The same for small segments, which take longer.
 const VERIFIED_SMALL: u64 = 1 << 20;
 

@@ -4,7 +4,7 @@ use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
 use crate::paper;
 use crate::ratio::{Target, row};
-use crate::seats::Direction;
+use crate::seats::{self, Direction};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -24,7 +24,12 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             ..wanted.base
         };
         let panel = wanted.panel(segment_bytes.to_string(), Direction::Receive, workload);
-        let panel = panel.rows(wanted, &["single", "replicated", BY_KIND]);
+        // Without it there is nothing to compare.
+        let panel = if seats::variant(BY_KIND).is_some() {
+            panel.rows(wanted, &["single", "replicated", BY_KIND])
+        } else {
+            panel
+        };
         let rounds = panel.rounds;
         let against = |other: &'static str, cores| {
             Target::of(

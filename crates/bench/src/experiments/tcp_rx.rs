@@ -56,6 +56,19 @@ fn targets() -> Vec<Target> {
             1.4,
         ),
         Target::of(
+            "receive, single / smoltcp that acknowledges as often",
+            single(),
+            row("smoltcp-8", 1),
+            None,
+        ),
+        // What 2 cores could be at best against smoltcp.
+        Target::of(
+            "limit on 2 cores / smoltcp",
+            limit(2),
+            row("smoltcp", 1),
+            None,
+        ),
+        Target::of(
             "receive, one replica / single",
             row("replicated", 1),
             single(),

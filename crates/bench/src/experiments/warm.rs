@@ -23,7 +23,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         checksum: false,
         ..warm
     };
-    let names = ["limit", "single", "smoltcp"];
+    let names = ["limit", "single", "smoltcp*"];
     let one = |(direction, what): (Direction, &str)| {
         let of = |text: &str, which: &str, least| {
             Target::of(
@@ -33,7 +33,15 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 least,
             )
         };
-        let targets = vec![of("", "", Some(1.8)), of(", no checksum", OFF, None)];
+        let mut targets = vec![of("", "", Some(1.8)), of(", no checksum", OFF, None)];
+        if direction.receives() {
+            targets.push(Target::of(
+                "receive, warm, single / smoltcp that acknowledges as often",
+                case("single", 1, ""),
+                case("smoltcp-8", 1, ""),
+                None,
+            ));
+        }
         let alone = Wanted {
             cores: vec![1],
             ..wanted.clone()
