@@ -21,4 +21,5 @@ pub mod topology;
 pub mod workload;
 
 mod headers;
+mod inline;
 mod peer;

@@ -28,10 +28,12 @@ use dominoes_drivers::{
     RxStats, TxChecksum, TxFrame, TxStats, Waker,
 };
 
+use dominoes_netstack::processor::Processor;
 use dominoes_netstack::variants::kernel;
 
 use crate::headers::{self, Ends, HEADERS, Numbers, Patch, flags};
-use crate::workload::{self, Workload};
+use crate::inline;
+use crate::workload::Workload;
 
 /// Port at which the stack listens for the peer.
 pub(crate) const PORT: u16 = 5_001;
@@ -172,7 +174,8 @@ impl PeerDevice {
                 first_port: ends.from.port(),
                 connections: vec![Heard::default(); connections],
                 current: 0,
-                expected: workload::bytes(workload.seed, period),
+                expected: workload.ring(period),
+                processor: inline::processor(workload).unwrap_or_default(),
                 stats: TxStats::default(),
             },
         };
@@ -226,7 +229,10 @@ pub(crate) struct PeerRx {
     head: usize,
     /// Frames with payload, the one that was unused for longest first.
     data: VecDeque<Frame>,
-    data_patch: Patch,
+    /// Of the frames in turn: one, if all are alike.
+    data_patches: Vec<Patch>,
+    /// Whether payloads begin with their offset.
+    marked: bool,
     acks: VecDeque<Frame>,
     ack_patch: Patch,
     connections: Vec<Told>,
@@ -267,8 +273,21 @@ impl PeerRx {
         } else {
             RxChecksum::Valid
         };
-        let payload = workload.payload();
-        let segment = headers::frame(&ends, flags::ACK, u16::MAX, options, &payload);
+        // If there is no such processor, the stack says so.
+        let processed = inline::segments(workload).unwrap_or_default();
+        let marked = processed.is_none();
+        let payloads = processed.map_or_else(|| vec![workload.payload()], |(all, _)| all);
+        let segments: Vec<Vec<u8>> = payloads
+            .iter()
+            .map(|payload| headers::frame(&ends, flags::ACK, u16::MAX, options, payload))
+            .collect();
+        let patch = |segment: &Vec<u8>| {
+            if marked {
+                Patch::with_mark(segment)
+            } else {
+                Patch::new(segment)
+            }
+        };
         let ack = headers::frame(&ends, flags::ACK, u16::MAX, options, &[]);
         let frames = if role == Role::Receiver {
             0
@@ -285,9 +304,10 @@ impl PeerRx {
             silence: 0,
         };
         PeerRx {
-            data: copies(&segment, workload.buffer_bytes(), frames, checksum),
-            data_patch: Patch::with_mark(&segment),
-            acks: copies(&ack, ACK_BUFFER, ACKS, checksum),
+            data: copies(&segments, workload.buffer_bytes(), frames, checksum),
+            data_patches: segments.iter().map(patch).collect(),
+            marked,
+            acks: copies(&[ack.clone()], ACK_BUFFER, ACKS, checksum),
             ack_patch: Patch::new(&ack),
             wire,
             role,
@@ -432,9 +452,18 @@ impl PeerRx {
             ack: sequence(told.iss, told.acked),
             stamp: (clock, echo),
         };
+        let mut patch = match &self.data_patches[..] {
+            [_] => 0,
+            all => (told.offset / u64::from(self.segment)) as usize % all.len(),
+        };
         for mut frame in self.data.drain(..count) {
-            let offset = told.offset as u32;
-            self.data_patch.marked(frame.bytes_mut(), &numbers, offset);
+            if self.marked {
+                let offset = told.offset as u32;
+                self.data_patches[0].marked(frame.bytes_mut(), &numbers, offset);
+            } else {
+                self.data_patches[patch].bare(frame.bytes_mut(), &numbers);
+                patch = (patch + 1) % self.data_patches.len();
+            }
             numbers.seq = numbers.seq.wrapping_add(self.segment);
             told.offset += u64::from(self.segment);
             out.push(frame);
@@ -459,11 +488,12 @@ impl PeerRx {
     }
 }
 
-/// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
+/// `count` frames like those of `all` in turn, in buffers that begin with a cache line, as a network card's do, so that the
 /// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
 /// lines from then on.
-fn copies(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> VecDeque<Frame> {
-    let copy = || {
+fn copies(all: &[Vec<u8>], capacity: usize, count: usize, checksum: RxChecksum) -> VecDeque<Frame> {
+    let copy = |i: usize| {
+        let bytes = &all[i % all.len()];
         let mut frame = Frame::with_capacity(capacity);
         frame.set_len(bytes.len());
         frame.bytes_mut().copy_from_slice(bytes);
@@ -471,10 +501,10 @@ fn copies(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> 
         frame
     };
     let mut fillers: Vec<Vec<u8>> = Vec::new();
-    while fillers.len() < 16 && !copy().bytes().as_ptr().addr().is_multiple_of(64) {
+    while fillers.len() < 16 && !copy(0).bytes().as_ptr().addr().is_multiple_of(64) {
         fillers.push(Vec::with_capacity(72));
     }
-    (0..count).map(|_| copy()).collect()
+    (0..count).map(copy).collect()
 }
 
 /// The sequence number of octet `offset` of the stream that begins after `iss`.
@@ -547,8 +577,10 @@ pub(crate) struct PeerTx {
     connections: Vec<Heard>,
     /// The connection that the last frame belonged to, whose news are not told yet.
     current: usize,
-    /// The stack's stream, repeated.
+    /// The stack's stream as it is written, repeated.
     expected: Vec<u8>,
+    /// What it does to it.
+    processor: Option<Arc<dyn Processor>>,
     stats: TxStats,
 }
 
@@ -668,9 +700,18 @@ impl PeerTx {
         let whole = [frame.head, frame.payload].concat();
         let payload = whole.get(seen.head..).unwrap_or(&[]);
         let at = self.connections[index].received as usize % self.expected.len();
-        let mut expected = self.expected.iter().cycle().skip(at);
-        let as_written =
-            self.role == Role::Free || payload.iter().all(|b| expected.next() == Some(b));
+        let expected = self.expected.iter().cycle().skip(at);
+        let as_written = match &self.processor {
+            _ if self.role == Role::Free => true,
+            None => payload.iter().zip(expected).all(|(a, b)| a == b),
+            Some(processor) => {
+                let written: Vec<u8> = expected.take(payload.len()).copied().collect();
+                let mut sent = vec![0; payload.len()];
+                let offset = self.connections[index].received;
+                processor.send(&inline::name(), offset, &written, &mut sent);
+                payload == sent
+            }
+        };
         let checksum = match frame.meta.checksum {
             TxChecksum::Done => headers::checksum_is_good(&whole),
             // The device's to finish.

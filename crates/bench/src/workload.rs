@@ -117,7 +117,13 @@ impl Workload {
 
     /// Frames that make up the pool.
     pub(crate) fn frames(&self) -> usize {
-        (self.pool_bytes / (self.buffer_bytes() + OVERHEAD)).max(64)
+        let frames = (self.pool_bytes / (self.buffer_bytes() + OVERHEAD)).max(64);
+        if self.processing == Processing::None {
+            frames
+        } else {
+            // Whole rounds of prebuilt payloads.
+            frames.next_multiple_of(crate::inline::RECORDS)
+        }
     }
 
     /// Transmit slots that make up the pool as nearly as a power of two can.
@@ -133,7 +139,24 @@ impl Workload {
         nearer.clamp(64, 1 << 20)
     }
 
-    /// The octets of one segment, the same in all; the first four are replaced by the stream offset.
+    /// Octets that are written at once are a multiple of this: records are not left unfinished.
+    pub(crate) fn whole(&self) -> usize {
+        if self.processing == Processing::None {
+            1
+        } else {
+            self.segment_bytes
+        }
+    }
+
+    /// What lies in a send ring of `len` octets; behind the last whole record nobody writes.
+    pub(crate) fn ring(&self, len: usize) -> Vec<u8> {
+        let mut ring = bytes(self.seed, len);
+        ring[len / self.whole() * self.whole()..].fill(0);
+        ring
+    }
+
+    /// The octets of one segment, the same in all; the first four are replaced by the stream offset, unless the
+    /// payload is processed.
     pub(crate) fn payload(&self) -> Vec<u8> {
         bytes(self.seed, self.segment_bytes)
     }

@@ -8,9 +8,10 @@ use std::net::Ipv4Addr;
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::variants::Setup;
 
+use crate::inline;
 use crate::peer::{PORT, Role, Wire};
 use crate::seats::Direction;
-use crate::workload::{self, Workload};
+use crate::workload::Workload;
 
 /// Octets that must be free in the send ring before more is written, at most: half of the ring is enough.
 const WRITE: usize = 64 << 10;
@@ -38,9 +39,12 @@ struct End {
     direction: Direction,
     read: u64,
     wrong: u64,
-    payload: Option<Vec<u8>>,
+    /// What every segment should be, while that is compared.
+    payload: Option<Expected>,
     /// Octets that must be free in the send ring before more is written.
     write: usize,
+    /// What is written is a multiple of this.
+    whole: usize,
     /// What lies in the send ring at first; empty once it does.
     first: Vec<u8>,
     ended: Option<SocketError>,
@@ -73,8 +77,13 @@ impl App {
                         wrong: 0,
                         payload: None,
                         write: WRITE.min(workload.ring_bytes as usize / 2),
+                        whole: workload.whole(),
                         first: if direction.sends() {
-                            workload::bytes(workload.seed, workload.ring_bytes as usize)
+                            let ring = workload.ring_bytes as usize;
+                            let whole = workload.whole();
+                            let mut first = workload.ring(ring);
+                            first.truncate(ring / whole * whole);
+                            first
                         } else {
                             Vec::new()
                         },
@@ -128,7 +137,7 @@ impl App {
     pub(crate) fn verify(&mut self, on: bool) {
         self.wire.verify(on);
         for end in &mut self.ends {
-            end.payload = on.then(|| self.workload.payload());
+            end.payload = on.then(|| Expected::of(&self.workload));
         }
     }
 
@@ -206,25 +215,49 @@ impl End {
         if room < self.write {
             return Ok(false);
         }
-        self.writer.write_as_is(room)?;
+        self.writer.write_as_is(room / self.whole * self.whole)?;
         Ok(true)
     }
 }
 
+/// What the application should read of every segment.
+pub(super) struct Expected {
+    payload: Vec<u8>,
+    /// Whether it begins with its offset.
+    marked: bool,
+}
+
+impl Expected {
+    pub(super) fn of(workload: &Workload) -> Expected {
+        // If there is no such processor, the stack has said so.
+        match inline::segments(workload).unwrap_or_default() {
+            Some((_, read)) => Expected {
+                payload: read,
+                marked: false,
+            },
+            None => Expected {
+                payload: workload.payload(),
+                marked: true,
+            },
+        }
+    }
+}
+
 /// How many octets of a stream at `offset` are not what the peer sends there.
-pub(super) fn differences(offset: u64, octets: &[u8], payload: &[u8]) -> u64 {
+pub(super) fn differences(offset: u64, octets: &[u8], expected: &Expected) -> u64 {
+    let Expected { payload, marked } = expected;
     let len = payload.len() as u64;
-    let expected = |at: u64| {
+    let right = |at: u64| {
         let (segment, within) = (at / len * len, (at % len) as usize);
         match (segment as u32).to_be_bytes().get(within) {
-            Some(mark) => *mark,
-            None => payload[within],
+            Some(mark) if *marked => *mark,
+            _ => payload[within],
         }
     };
     let wrong = octets
         .iter()
         .zip(offset..)
-        .filter(|(octet, at)| **octet != expected(*at));
+        .filter(|(octet, at)| **octet != right(*at));
     wrong.count() as u64
 }
 
@@ -238,7 +271,7 @@ pub(crate) fn role(direction: Direction) -> Role {
 }
 
 /// Settings that all variants with a protocol share.
-pub(crate) fn setup(direction: Direction, workload: &Workload) -> Setup {
+pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, String> {
     let mut limits = Limits::default();
     limits.connections = (2 * workload.connections as u32).max(4);
     limits.receive_buffer = workload.ring_bytes;
@@ -250,7 +283,8 @@ pub(crate) fn setup(direction: Direction, workload: &Workload) -> Setup {
     let mut setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, secret);
     setup.limits = limits;
     setup.merge = workload.merge;
-    setup
+    setup.processor = inline::processor(workload)?;
+    Ok(setup)
 }
 
 #[cfg(test)]
@@ -260,14 +294,18 @@ mod tests {
     #[test]
     fn segments_at_the_wrong_place_are_noticed() {
         let payload = vec![7; 100];
+        let expected = Expected {
+            payload: payload.clone(),
+            marked: true,
+        };
         let mut stream = Vec::new();
         for segment in 0u32..3 {
             stream.extend((segment * 100).to_be_bytes());
             stream.extend(&payload[4..]);
         }
-        assert_eq!(differences(0, &stream, &payload), 0);
-        assert_eq!(differences(150, &stream[150..], &payload), 0);
+        assert_eq!(differences(0, &stream, &expected), 0);
+        assert_eq!(differences(150, &stream[150..], &expected), 0);
         stream.swap(103, 203);
-        assert!(differences(0, &stream, &payload) > 0);
+        assert!(differences(0, &stream, &expected) > 0);
     }
 }

@@ -10,10 +10,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
+use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
 use crate::headers::{self, HEADERS, flags};
+use crate::inline;
 use crate::peer::{PeerDevice, PeerRx, PeerTx, Role, Wire};
 use crate::seats::{Direction, Row, Seat};
 use crate::workload::{self, Workload};
@@ -22,6 +24,7 @@ use crate::workload::{self, Workload};
 const RUN: usize = 8;
 /// Frames of a chunk in receiving: sixteen runs.
 const RECEIVE_CHUNK: usize = 16 * RUN;
+const _: () = assert!(RECEIVE_CHUNK.is_multiple_of(inline::RECORDS));
 /// Frames of a chunk in sending.
 const SEND_CHUNK: usize = 32;
 /// Octets of a transmit slot.
@@ -43,7 +46,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// It has no connections to tell apart, and its kernel builds no options.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
     let plain = workload.connections == 1 && !(direction.sends() && workload.timestamps);
-    plain && super::moves_only(workload)
+    plain && super::processes(workload)
 }
 
 /// The variant on `cores` cores.
@@ -56,6 +59,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             pairs.map(|(receive, send)| -> Box<dyn Seat> { Box::new(Two { receive, send }) });
         return Ok(Row::new("limit", seats.collect()));
     }
+    let processor = inline::processor(workload)?;
     let (device, wire) = PeerDevice::new(Role::Free, workload);
     let (rx, tx) = device.into_halves();
     let seats = match direction {
@@ -72,6 +76,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 Box::new(ReceiveSeat {
                     shared: Arc::clone(&shared),
                     checksum: workload.checksum,
+                    processor: processor.clone(),
                     head: workload.head_bytes(),
                     segment: workload.segment_bytes,
                     frames: Vec::with_capacity(RECEIVE_CHUNK),
@@ -93,6 +98,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 header: header_of(&empty),
                 segment: workload.segment_bytes,
                 checksum: workload.checksum,
+                processor,
                 wire,
             });
             let seat = |_| -> Box<dyn Seat> {
@@ -145,6 +151,7 @@ struct Source {
 struct ReceiveSeat {
     shared: Arc<Receive>,
     checksum: bool,
+    processor: Option<Arc<dyn Processor>>,
     /// Octets of headers, and of payload.
     head: usize,
     segment: usize,
@@ -167,6 +174,7 @@ impl Seat for ReceiveSeat {
         drop(source);
         let mut place = lock(&self.shared.ring[chunk]);
         let mut at = 0;
+        let name = inline::name();
         for run in self.frames.chunks(RUN) {
             if self.checksum {
                 for frame in run {
@@ -175,7 +183,15 @@ impl Seat for ReceiveSeat {
             }
             for frame in run {
                 let payload = &frame.bytes()[self.head..][..self.segment];
-                place[at..at + payload.len()].copy_from_slice(payload);
+                let to = &mut place[at..at + payload.len()];
+                match &self.processor {
+                    None => to.copy_from_slice(payload),
+                    // Chunks are whole rounds of prebuilt frames, so each begins at a position like 0.
+                    Some(processor) => {
+                        let done = processor.receive(&name, at as u64, payload, to);
+                        self.bad += u64::from(done.is_err());
+                    }
+                }
                 at += payload.len();
             }
         }
@@ -190,7 +206,7 @@ impl Seat for ReceiveSeat {
     fn check(&self) -> Result<(), String> {
         match self.bad {
             0 => Ok(()),
-            bad => Err(format!("{bad} segments had a bad checksum")),
+            bad => Err(format!("{bad} segments had a bad checksum, or were forged")),
         }
     }
 }
@@ -202,6 +218,7 @@ struct Send {
     header: [u8; HEADERS],
     segment: usize,
     checksum: bool,
+    processor: Option<Arc<dyn Processor>>,
     wire: Arc<Wire>,
 }
 
@@ -234,6 +251,7 @@ impl Seat for SendSeat {
         let len = HEADERS + shared.segment;
         // Chunks follow each other in the send ring; one never wraps.
         let stride = SEND_CHUNK * shared.segment;
+        let name = inline::name();
         let from = chunk % (shared.ring.len() / stride).max(1) * stride;
         for (i, slot) in slots.chunks_exact_mut(SLOT).enumerate() {
             let at = (from + i * shared.segment) % shared.ring.len();
@@ -242,10 +260,13 @@ impl Seat for SendSeat {
             let frame = &mut slot[..HEADERS + payload.len()];
             frame[..HEADERS].copy_from_slice(&shared.header);
             frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
-            if shared.checksum {
-                kernel::fill(frame, payload);
-            } else {
-                frame[HEADERS..].copy_from_slice(payload);
+            match &shared.processor {
+                Some(processor) => {
+                    let offset = (chunk * stride + i * shared.segment) as u64;
+                    kernel::fill_processed(frame, payload, &**processor, &name, offset);
+                }
+                None if shared.checksum => kernel::fill(frame, payload),
+                None => frame[HEADERS..].copy_from_slice(payload),
             }
         }
         let mut meta = TxMeta::default();

@@ -197,7 +197,13 @@ pub struct Variant {
     pub make: fn(Direction, &Workload, usize) -> Result<Row, String>,
 }
 
-/// Whether payload is only moved: no variant processes it in line yet.
+/// What our own stack does with payload: the peer has prebuilt frames for one connection only, and `limit` has a
+/// kernel with checksums only.
+fn processes(workload: &Workload) -> bool {
+    moves_only(workload) || (workload.connections == 1 && workload.checksum)
+}
+
+/// Whether payload is only moved.
 fn moves_only(workload: &Workload) -> bool {
     workload.processing == Processing::None
 }
@@ -220,7 +226,7 @@ pub const VARIANTS: &[Variant] = &[
         name: "single",
         about: "one core, no log",
         scales: false,
-        can: |_, workload| moves_only(workload),
+        can: |_, workload| processes(workload),
         make: single::row,
     },
     Variant {
@@ -275,6 +281,18 @@ mod tests {
             Workload {
                 connections: 9,
                 segment_bytes: 512,
+                ..plain
+            },
+            Workload {
+                processing: Processing::Search,
+                ..plain
+            },
+            Workload {
+                processing: Processing::Aes256Ctr,
+                ..plain
+            },
+            Workload {
+                processing: Processing::Aes256Gcm,
                 ..plain
             },
         ];

@@ -26,7 +26,7 @@ struct WorkerSeat {
 /// Frames go back to the device by chunks of the log, so there have to be more than fit into two.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
     let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
-    enough && super::moves_only(workload)
+    enough && super::processes(workload)
 }
 
 /// Requests in a chunk, and segments in each.
@@ -42,7 +42,7 @@ pub(crate) fn row(
     arrange: impl FnOnce(&mut Layout),
 ) -> Result<Row, String> {
     let (device, wire) = PeerDevice::new(app::role(direction), workload);
-    let setup = app::setup(direction, workload);
+    let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.log = workload.log_requests;

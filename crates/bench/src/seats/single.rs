@@ -18,7 +18,7 @@ struct SingleSeat {
 /// The variant on one core.
 pub(crate) fn row(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
     let (device, wire) = PeerDevice::new(app::role(direction), workload);
-    let setup = app::setup(direction, workload);
+    let setup = app::setup(direction, workload)?;
     let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = single.sockets();
     let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {

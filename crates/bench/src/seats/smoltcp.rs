@@ -24,7 +24,7 @@ use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 
 use crate::headers;
 use crate::peer::{PORT, PeerDevice, PeerRx, PeerTx, Wire};
-use crate::seats::app::{self, differences};
+use crate::seats::app::{self, Expected, differences};
 use crate::seats::{Direction, Row, Seat};
 use crate::workload::{self, Workload};
 
@@ -178,7 +178,7 @@ struct SmoltcpSeat {
     wire: Arc<Wire>,
     workload: Workload,
     /// What is compared with, while it is.
-    payload: Option<Vec<u8>>,
+    payload: Option<Expected>,
 }
 
 /// One connection.
@@ -328,7 +328,7 @@ impl SmoltcpSeat {
         for end in &mut self.ends {
             let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
             while self.direction.receives() && socket.can_recv() {
-                let payload = self.payload.as_deref();
+                let payload = self.payload.as_ref();
                 let (at, wrong) = (end.read, &mut end.wrong);
                 let taken = socket.recv(|octets| {
                     if let Some(payload) = payload {
@@ -381,7 +381,7 @@ impl Seat for SmoltcpSeat {
 
     fn verify(&mut self, on: bool) {
         self.wire.verify(on);
-        self.payload = on.then(|| self.workload.payload());
+        self.payload = on.then(|| Expected::of(&self.workload));
     }
 
     fn check(&self) -> Result<(), String> {
