@@ -77,6 +77,8 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
+    /// Segments that were sent again, since a thread did not get its core for long.
+    pub sent_again: u64,
     /// Share of its time that each thread waited for a lock on the state, if there is one.
     pub lock_wait_share: Vec<f64>,
     /// Segments for each time that the lock was taken.
@@ -184,6 +186,7 @@ impl PanelResult {
             repeated: 0,
             accounts: Vec::new(),
             threads: Vec::new(),
+            sent_again: Vec::new(),
         };
         PanelResult::new(panel, &nothing, [None; 2])
     }
@@ -291,6 +294,7 @@ fn result_row(
         lag_requests: each(observed, &|a| share(a.lag_requests, a.turns as f64)),
         primary_share: each(performed > 0.0, &|a| share(a.primary_bytes, performed)),
         log_full: sum(|a| a.log_full) as u64,
+        sent_again: measured.sent_again[row],
         lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
@@ -437,6 +441,10 @@ impl ResultRow {
         if let Some(misordered) = self.misordered_share {
             seen.push(format!("{:.2} % misordered", misordered * 100.0));
         }
+        if self.sent_again > 0 {
+            let again = self.sent_again;
+            seen.push(format!("{again} segments sent again for want of a core"));
+        }
         seen
     }
 }
@@ -565,6 +573,7 @@ mod tests {
                 ],
             ],
             threads: vec![(Some(0), true), (Some(1), true)],
+            sent_again: vec![0, 0, 3],
         };
         (panel, measured)
     }
@@ -588,6 +597,7 @@ mod tests {
         result.write(&mut table).unwrap();
         assert!(table.contains("waits for the lock 85/85 %"), "{table}");
         assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
+        assert!(table.contains("3 segments sent again"));
         assert!(table.contains("say little"), "the cores are far apart");
         assert!(result.rows[0].lock_wait_share.is_empty());
     }

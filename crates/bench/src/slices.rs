@@ -21,6 +21,10 @@ const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
 
+/// Waiting for a core for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
+/// but waits add up, and rows on an undisturbed machine wait for a fraction of a millisecond.
+const LONG_WAIT: Duration = Duration::from_millis(20);
+
 /// What one row did in one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
@@ -52,12 +56,15 @@ pub struct Measured {
     pub accounts: Vec<Vec<Account>>,
     /// For each thread, the core that it was on and whether it was pinned.
     pub threads: Vec<(Option<usize>, bool)>,
+    /// For each row, segments that were sent again, which is excused where a thread waited long for its core.
+    pub sent_again: Vec<u64>,
 }
 
 /// What the threads are told to do.
 #[derive(Clone, Copy)]
 struct Order {
     number: u64,
+    given: Instant,
     row: usize,
     /// When the row's own clock was at zero.
     clock: Instant,
@@ -111,12 +118,15 @@ impl Control {
 fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> Sample {
     seat.observe(order.observe);
     let begin = Instant::now();
+    let whole = (begin, seat.bytes(), topology::waited_ns());
     let mut from = None;
     loop {
         let now = Instant::now();
         if from.is_none() && now - begin >= WARM_UP {
             from = Some((now, seat.bytes(), topology::waited_ns()));
         }
+        let clock = (now - order.clock).as_nanos() as u64;
+        seat.turn(time::Instant::from_nanos(clock));
         // ORDERING: Relaxed both, a wish.
         if first && now - begin >= order.slice + WARM_UP {
             stop.store(true, Ordering::Relaxed);
@@ -124,11 +134,9 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> S
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let clock = (now - order.clock).as_nanos() as u64;
-        seat.turn(time::Instant::from_nanos(clock));
     }
-    let (start, bytes, waited) =
-        from.unwrap_or_else(|| (begin, seat.bytes(), topology::waited_ns()));
+    // A slice that was over before it was warm has nothing else.
+    let (start, bytes, waited) = from.unwrap_or(whole);
     let ns = (start.elapsed().as_nanos() as u64).max(1);
     Sample {
         ns,
@@ -150,12 +158,16 @@ fn work(
         number = order.number;
         if let Some(seat) = seats.get_mut(order.row).and_then(Option::as_mut) {
             let before = seat.account();
+            let late = order.given.elapsed();
+            let waited = topology::waited_ns();
             let sample = drive(seat.as_mut(), order, id == 0, &control.stop);
+            let waited = Duration::from_nanos(topology::waited_ns() - waited);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
             let _ = done.send(Report {
                 id,
                 sample,
+                missed: late + waited,
                 core,
                 pinned,
                 account: seat.account().since(&before),
@@ -168,6 +180,8 @@ fn work(
 struct Report {
     id: usize,
     sample: Sample,
+    /// How long the thread waited for its core, from when the order was given.
+    missed: Duration,
     core: Option<usize>,
     pinned: bool,
     account: Account,
@@ -182,6 +196,9 @@ struct Conductor<'a> {
     clocks: Vec<Duration>,
     seats: Vec<usize>,
     threads: Vec<(Option<usize>, bool)>,
+    /// How long a thread of each row waited for its core in the worst slice, the time included in which it had
+    /// its order and did not begin.
+    longest_wait: Vec<Duration>,
 }
 
 impl Conductor<'_> {
@@ -191,6 +208,7 @@ impl Conductor<'_> {
         let begin = Instant::now();
         self.control.give(Some(Order {
             number: self.number,
+            given: begin,
             row,
             clock: begin - self.clocks[row],
             slice: self.slice,
@@ -211,6 +229,8 @@ impl Conductor<'_> {
             if report.id == 0 {
                 whole.ns = report.sample.ns;
             }
+            let longest = &mut self.longest_wait[row];
+            *longest = report.missed.max(*longest);
             whole.bytes += report.sample.bytes;
             whole.waited = whole.waited.max(report.sample.waited);
             accounts[report.id] = report.account;
@@ -250,8 +270,11 @@ pub fn measure(
     rounds: usize,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Measured, String> {
-    with_threads(rows, slice, |conductor| {
-        conduct(conductor, rounds, progress)
+    let measure = |conductor: &mut Conductor<'_>| conduct(conductor, rounds, progress);
+    let (measured, sent_again) = with_threads(rows, slice, measure)?;
+    Ok(Measured {
+        sent_again,
+        ..measured
     })
 }
 
@@ -269,6 +292,7 @@ pub fn sample(row: Row, slice: Duration, enough: &mut dyn FnMut() -> bool) -> Re
         }
         Err(format!("not enough in {MOST_SLICES} slices"))
     })
+    .map(|_| ())
 }
 
 /// Slices after which [`sample`] gives up.
@@ -279,7 +303,7 @@ fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
     conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, String>,
-) -> Result<R, String> {
+) -> Result<(R, Vec<u64>), String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
     let clocks = rows
@@ -310,6 +334,7 @@ fn with_threads<R>(
             clocks,
             seats: lengths,
             threads: vec![(None, false); threads],
+            longest_wait: vec![Duration::ZERO; rows.len()],
         };
         let result = conduct(&mut conductor);
         control.give(None);
@@ -319,10 +344,11 @@ fn with_threads<R>(
                 row.seats.extend(seat);
             }
         }
-        for row in &rows {
-            row.check()?;
+        for (row, longest) in rows.iter().zip(&conductor.longest_wait) {
+            row.check(*longest >= LONG_WAIT)?;
         }
-        result
+        let sent_again = rows.iter().map(Row::sent_again).collect();
+        result.map(|result| (result, sent_again))
     })
 }
 
@@ -357,6 +383,7 @@ fn conduct(
         repeated,
         accounts,
         threads: conductor.threads.clone(),
+        sent_again: Vec::new(),
     })
 }
 

@@ -141,6 +141,10 @@ impl App {
         }
     }
 
+    pub(crate) fn sent_again(&self) -> u64 {
+        self.wire.sent_again()
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         for End {
             ended,

@@ -61,7 +61,12 @@ pub(crate) trait Seat: Send {
     /// measuring. Only variants with primaries do it.
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
 
-    /// Says what went wrong so far, if anything did.
+    /// Segments that were sent again so far; told by one seat of a row.
+    fn sent_again(&self) -> u64 {
+        0
+    }
+
+    /// Says what else went wrong so far, if anything did.
     fn check(&self) -> Result<(), String>;
 }
 
@@ -150,18 +155,33 @@ impl Row {
         for seat in &mut self.seats {
             seat.verify(false);
         }
-        self.check()
+        self.check(false)
     }
 
     fn bytes(&self) -> u64 {
         self.seats.iter().map(|seat| seat.bytes()).sum()
     }
 
-    /// What went wrong in any seat.
+    /// Segments that were sent again.
+    pub(crate) fn sent_again(&self) -> u64 {
+        self.seats.iter().map(|seat| seat.sent_again()).sum()
+    }
+
+    /// What went wrong in any seat. That something was sent again is excused where a thread had to wait for its
+    /// core for so long that it had to be.
     ///
     /// # Errors
     /// The first complaint.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self, waited_long: bool) -> Result<(), String> {
+        match self.sent_again() {
+            1.. if waited_long => {}
+            0 => {}
+            again => {
+                return Err(format!(
+                    "{self:?}: the peer saw {again} segments sent again"
+                ));
+            }
+        }
         for seat in &self.seats {
             seat.check().map_err(|what| format!("{self:?}: {what}"))?;
         }

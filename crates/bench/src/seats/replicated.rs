@@ -164,6 +164,10 @@ impl Seat for WorkerSeat {
         }
     }
 
+    fn sent_again(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::sent_again)
+    }
+
     fn check(&self) -> Result<(), String> {
         if let Some(app) = &self.app {
             app.check()?;

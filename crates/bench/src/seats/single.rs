@@ -56,6 +56,10 @@ impl Seat for SingleSeat {
         }
     }
 
+    fn sent_again(&self) -> u64 {
+        self.app.sent_again()
+    }
+
     fn check(&self) -> Result<(), String> {
         self.app.check()?;
         let bad = self.single.replica().stats().bad_checksum;

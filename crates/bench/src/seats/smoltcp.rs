@@ -384,6 +384,10 @@ impl Seat for SmoltcpSeat {
         self.payload = on.then(|| Expected::of(&self.workload));
     }
 
+    fn sent_again(&self) -> u64 {
+        self.wire.sent_again()
+    }
+
     fn check(&self) -> Result<(), String> {
         let wrong: u64 = self.ends.iter().map(|end| end.wrong).sum();
         if wrong > 0 {
