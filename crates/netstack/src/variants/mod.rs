@@ -3,10 +3,12 @@
 //! | variant | what it is |
 //! |---|---|
 //! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
+//! | [`locked`] | one state, one lock around it, any thread processes any packet |
 //! | [`replicated`] | one log, a copy of the state per thread, costly work by each request's primary |
 //!
 //! None of them holds a protocol rule. All can be driven by hand: time is an argument, every step is a call.
 
+pub mod locked;
 pub mod replicated;
 pub mod single;
 
