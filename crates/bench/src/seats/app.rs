@@ -146,6 +146,17 @@ impl App {
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
+        self.check_streams()?;
+        self.wire.check()
+    }
+
+    /// As [`App::check`], of a stack that may reorder what arrives, and says so to the peer.
+    pub(crate) fn check_reordering(&self) -> Result<(), String> {
+        self.check_streams()?;
+        self.wire.check_reordering()
+    }
+
+    fn check_streams(&self) -> Result<(), String> {
         for End {
             ended,
             wrong,
@@ -160,7 +171,7 @@ impl App {
                 return Err(format!("{wrong} octets arrived wrong"));
             }
         }
-        self.wire.check()
+        Ok(())
     }
 }
 

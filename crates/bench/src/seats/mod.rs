@@ -2,6 +2,7 @@
 
 mod app;
 pub mod limit;
+pub mod locked;
 pub mod replicated;
 pub(crate) mod shares;
 pub mod single;
@@ -248,6 +249,20 @@ pub const VARIANTS: &[Variant] = &[
         scales: false,
         can: |_, workload| processes(workload),
         make: single::row,
+    },
+    Variant {
+        name: "locked-mutex",
+        about: "one state behind a mutex, any core takes any packet",
+        scales: true,
+        can: |_, workload| processes(workload),
+        make: locked::mutex,
+    },
+    Variant {
+        name: "locked-mcs",
+        about: "the same behind a queue lock",
+        scales: true,
+        can: |_, workload| processes(workload),
+        make: locked::mcs,
     },
     Variant {
         name: "replicated",

@@ -1,0 +1,302 @@
+//! One state behind a lock: whole transfers over a bad wire, by hand and by threads, and agreement with `single`.
+
+use std::io::Write;
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use dominoes_drivers::memory::{self, Faults, MemoryConfig};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::locked::{self, Group, Hold, Layout, LockKind, Mcs, Worker};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Entry, Recorder, Recording, SocketError, TcpStream};
+
+fn setup(last: u8) -> Setup {
+    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+fn octet(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// A small generator, so that a failure is repeated by its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// One end of a transfer in both directions at once, driven without blocking.
+struct End {
+    stream: TcpStream,
+    written: u64,
+    read: u64,
+    total: u64,
+}
+
+impl End {
+    fn new(stream: TcpStream, total: u64) -> End {
+        End {
+            stream,
+            written: 0,
+            read: 0,
+            total,
+        }
+    }
+
+    /// Writes and reads what it can. Whether both directions are complete.
+    fn turn(&mut self) -> bool {
+        let len = (self.total - self.written).min(5_000);
+        let chunk: Vec<u8> = (self.written..self.written + len).map(octet).collect();
+        match self.stream.try_write(&chunk) {
+            Ok(wrote) => self.written += wrote as u64,
+            Err(SocketError::WouldBlock) => {}
+            Err(error) => panic!("after {} octets: {error}", self.written),
+        }
+        let mut buffer = [0; 4_096];
+        match self.stream.try_read(&mut buffer) {
+            Ok(got) => {
+                for byte in &buffer[..got] {
+                    assert_eq!(*byte, octet(self.read), "octet {}", self.read);
+                    self.read += 1;
+                }
+            }
+            Err(SocketError::WouldBlock) => {}
+            Err(error) => panic!("after {} octets: {error}", self.read),
+        }
+        self.read == self.total && self.written == self.total
+    }
+}
+
+/// One step of one worker.
+fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, dice: &mut Dice) {
+    match dice.roll(7) {
+        0 => _ = worker.pump(now),
+        1 => _ = worker.prepare(),
+        2 | 3 => _ = worker.apply(),
+        4 | 5 => _ = worker.perform(),
+        _ => _ = worker.send(),
+    }
+}
+
+/// A wire that loses, repeats, reorders and damages frames, both ways.
+fn bad_wire(seed: u64) -> MemoryConfig {
+    let faults = Faults::new(seed)
+        .loss(10_000)
+        .duplicate(10_000)
+        .reorder(20_000, 4)
+        .corrupt(10_000);
+    MemoryConfig::default()
+        .rx_checksum_valid(false)
+        .faults(faults)
+}
+
+/// A log in memory.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A transfer both ways between a group whose workers take random steps, and `single`; afterwards `single` replays the
+/// requests in the order in which they went through the lock, and has to end in the same state. Returns how many
+/// segments were misordered at the lock.
+fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
+    println!("{} with {workers} workers, seed {seed:#x}", K::NAME);
+    let mut dice = Dice(seed | 1);
+    let (near, far) = memory::pair(bad_wire(seed));
+    let mut layout = Layout::default();
+    layout.workers = workers;
+    layout.window = 64;
+    layout.keep_order = true;
+    let log = Memory::default();
+    let mut ours = setup(1);
+    ours.recorder = Some(Recorder::new(Box::new(log.clone()), &ours.limits).unwrap());
+    let mut group = Group::<K>::new(ours, layout, Box::new(near)).unwrap();
+    let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
+    let listener = group.sockets().listen(7, 4).unwrap();
+    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
+    let mut ends: Vec<End> = Vec::new();
+    for round in 1..2_000_000u64 {
+        let now = Instant::from_nanos(round * 20_000);
+        for _ in 0..8 {
+            let which = dice.roll(workers as u64) as usize;
+            step(&mut group.workers()[which], now, &mut dice);
+        }
+        peer.turn(now);
+        if let Some(open) = &mut opening
+            && let Some(stream) = open.try_finish().unwrap()
+        {
+            ends.push(End::new(stream, total));
+            opening = None;
+        }
+        if let Ok((stream, _)) = listener.try_accept() {
+            ends.push(End::new(stream, total));
+        }
+        let done = ends.iter_mut().map(End::turn).filter(|done| *done).count();
+        if done == 2 {
+            for worker in group.workers() {
+                while worker.prepare() || worker.apply() || worker.perform() {}
+                assert_eq!(worker.stats().diverged, 0);
+            }
+            replayed(&mut group, &log);
+            let stats = group.workers().iter().map(|w| w.lock_stats());
+            return stats.map(|s| s.misordered).sum();
+        }
+    }
+    panic!("the transfer stands still: seed {seed:#x}");
+}
+
+/// `single` applies the recorded requests in the order of the lock.
+fn replayed<K: LockKind>(group: &mut Group<K>, log: &Memory) {
+    drop(group.take_recorder());
+    let bytes = log.0.lock().unwrap();
+    let recording = Recording::open(&bytes[..]).unwrap();
+    let mut entries: Vec<Entry> = recording.map(Result::unwrap).collect();
+    let order = group.order();
+    assert_eq!(order.len(), entries.len());
+    // What the application wrote is in the ring when the pump says so, and so before any later request.
+    let mut written: Vec<_> = entries.iter_mut().map(|e| e.written.take()).collect();
+    let (device, far) = memory::pair(MemoryConfig::default());
+    drop(far);
+    let mut single = Single::new(setup(1), Box::new(device)).unwrap();
+    let mut in_ring = 0;
+    for position in order {
+        let mut entry = entries[position as usize].clone();
+        for some in &mut written[in_ring.min(position as usize + 1)..=position as usize] {
+            if let Some(some) = some.take() {
+                match &mut entry.written {
+                    Some(first) => first.bytes.extend(some.bytes),
+                    none => *none = Some(some),
+                }
+            }
+        }
+        in_ring = in_ring.max(position as usize + 1);
+        single.replay(&entry);
+    }
+    let difference = group.inspect(|state| state.first_difference(single.replica()));
+    assert_eq!(difference, None);
+    let fingerprint =
+        group.inspect(|state| (state.fingerprint(), state.fold(), state.frames().next));
+    let replica = single.replica();
+    assert_eq!(
+        fingerprint,
+        (replica.fingerprint(), replica.fold(), replica.frames().next)
+    );
+}
+
+#[test]
+fn every_octet_arrives_whatever_steps_the_workers_take_and_single_replays_them_to_the_same_state() {
+    let mut misordered = 0;
+    for workers in 1..=4 {
+        for seed in 1..=4 {
+            let seed = seed * 0x9e37_79b9 + workers as u64;
+            let at_mutex = by_hand::<locked::Mutex>(workers, seed, 100_000);
+            let at_mcs = by_hand::<Mcs>(workers, seed, 100_000);
+            // One thread drives all, so the kind of lock decides nothing.
+            assert_eq!(at_mutex, at_mcs);
+            if workers == 1 {
+                assert_eq!(at_mutex, 0, "one worker keeps the order");
+            }
+            misordered += at_mutex;
+        }
+    }
+    assert!(
+        misordered > 100,
+        "batches hardly overtook each other: {misordered}"
+    );
+}
+
+/// A transfer both ways between a group on as many threads as workers, and `single` on this one.
+fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
+    println!("{} on {workers} threads, {hold:?}, seed {seed:#x}", K::NAME);
+    let (near, far) = memory::pair(bad_wire(seed));
+    let mut layout = Layout::default();
+    layout.workers = workers;
+    layout.window = 64;
+    layout.hold = hold;
+    let group = Group::<K>::new(setup(1), layout, Box::new(near)).unwrap();
+    let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
+    let listener = group.sockets().listen(7, 4).unwrap();
+    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
+    let start = std::time::Instant::now();
+    let now = || Instant::from_nanos(start.elapsed().as_nanos() as u64);
+    let stop = AtomicBool::new(false);
+    let (mut ours, mut theirs): (Option<End>, Option<End>) = (None, None);
+    thread::scope(|scope| {
+        let run = |mut worker: Worker<K>| {
+            let (stop, now) = (&stop, &now);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if worker.turn(now()) == 0 {
+                        thread::yield_now();
+                    }
+                }
+                (worker.stats(), worker.lock_stats())
+            })
+        };
+        let threads: Vec<_> = group.into_workers().into_iter().map(run).collect();
+        let stands_still = || start.elapsed() > std::time::Duration::from_secs(60);
+        let (mut heard, mut told) = (false, false);
+        while !(heard && told) && !stands_still() {
+            if peer.turn(now()) == 0 {
+                thread::yield_now();
+            }
+            if let Some(open) = &mut opening
+                && let Some(stream) = open.try_finish().unwrap()
+            {
+                theirs = Some(End::new(stream, total));
+                opening = None;
+            }
+            if let Ok((stream, _)) = listener.try_accept() {
+                ours = Some(End::new(stream, total));
+            }
+            heard = ours.as_mut().is_some_and(End::turn);
+            told = theirs.as_mut().is_some_and(End::turn);
+        }
+        stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            let (effects, lock) = thread.join().unwrap();
+            assert_eq!(effects.diverged, 0);
+            assert!(lock.contended <= lock.acquisitions && lock.misordered <= lock.segments);
+        }
+        assert!(heard && told, "the transfer stands still");
+    });
+}
+
+#[test]
+fn every_octet_arrives_with_one_to_four_threads_at_either_lock() {
+    for workers in 1..=4 {
+        for hold in [Hold::Batch, Hold::Run] {
+            by_threads::<locked::Mutex>(workers, hold, 11 + workers as u64, 300_000);
+            by_threads::<Mcs>(workers, hold, 23 + workers as u64, 300_000);
+        }
+    }
+}
+
+#[test]
+fn a_layout_out_of_range_is_refused() {
+    for (workers, window) in [(0, 512), (57, 512), (2, 32), (2, 100)] {
+        let (near, _) = memory::pair(MemoryConfig::default());
+        let mut layout = Layout::default();
+        layout.workers = workers;
+        layout.window = window;
+        assert!(Group::<Mcs>::new(setup(1), layout, Box::new(near)).is_err());
+    }
+}
