@@ -89,10 +89,13 @@ fn search(workload: &Workload) -> Result<Search, String> {
 }
 
 /// The payload of every prebuilt segment of a round, and what the application reads of each.
+pub(crate) type Segments = (Vec<Vec<u8>>, Vec<u8>);
+
+/// What the peer sends, if there is a processor.
 ///
 /// # Errors
 /// As [`processor`].
-pub(crate) fn segments(workload: &Workload) -> Result<Option<(Vec<Vec<u8>>, Vec<u8>)>, String> {
+pub(crate) fn segments(workload: &Workload) -> Result<Option<Segments>, String> {
     let Some(processor) = processor(workload)? else {
         return Ok(None);
     };

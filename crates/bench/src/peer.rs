@@ -323,7 +323,7 @@ impl PeerRx {
             data: copies(&segments, workload.buffer_bytes(), frames, checksum),
             data_patches: segments.iter().map(patch).collect(),
             marked,
-            acks: copies(&[ack.clone()], ACK_BUFFER, ACKS, checksum),
+            acks: copies(core::slice::from_ref(&ack), ACK_BUFFER, ACKS, checksum),
             ack_patch: Patch::new(&ack),
             wire,
             role,

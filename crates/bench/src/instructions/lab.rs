@@ -14,7 +14,7 @@ use dominoes_drivers::{
     RxStats, TxFrame, TxStats, Waker,
 };
 
-use crate::headers::{self, Ends, HEADERS, Patch, Seen, flags};
+use crate::headers::{self, Ends, HEADERS, Numbers, Patch, Seen, flags};
 use crate::seats::Direction;
 use crate::workload;
 
@@ -185,12 +185,12 @@ impl LabRx {
                 // Timestamps take their room from every segment, whatever the MSS says (RFC 6691).
                 let room = if self.plan.timestamps { TIMESTAMPS } else { 0 };
                 let mss = (self.plan.segment + room) as u16;
-                let mut options = headers::syn_options(mss, PEER_SCALE).to_vec();
+                let mut options = headers::syn_options(mss, PEER_SCALE, false);
                 if self.plan.timestamps {
                     options.extend(timestamps(0));
                 }
                 let mut syn = headers::frame(&self.ends, flags::SYN, u16::MAX, &options, &[]);
-                Patch::new(&syn).bare(&mut syn, PEER_ISS, 0);
+                Patch::new(&syn).bare(&mut syn, &self.numbers(PEER_ISS, 0));
                 out.push(self.finished(&syn));
                 self.phase = Phase::SynSent;
             }
@@ -212,7 +212,7 @@ impl LabRx {
         let options: &[u8] = if self.plan.timestamps { &option } else { &[] };
         let mut ack = headers::frame(&self.ends, flags::ACK, u16::MAX, options, &[]);
         let template = match self.plan.direction {
-            Direction::Receive => {
+            Direction::Receive | Direction::Both => {
                 let payload = workload::bytes(1, self.plan.segment as usize);
                 headers::frame(&self.ends, flags::ACK, u16::MAX, options, &payload)
             }
@@ -221,8 +221,19 @@ impl LabRx {
         self.patch = Patch::new(&template);
         self.len = template.len();
         self.pool = (0..FRAMES).map(|_| self.finished(&template)).collect();
-        Patch::new(&ack).bare(&mut ack, sequence(PEER_ISS, 0), sequence(self.iss, 0));
+        let numbers = self.numbers(sequence(PEER_ISS, 0), sequence(self.iss, 0));
+        Patch::new(&ack).bare(&mut ack, &numbers);
         out.push(self.finished(&ack));
+    }
+
+    /// What differs between frames; the timestamps do not, as the peer's clock stands still.
+    fn numbers(&self, seq: u32, ack: u32) -> Numbers {
+        Numbers {
+            port: self.ends.from.port(),
+            seq,
+            ack,
+            stamp: (0, 0),
+        }
     }
 
     fn finished(&self, bytes: &[u8]) -> Frame {
@@ -242,9 +253,10 @@ impl LabRx {
         let open = (open as i32).max(0) as usize / self.plan.segment as usize;
         let count = (allowed as usize).min(open).min(max).min(self.pool.len());
         let ack = sequence(self.iss, self.acked);
+        let mut numbers = self.numbers(0, ack);
         for mut frame in self.pool.drain(..count) {
-            let seq = sequence(PEER_ISS, self.offset);
-            self.patch.bare(frame.bytes_mut(), seq, ack);
+            numbers.seq = sequence(PEER_ISS, self.offset);
+            self.patch.bare(frame.bytes_mut(), &numbers);
             self.offset += segment;
             out.push(frame);
         }
@@ -257,10 +269,11 @@ impl LabRx {
         let count = ((received - self.acked) / two) as usize;
         let seq = sequence(PEER_ISS, self.offset);
         let count = count.min(max).min(self.pool.len());
+        let mut numbers = self.numbers(seq, 0);
         for mut frame in self.pool.drain(..count) {
             self.acked += two;
-            let ack = sequence(self.iss, self.acked);
-            self.patch.bare(frame.bytes_mut(), seq, ack);
+            numbers.ack = sequence(self.iss, self.acked);
+            self.patch.bare(frame.bytes_mut(), &numbers);
             out.push(frame);
         }
     }

@@ -85,6 +85,7 @@ impl<K: LockKind> Seat for LockedSeat<K> {
 
     fn account(&self) -> Account {
         let effects = self.worker.stats();
+        let lock = self.worker.lock_stats();
         let pump = self
             .app
             .as_ref()
@@ -95,6 +96,9 @@ impl<K: LockKind> Seat for LockedSeat<K> {
             segments: pump.segments,
             runs: pump.runs,
             log_full: pump.log_full,
+            lock_wait_ns: lock.waited_ns,
+            lock_acquired: lock.acquisitions,
+            misordered: lock.misordered,
             ..Account::default()
         }
     }
