@@ -77,7 +77,7 @@
 //! |---|---|
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
-//! | [`PrimaryPolicy`], [`Members`] | who does the costly part of an entry |
+//! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
 //! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Replica`] | pinned threads that run state machines |
 //! | [`Fingerprints`] | do the copies still agree? |
@@ -155,7 +155,10 @@ pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, NoBatch, SubscribeError, TryPublishError};
 pub use log::{Log, channel, channel_with_slots};
 pub use membership::{Entry, Members};
-pub use primary::{ByPosition, PrimaryPolicy};
+pub use primary::{
+    Assignment, Balancer, ByKind, ByLoad, ByPosition, ByPublisher, Greedy, Kind, PrimaryPolicy,
+    Shares, Weights, Work,
+};
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;
 pub use seq::Seq;

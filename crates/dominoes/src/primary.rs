@@ -1,10 +1,120 @@
-//! Who does the costly work of a request: policies that every replica computes for itself.
+//! Who does the costly work of a request: policies.
+//!
+//! A policy answers one question of a replica: is this piece of work mine? There are two ways to
+//! make sure that exactly one replica hears yes. Either all compute the same answer from what they
+//! all know, which is a [`PrimaryPolicy`] and costs no atomics; or they race for a word, which is
+//! [`Greedy`]. Both are an [`Assignment`], so a loop that takes one as a type parameter runs any of
+//! them, without dynamic dispatch.
+//!
+//! | policy | who is primary | agreed by | in the dissertation |
+//! |---|---|---|---|
+//! | [`ByPosition`] | chunk `c` goes to replica `c % replicas` | arithmetic | |
+//! | [`Greedy`] | whoever comes first | one compare-and-swap a chunk | section 3.2.4, algorithm 1 |
+//! | [`ByPublisher`] | whom the publisher named | the stamp in the entry | sections 3.2.4, 6.1.4 |
+//! | [`ByKind`] | kinds of work have replicas of their own | arithmetic | sections 3.1.4, 5.4.4 |
+//! | [`ByLoad`] | chunks follow measured speed | weights that stand in the log | answers section 6.1.4 |
+//!
+//! The dissertation is C. D. Sizemore, *Parallel network protocol stacks using replication*,
+//! University of New Mexico, 2011.
+
+mod greedy;
+mod load;
+mod shares;
+
+pub use greedy::Greedy;
+pub use load::{Balancer, ByLoad, Weights};
+pub use shares::Shares;
+
+/// A kind of work, numbered by the user from 0: deliveries, say, and outgoing frames. Each kind
+/// counts its chunks by itself.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kind(pub u8);
+
+/// A piece of work that has one primary: a chunk of entries, or a chunk of whatever applying
+/// numbers.
+///
+/// ```
+/// use dominoes::{Kind, Work};
+/// let frames = Kind(1);
+/// let work = Work::chunk(7).of(frames).stamped(2);
+/// assert_eq!((work.chunk, work.kind, work.stamp), (7, frames, Some(2)));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// What it is.
+    pub kind: Kind,
+    /// Its number among the chunks of its kind, ascending from 0.
+    pub chunk: u64,
+    /// The primary that the publisher named, if it did; the same in all entries of the chunk.
+    pub stamp: Option<u16>,
+}
+
+impl Work {
+    /// A chunk of the first kind, without a stamp.
+    #[inline]
+    pub const fn chunk(chunk: u64) -> Self {
+        Work {
+            kind: Kind(0),
+            chunk,
+            stamp: None,
+        }
+    }
+
+    /// The same of another kind.
+    #[inline]
+    pub const fn of(self, kind: Kind) -> Self {
+        Work { kind, ..self }
+    }
+
+    /// The same with a primary that the publisher named.
+    #[inline]
+    pub const fn stamped(self, replica: u16) -> Self {
+        Work {
+            stamp: Some(replica),
+            ..self
+        }
+    }
+}
 
 /// Names the primary of a chunk of positions. Every replica asks the same question and must get the
 /// same answer.
 pub trait PrimaryPolicy {
-    /// The replica, below `replicas`, that is primary for chunk number `chunk`.
+    /// The replica, below `replicas`, that is primary for chunk number `chunk` of the first kind.
     fn primary(&self, chunk: u64, replicas: usize) -> usize;
+
+    /// The replica, below `replicas`, that is primary for `work`. The kind and the stamp make no
+    /// difference, unless the policy says so.
+    #[inline]
+    fn primary_of(&self, work: Work, replicas: usize) -> usize {
+        self.primary(work.chunk, replicas)
+    }
+}
+
+/// Tells replicas what work is theirs: each piece belongs to exactly one of them.
+///
+/// Every [`PrimaryPolicy`] is one. The answer for a piece of work does not change, so one may ask
+/// again; nobody ever waits for it.
+///
+/// ```
+/// use dominoes::{Assignment, ByPosition, Greedy, Work};
+///
+/// fn share_of<A: Assignment>(policy: &A, replica: usize) -> usize {
+///     (0..12).filter(|c| policy.is_mine(Work::chunk(*c), replica, 3)).count()
+/// }
+/// assert_eq!(share_of(&ByPosition, 0), 4);
+/// let greedy = Greedy::new(&[16]);
+/// assert_eq!((share_of(&greedy, 0), share_of(&greedy, 1)), (12, 0)); // first come, first served
+/// ```
+pub trait Assignment {
+    /// Whether replica `me`, one of `replicas`, is the primary of `work`.
+    fn is_mine(&self, work: Work, me: usize, replicas: usize) -> bool;
+}
+
+impl<P: PrimaryPolicy> Assignment for P {
+    #[inline]
+    fn is_mine(&self, work: Work, me: usize, replicas: usize) -> bool {
+        self.primary_of(work, replicas) == me
+    }
 }
 
 /// The chunks go round: chunk `c` belongs to replica `c % replicas`. No atomics at all.
@@ -21,5 +131,156 @@ impl PrimaryPolicy for ByPosition {
     fn primary(&self, chunk: u64, replicas: usize) -> usize {
         assert!(replicas > 0, "somebody must be primary");
         (chunk % replicas as u64) as usize
+    }
+}
+
+/// The publisher names the primary in the entry, which is useful when a series of entries had
+/// better stay with one replica (dissertation, sections 3.2.4 and 6.1.4). Work without a stamp, or
+/// whose stamp names nobody, goes by position.
+///
+/// ```
+/// use dominoes::{ByPublisher, PrimaryPolicy, Work};
+/// assert_eq!(ByPublisher.primary_of(Work::chunk(7).stamped(2), 3), 2);
+/// assert_eq!(ByPublisher.primary_of(Work::chunk(7).stamped(9), 3), 1); // 9 has left
+/// assert_eq!(ByPublisher.primary_of(Work::chunk(7), 3), 1);
+/// ```
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ByPublisher;
+
+impl PrimaryPolicy for ByPublisher {
+    #[inline]
+    fn primary(&self, chunk: u64, replicas: usize) -> usize {
+        ByPosition.primary(chunk, replicas)
+    }
+
+    #[inline]
+    fn primary_of(&self, work: Work, replicas: usize) -> usize {
+        match work.stamp {
+            Some(replica) if usize::from(replica) < replicas => replica.into(),
+            _ => self.primary(work.chunk, replicas),
+        }
+    }
+}
+
+/// Each kind of work goes round among replicas of its own: specialized primaries (dissertation,
+/// sections 3.1.4 and 5.4.4), where one domain delivers payload and another makes acknowledgments.
+///
+/// A kind whose replicas are all absent, or that was not named, goes round among all that are
+/// there. So work is never left lying because the group is smaller than the policy thought.
+///
+/// ```
+/// use dominoes::{ByKind, Kind, PrimaryPolicy, Work};
+/// let (payload, frames) = (Kind(0), Kind(1));
+/// let policy = ByKind::new(&[&[0, 1], &[2]]); // payload to 0 and 1, frames to 2
+/// let primary = |chunk, kind| policy.primary_of(Work::chunk(chunk).of(kind), 3);
+/// assert_eq!([0, 1, 2, 3].map(|chunk| primary(chunk, payload)), [0, 1, 0, 1]);
+/// assert_eq!([0, 1, 2, 3].map(|chunk| primary(chunk, frames)), [2; 4]);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ByKind {
+    /// A bit for each replica that takes this kind.
+    takers: Box<[u64]>,
+}
+
+impl ByKind {
+    /// `replicas_of[k]` take the work of kind `k`.
+    ///
+    /// # Panics
+    /// If a replica is numbered 64 or more.
+    pub fn new(replicas_of: &[&[usize]]) -> Self {
+        let bits = |replicas: &&[usize]| {
+            replicas.iter().fold(0u64, |bits, &replica| {
+                assert!(replica < 64, "replica {replica} is beyond 63");
+                bits | 1 << replica
+            })
+        };
+        ByKind {
+            takers: replicas_of.iter().map(bits).collect(),
+        }
+    }
+
+    /// Two kinds: the first to the lower replicas, the second to the upper ones; with an odd number
+    /// the first has one more, and a single replica does everything.
+    pub fn halves(replicas: usize) -> Self {
+        let (first, second): (Vec<usize>, Vec<usize>) =
+            (0..replicas).partition(|replica| *replica < replicas.div_ceil(2));
+        Self::new(&[&first, &second])
+    }
+}
+
+impl PrimaryPolicy for ByKind {
+    #[inline]
+    fn primary(&self, chunk: u64, replicas: usize) -> usize {
+        self.primary_of(Work::chunk(chunk), replicas)
+    }
+
+    #[inline]
+    fn primary_of(&self, work: Work, replicas: usize) -> usize {
+        let there = if replicas < 64 {
+            (1u64 << replicas) - 1
+        } else {
+            u64::MAX
+        };
+        let takers = self
+            .takers
+            .get(usize::from(work.kind.0))
+            .map_or(0, |takers| takers & there);
+        if takers == 0 {
+            return ByPosition.primary(work.chunk, replicas);
+        }
+        let mut rest = takers;
+        for _ in 0..work.chunk % u64::from(takers.count_ones()) {
+            rest &= rest - 1;
+        }
+        rest.trailing_zeros() as usize
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn works() -> impl Iterator<Item = Work> {
+        (0..3u8).flat_map(|kind| {
+            (0..200).map(move |chunk| {
+                let work = Work::chunk(chunk).of(Kind(kind));
+                match chunk % 3 {
+                    0 => work,
+                    stamp => work.stamped(stamp as u16 * 3),
+                }
+            })
+        })
+    }
+
+    /// The property that every policy owes: each piece of work has exactly one primary.
+    fn each_piece_has_one_primary(policy: &impl Assignment, replicas: usize) {
+        for work in works() {
+            let takers = (0..replicas).filter(|me| policy.is_mine(work, *me, replicas));
+            assert_eq!(takers.count(), 1, "{work:?} among {replicas}");
+        }
+    }
+
+    #[test]
+    fn every_policy_gives_each_piece_of_work_to_one_replica() {
+        for replicas in [1, 2, 3, 5, 8] {
+            each_piece_has_one_primary(&ByPosition, replicas);
+            each_piece_has_one_primary(&ByPublisher, replicas);
+            each_piece_has_one_primary(&ByKind::halves(replicas), replicas);
+            each_piece_has_one_primary(&ByKind::new(&[&[63], &[0, 5]]), replicas);
+            each_piece_has_one_primary(&Greedy::new(&[256; 3]), replicas);
+            let mut load = ByLoad::new(3, 64);
+            load.change(Kind(1), 50, Weights::of(&[3, 1, 0, 9, 1, 1, 1, 200]));
+            each_piece_has_one_primary(&load, replicas);
+        }
+    }
+
+    #[test]
+    fn halves_keep_kinds_apart_when_there_are_two_replicas() {
+        let policy = ByKind::halves(2);
+        for chunk in 0..9 {
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(0)), 2), 0);
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(1)), 2), 1);
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(1)), 1), 0);
+        }
     }
 }

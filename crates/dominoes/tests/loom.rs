@@ -8,8 +8,8 @@
 #![cfg(loom)]
 
 use dominoes::{
-    BatchError, EventCount, NoBatch, Park, Publisher, Role, Spin, Standing, Subscription,
-    TryPublishError, Units, Verdicts, Wait,
+    Assignment, BatchError, EventCount, Greedy, NoBatch, Park, Publisher, Role, Spin, Standing,
+    Subscription, TryPublishError, Units, Verdicts, Wait, Work,
 };
 use loom::{
     sync::{
@@ -731,5 +731,25 @@ fn an_empty_channel_is_empty_until_closed() {
             subscription.try_next_batch().err().unwrap(),
             NoBatch::Closed
         );
+    });
+}
+
+/// Catches: a chunk with two primaries or none, when replicas race for it; a chunk taken again by a
+/// replica that comes a lap late.
+#[test]
+fn greedy_replicas_take_each_chunk_once() {
+    model(3, || {
+        let greedy = Arc::new(Greedy::new(&[1]));
+        // Chunk 1 uses chunk 0's word, and is open as soon as somebody asked for chunk 0.
+        let ask = |greedy: &Greedy, me| [0, 1].map(|c| greedy.is_mine(Work::chunk(c), me, 2));
+        let other = {
+            let greedy = greedy.clone();
+            thread::spawn(move || ask(&greedy, 1))
+        };
+        let mine = ask(&greedy, 0);
+        let theirs = other.join().unwrap();
+        for chunk in [0, 1] {
+            assert!(mine[chunk] != theirs[chunk], "{mine:?} {theirs:?}");
+        }
     });
 }

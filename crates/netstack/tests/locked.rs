@@ -192,11 +192,11 @@ fn replayed<K: LockKind>(group: &mut Group<K>, log: &Memory) {
     let difference = group.inspect(|state| state.first_difference(single.replica()));
     assert_eq!(difference, None);
     let fingerprint =
-        group.inspect(|state| (state.fingerprint(), state.fold(), state.frames().next));
+        group.inspect(|state| (state.fingerprint(), state.post(0), state.frames().next));
     let replica = single.replica();
     assert_eq!(
         fingerprint,
-        (replica.fingerprint(), replica.fold(), replica.frames().next)
+        (replica.fingerprint(), replica.post(0), replica.frames().next)
     );
 }
 

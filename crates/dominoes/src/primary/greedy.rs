@@ -1,0 +1,155 @@
+//! First come, first served.
+
+use super::{Assignment, Kind, Work};
+use crate::sync::{AtomicU64, Ordering};
+use std::fmt;
+
+/// Whoever comes first is primary: one compare-and-swap per chunk, on a word beside the log
+/// (dissertation, section 3.2.4, algorithm 1, and section 6.1.4).
+///
+/// It adapts at once to a replica that is slow, since that one comes later to everything; the price
+/// is a shared word per chunk, and shares that drift (figure 6.1).
+///
+/// A word is found by its chunk's number, and remembers the newest chunk that was taken through it.
+/// So asking again gives the same answer, and a replica that comes so late that the word serves a
+/// later chunk hears no: somebody took its chunk long ago. Nobody waits: a failed swap is an answer.
+///
+/// # What it relies on
+/// Chunks that use the same word, `words` apart, must not both be open: before anybody asks for
+/// chunk `c + words`, somebody has asked for chunk `c`. With chunks of entries that follows when
+/// there are as many words as the ring has chunks of slots and a replica asks before it releases;
+/// with numbered work, when numbers are handed out within a credit of that size.
+pub struct Greedy {
+    /// One line of words per kind.
+    words: Box<[Box<[AtomicU64]>]>,
+}
+
+/// Bits of a word that name the taker; those above hold the chunk's number plus one.
+const TAKER_BITS: u32 = 16;
+
+#[inline]
+fn word(chunk: u64, taker: usize) -> u64 {
+    (chunk + 1) << TAKER_BITS | taker as u64
+}
+
+impl Greedy {
+    /// `words[k]` words for the chunks of kind `k`: at least as many as can be open at once.
+    ///
+    /// # Panics
+    /// If a number of words is not a power of two.
+    pub fn new(words: &[usize]) -> Self {
+        let line = |&n: &usize| {
+            assert!(n.is_power_of_two(), "{n} words are not a power of two");
+            (0..n).map(|_| AtomicU64::new(0)).collect()
+        };
+        Greedy {
+            words: words.iter().map(line).collect(),
+        }
+    }
+
+    /// Who took the newest chunk that went through the word of `work`, if it is that of `work`.
+    ///
+    /// # Panics
+    /// If there are no words for that kind.
+    pub fn taker(&self, work: Work) -> Option<usize> {
+        let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
+        (found >> TAKER_BITS == work.chunk + 1)
+            .then_some((found & ((1 << TAKER_BITS) - 1)) as usize)
+    }
+
+    #[inline]
+    fn at(&self, kind: Kind, chunk: u64) -> &AtomicU64 {
+        let line = &self.words[usize::from(kind.0)];
+        &line[chunk as usize & (line.len() - 1)]
+    }
+}
+
+impl Assignment for Greedy {
+    /// Takes the work for `me` if nobody has.
+    ///
+    /// # Panics
+    /// If there are no words for that kind, or `me` is 65,536 or more.
+    #[inline]
+    fn is_mine(&self, work: Work, me: usize, _replicas: usize) -> bool {
+        assert!(me < 1 << TAKER_BITS, "replica {me} does not fit a word");
+        let at = self.at(work.kind, work.chunk);
+        let mine = word(work.chunk, me);
+        // Relaxed throughout: the word decides who works and publishes nothing. What there is to
+        // do came with the log.
+        let found = at.load(Ordering::Relaxed);
+        if found >> TAKER_BITS > work.chunk {
+            return found == mine;
+        }
+        // Only takers of this very chunk can come between, or the chunks would both be open.
+        at.compare_exchange(found, mine, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+impl fmt::Debug for Greedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<usize> = self.words.iter().map(|line| line.len()).collect();
+        f.debug_struct("Greedy").field("words", &words).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_again_gives_the_same_answer() {
+        let greedy = Greedy::new(&[4]);
+        for chunk in 0..20 {
+            let work = Work::chunk(chunk);
+            assert_eq!(greedy.taker(work), None);
+            let first = (chunk % 3) as usize;
+            assert!(greedy.is_mine(work, first, 3));
+            for me in (0..3).chain(0..3) {
+                assert_eq!(greedy.is_mine(work, me, 3), me == first);
+            }
+            assert_eq!(greedy.taker(work), Some(first));
+        }
+    }
+
+    #[test]
+    fn one_that_comes_a_lap_late_takes_nothing() {
+        let greedy = Greedy::new(&[4]);
+        for chunk in 0..10 {
+            assert!(greedy.is_mine(Work::chunk(chunk), 0, 2));
+        }
+        for chunk in 0..10 {
+            assert!(!greedy.is_mine(Work::chunk(chunk), 1, 2));
+        }
+        assert!(greedy.is_mine(Work::chunk(10), 1, 2));
+    }
+
+    #[test]
+    fn kinds_do_not_share_words() {
+        let greedy = Greedy::new(&[2, 2]);
+        assert!(greedy.is_mine(Work::chunk(0), 0, 2));
+        assert!(greedy.is_mine(Work::chunk(0).of(Kind(1)), 1, 2));
+    }
+
+    #[test]
+    fn threads_that_race_take_each_chunk_once() {
+        const CHUNKS: u64 = 20_000;
+        let greedy = Greedy::new(&[CHUNKS.next_power_of_two() as usize]);
+        let taken: Vec<u64> = std::thread::scope(|scope| {
+            let run = |me| {
+                let greedy = &greedy;
+                move || {
+                    (0..CHUNKS)
+                        .filter(|c| greedy.is_mine(Work::chunk(*c), me, 4))
+                        .count()
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|me| scope.spawn(run(me))).collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().unwrap() as u64)
+                .collect()
+        });
+        assert_eq!(taken.iter().sum::<u64>(), CHUNKS, "{taken:?}");
+    }
+}
