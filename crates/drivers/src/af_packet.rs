@@ -4,28 +4,44 @@
 //! up to 64 KB pass both ways with the state of their checksum; on a veth this is the only way to tell a frame whose
 //! checksum was left unfinished on purpose from a damaged one.
 //!
+//! Received frames lie in a ring that is mapped into this process and are read there, by as many threads as like; see
+//! [`RxRing`]. Nobody can write to them there.
+//!
 //! The kernel goes on receiving the same frames. As long as it does not own our address it stays silent: give the
 //! interface no IPv4 address, or at least not ours; [`AfPacketOptions::address`] checks that.
 
+mod copying;
+mod ring;
+mod transmit;
+
 use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
+use crate::link::Link;
 use crate::pool::{MAX_FRAME_LEN, Pool};
-use crate::vnet::{HEADER_LEN, VnetHeader};
+use crate::umem::PacketMemory;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
-    RxChecksumSupport, RxMeta, RxStats, TxFrame, TxStats, VLAN_TAG_LEN, Waker, sys,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksum,
+    RxChecksumSupport, RxMeta, VLAN_TAG_LEN, sys,
 };
-use std::cell::Cell;
+use copying::CopyingRx;
+use ring::RingRx;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use transmit::AfPacketTx;
 
-/// How often a wait looks whether a link that is down has come back or gone for good: the kernel does not tell.
-const DOWN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Bytes of a slot of a TPACKET_V2 ring: the longest frame and the kernel's headers before it, in whole pages.
+const SLOT_LEN: u32 = 17 * 4096;
+const _: () = assert!(SLOT_LEN as usize >= MAX_FRAME_LEN + 128);
+
+/// Bytes of a block of a TPACKET_V3 ring. Many blocks of this length leave little of the ring unused, and the kernel
+/// finds the memory for them.
+const BLOCK_LEN: u32 = 1 << 20;
+
+/// How old a block may get before it is handed over though it is not full; the least that the kernel knows.
+const RETIRE: Duration = Duration::from_millis(1);
 
 /// How an [`AfPacket`] is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +61,61 @@ pub struct AfPacketOptions {
     /// Room for received frames that wait, in bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN`; without it
     /// there is less room. Default 8 MiB.
     pub receive_buffer: usize,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256.
+    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256. Only without
+    /// a ring.
     pub rx_pool: usize,
+    /// Where received frames wait and are read. Default: [`RxRing::Slots`].
+    pub ring: RxRing,
+    /// Length of the ring, in bytes: about 70 KB for each frame of [`RxRing::Slots`], 1 MiB for each block of
+    /// [`RxRing::Blocks`], of which there are at least 4. Default 16 MiB.
+    pub ring_bytes: usize,
+    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) is the network card's, where it has one, instead of the
+    /// kernel's. Default: no.
+    pub hardware_timestamps: bool,
+}
+
+/// Where received frames wait and are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RxRing {
+    /// In the socket's queue, from which each is copied by a system call. [`AfPacketOptions::receive_buffer`] and
+    /// [`AfPacketOptions::rx_pool`] are for this.
+    None,
+    /// In a mapped ring of slots, one frame each, readable as soon as they come (TPACKET_V2).
+    #[default]
+    Slots,
+    /// In a mapped ring of blocks, filled with frames of any length and handed over when they are full or a
+    /// millisecond old (TPACKET_V3). The cheapest by far for many frames, and too slow for questions and answers.
+    Blocks,
+}
+
+/// How frames are spread over the sockets of [`AfPacket::open_queues`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Spread {
+    /// By a hash of addresses and ports, so that a connection stays with one.
+    #[default]
+    Flow,
+    /// In turn.
+    Turn,
+    /// By the core that the frame came in on.
+    Core,
+    /// By the receive queue of the interface.
+    Queue,
+    /// The first takes all that it has room for, then the next.
+    Overflow,
+}
+
+impl Spread {
+    fn mode(self) -> u32 {
+        match self {
+            Spread::Flow => libc::PACKET_FANOUT_HASH,
+            Spread::Turn => libc::PACKET_FANOUT_LB,
+            Spread::Core => libc::PACKET_FANOUT_CPU,
+            Spread::Queue => libc::PACKET_FANOUT_QM,
+            Spread::Overflow => libc::PACKET_FANOUT_ROLLOVER,
+        }
+    }
 }
 
 /// Which Ethernet address a device answers to.
@@ -71,6 +140,9 @@ impl Default for AfPacketOptions {
             qdisc_bypass: false,
             receive_buffer: 8 << 20,
             rx_pool: 256,
+            ring: RxRing::default(),
+            ring_bytes: 16 << 20,
+            hardware_timestamps: false,
         }
     }
 }
@@ -111,6 +183,24 @@ impl AfPacketOptions {
         self.rx_pool = frames;
         self
     }
+
+    /// Sets [`ring`](Self::ring).
+    pub fn ring(mut self, ring: RxRing) -> Self {
+        self.ring = ring;
+        self
+    }
+
+    /// Sets [`ring_bytes`](Self::ring_bytes).
+    pub fn ring_bytes(mut self, bytes: usize) -> Self {
+        self.ring_bytes = bytes;
+        self
+    }
+
+    /// Sets [`hardware_timestamps`](Self::hardware_timestamps).
+    pub fn hardware_timestamps(mut self, wanted: bool) -> Self {
+        self.hardware_timestamps = wanted;
+        self
+    }
 }
 
 /// A network interface, through a packet socket.
@@ -122,8 +212,13 @@ pub struct AfPacket {
     mac: [u8; 6],
     receive_buffer: usize,
     link: Arc<Link>,
-    event: FdEvent,
-    pool: Pool,
+    rx: Rx,
+}
+
+#[derive(Debug)]
+enum Rx {
+    Copying(CopyingRx),
+    Ring(RingRx),
 }
 
 impl AfPacket {
@@ -171,6 +266,11 @@ impl AfPacket {
         )?;
         let receive_buffer = sys::set_receive_buffer(socket, options.receive_buffer)
             .map_err(system("set the receive buffer"))?;
+        if options.hardware_timestamps {
+            let wanted = libc::SOF_TIMESTAMPING_RAW_HARDWARE as i32;
+            set(libc::PACKET_TIMESTAMP, wanted, "ask for timestamps")?;
+        }
+        let memory = make_ring(socket, &options).map_err(|error| ring_error(interface, &error))?;
         let mac = match options.mac {
             MacChoice::Interface => interface_mac,
             MacChoice::Local => local_mac(interface),
@@ -192,22 +292,59 @@ impl AfPacket {
                 caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
             }
         }
+        if options.ring == RxRing::Blocks {
+            caps.added_latency = RETIRE;
+        }
         sys::packet_bind(socket, index).map_err(system("bind"))?;
         let event = FdEvent::new().map_err(system("make an event"))?;
-        let link = Link {
-            fd,
-            name: interface.to_owned(),
-            index,
-            down: AtomicBool::new(false),
+        let link = Arc::new(Link::new(fd, interface, index));
+        let rx = match memory {
+            None => Rx::Copying(CopyingRx::new(
+                Arc::clone(&link),
+                event,
+                Pool::new(options.rx_pool),
+            )),
+            Some(memory) => {
+                let blocks = options.ring == RxRing::Blocks;
+                let ring = RingRx::new(Arc::clone(&link), event, memory, blocks);
+                Rx::Ring(ring.map_err(system("watch the ring"))?)
+            }
         };
         Ok(Self {
             caps,
             mac,
             receive_buffer,
-            link: Arc::new(link),
-            event,
-            pool: Pool::new(options.rx_pool),
+            link,
+            rx,
         })
+    }
+
+    /// Opens the interface several times, so that each frame is received by one of the devices, chosen by `spread`. All
+    /// of them send on the same interface.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    ///
+    /// # Panics
+    /// If `count` is 0.
+    pub fn open_queues(
+        interface: &str,
+        options: &AfPacketOptions,
+        count: usize,
+        spread: Spread,
+    ) -> Result<Vec<Self>, DeviceError> {
+        assert!(count > 0, "at least one device");
+        let mut group = None;
+        let mut devices = Vec::new();
+        for _ in 0..count {
+            let device = Self::open(interface, options.clone())?;
+            let joined = sys::packet_fanout(device.link.fd(), spread.mode(), group);
+            let error =
+                |error| DeviceError::system("share the interface's frames", interface, &error);
+            group = Some(joined.map_err(error)?);
+            devices.push(device);
+        }
+        Ok(devices)
     }
 
     /// Room for received frames that wait, in bytes as the kernel counts them (buffers and their management); up to
@@ -227,27 +364,47 @@ impl Device for AfPacket {
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let Self {
-            caps,
-            link,
-            event,
-            pool,
-            ..
-        } = *self;
-        let rx = AfPacketRx {
-            link: Arc::clone(&link),
-            event,
-            pool,
-            down_reported: false,
-            stats: RxStats::default(),
-            kernel_drops: Cell::new(0),
+        let tx = AfPacketTx::new(self.caps, self.link);
+        let rx: Box<dyn DeviceRx> = match self.rx {
+            Rx::Copying(rx) => Box::new(rx),
+            Rx::Ring(rx) => Box::new(rx),
         };
-        let tx = AfPacketTx {
-            caps,
-            link,
-            stats: TxStats::default(),
-        };
-        (Box::new(rx), Box::new(tx))
+        (rx, Box::new(tx))
+    }
+}
+
+/// Makes and maps the ring that the options ask for.
+fn make_ring(
+    socket: BorrowedFd<'_>,
+    options: &AfPacketOptions,
+) -> io::Result<Option<PacketMemory>> {
+    let units =
+        |len: u32| (options.ring_bytes / len as usize).clamp(4, (u32::MAX / len) as usize) as u32;
+    match options.ring {
+        RxRing::None => Ok(None),
+        RxRing::Slots => {
+            let slots = units(SLOT_LEN);
+            sys::packet_version(socket, libc::tpacket_versions::TPACKET_V2 as i32)?;
+            sys::packet_ring_v2(socket, slots, SLOT_LEN)?;
+            PacketMemory::new(socket, slots, SLOT_LEN as usize, false).map(Some)
+        }
+        RxRing::Blocks => {
+            let blocks = units(BLOCK_LEN);
+            sys::packet_version(socket, libc::tpacket_versions::TPACKET_V3 as i32)?;
+            sys::packet_ring_v3(socket, blocks, BLOCK_LEN, RETIRE.as_millis() as u32)?;
+            PacketMemory::new(socket, blocks, BLOCK_LEN as usize, true).map(Some)
+        }
+    }
+}
+
+fn ring_error(interface: &str, error: &io::Error) -> DeviceError {
+    match error.raw_os_error() {
+        Some(errno @ (libc::ENOMEM | libc::ENOBUFS)) => DeviceError::Unsupported {
+            what: "make a packet ring",
+            hint: "the kernel has no memory for it, ask for fewer ring_bytes or for RxRing::None",
+            errno,
+        },
+        _ => DeviceError::system("make a packet ring", interface, error),
     }
 }
 
@@ -301,206 +458,14 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
-/// The socket and what both halves know about the interface behind it.
-#[derive(Debug)]
-struct Link {
-    fd: OwnedFd,
-    name: String,
-    index: i32,
-    /// One of the halves was told that the link is down. The kernel tells only one of them, and only once.
-    down: AtomicBool,
-}
-
-/// The state of an interface, asked for after an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinkState {
-    Up,
-    Down,
-    Gone,
-}
-
-impl Link {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// Whether the link was down when somebody last looked.
-    #[inline]
-    fn in_trouble(&self) -> bool {
-        // ORDERING: Relaxed, a hint to look closer that orders nothing.
-        self.down.load(Relaxed)
-    }
-
-    fn report_trouble(&self) {
-        self.down.store(true, Relaxed);
-    }
-
-    /// Asks the kernel.
-    fn look(&self) -> LinkState {
-        let state = match sys::interface_name(self.fd(), self.index) {
-            Err(_) => LinkState::Gone,
-            // It may have been renamed.
-            Ok(name) => match sys::interface_is_up(self.fd(), &name) {
-                Ok(true) => LinkState::Up,
-                Ok(false) => LinkState::Down,
-                Err(_) => LinkState::Gone,
-            },
-        };
-        self.down.store(state != LinkState::Up, Relaxed);
-        state
-    }
-
-    fn down(&self) -> DeviceError {
-        DeviceError::Down {
-            interface: self.name.clone(),
-        }
-    }
-
-    fn gone(&self) -> DeviceError {
-        DeviceError::Gone {
-            interface: self.name.clone(),
-        }
-    }
-}
-
-/// The receiving half of an [`AfPacket`].
-#[derive(Debug)]
-struct AfPacketRx {
-    link: Arc<Link>,
-    event: FdEvent,
-    pool: Pool,
-    down_reported: bool,
-    stats: RxStats,
-    /// The kernel's count starts anew each time it is read.
-    kernel_drops: Cell<u64>,
-}
-
-impl AfPacketRx {
-    /// Reports a link that is down, once, or gone, always.
-    #[cold]
-    fn look_at_link(&mut self) -> Result<(), DeviceError> {
-        match self.link.look() {
-            LinkState::Up => {
-                self.down_reported = false;
-                Ok(())
-            }
-            LinkState::Down if self.down_reported => Ok(()),
-            LinkState::Down => {
-                self.down_reported = true;
-                Err(self.link.down())
-            }
-            LinkState::Gone => Err(self.link.gone()),
-        }
-    }
-}
-
-impl DeviceRx for AfPacketRx {
-    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
-        if self.link.in_trouble() {
-            self.look_at_link()?;
-        }
-        let mut claimed = 0;
-        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
-        for _ in 0..max {
-            let mut header = [0; HEADER_LEN];
-            let mut buffer = self.pool.take();
-            // Room before the frame for a VLAN tag.
-            let result =
-                sys::receive_frame(self.link.fd(), &mut header, &mut buffer[VLAN_TAG_LEN..]);
-            let received = match result {
-                Ok(received) => received,
-                Err(error) => {
-                    self.pool.put(buffer);
-                    match error.raw_os_error() {
-                        Some(libc::EINTR) => continue,
-                        Some(libc::EAGAIN) => break,
-                        // The kernel cannot express this frame in a virtio header and has dropped it.
-                        Some(libc::EINVAL) => {
-                            self.stats.truncated += 1;
-                            continue;
-                        }
-                        Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                            self.link.report_trouble();
-                            if claimed == 0 {
-                                self.look_at_link()?;
-                            }
-                            break;
-                        }
-                        // No memory in the kernel just now.
-                        _ => break,
-                    }
-                }
-            };
-            let fits = (ETHERNET_HEADER_LEN..=buffer.len() - VLAN_TAG_LEN).contains(&received.len);
-            let (Ok(meta), true) = (VnetHeader::from_bytes(&header).rx_meta(), fits) else {
-                self.pool.put(buffer);
-                self.stats.truncated += 1;
-                continue;
-            };
-            let frame = match received.vlan {
-                None => Frame::from_buffer(buffer, VLAN_TAG_LEN as u16, received.len, meta),
-                Some((protocol, control)) => {
-                    let meta = insert_vlan_tag(&mut buffer, protocol, control, meta);
-                    Frame::from_buffer(buffer, 0, received.len + VLAN_TAG_LEN, meta)
-                }
-            };
-            self.stats.bytes += frame.len() as u64;
-            out.push(frame);
-            claimed += 1;
-        }
-        self.stats.frames += claimed as u64;
-        Ok(claimed)
-    }
-
-    fn release(&mut self, frames: &mut Vec<Frame>) {
-        self.pool.release(frames);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
-        let mut timeout = timeout;
-        if self.link.in_trouble() {
-            self.look_at_link()?;
-            if self.link.in_trouble() {
-                timeout = Some(timeout.map_or(DOWN_CHECK_INTERVAL, |timeout| {
-                    timeout.min(DOWN_CHECK_INTERVAL)
-                }));
-            }
-        }
-        match self.event.wait(self.link.fd(), timeout) {
-            Ok(false) => Ok(()),
-            Ok(true) => {
-                // Until it is fetched, every further wait would return at once.
-                match sys::socket_error(self.link.fd()) {
-                    Ok(0) => Ok(()),
-                    _ => {
-                        self.link.report_trouble();
-                        self.look_at_link()
-                    }
-                }
-            }
-            Err(error) => Err(DeviceError::system("wait", &self.link.name, &error)),
-        }
-    }
-
-    fn waker(&self) -> Waker {
-        self.event.waker()
-    }
-
-    fn stats(&self) -> RxStats {
-        let new = sys::packet_drops(self.link.fd()).unwrap_or(0);
-        self.kernel_drops.set(self.kernel_drops.get() + new);
-        RxStats {
-            dropped: self.kernel_drops.get(),
-            pool_exhausted: self.pool.exhausted(),
-            wakes: self.event.wakes(),
-            ..self.stats
-        }
-    }
-}
-
 /// Puts back the VLAN tag that the kernel has taken out. The frame begins `VLAN_TAG_LEN` bytes into the buffer before,
 /// and at its start afterwards.
-fn insert_vlan_tag(buffer: &mut [u8], protocol: u16, control: u16, mut meta: RxMeta) -> RxMeta {
+pub(crate) fn insert_vlan_tag(
+    buffer: &mut [u8],
+    protocol: u16,
+    control: u16,
+    mut meta: RxMeta,
+) -> RxMeta {
     buffer.copy_within(VLAN_TAG_LEN..VLAN_TAG_LEN + 12, 0);
     buffer[12..14].copy_from_slice(&protocol.to_be_bytes());
     buffer[14..16].copy_from_slice(&control.to_be_bytes());
@@ -514,66 +479,6 @@ fn insert_vlan_tag(buffer: &mut [u8], protocol: u16, control: u16, mut meta: RxM
         gso.header_len = gso.header_len.saturating_add(tag_len);
     }
     meta
-}
-
-/// The sending half of an [`AfPacket`].
-#[derive(Debug)]
-struct AfPacketTx {
-    caps: Capabilities,
-    link: Arc<Link>,
-    stats: TxStats,
-}
-
-impl DeviceTx for AfPacketTx {
-    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
-        let mut taken = 0;
-        let mut old_error_fetched = false;
-        while let Some(frame) = frames.get(taken) {
-            if !self.caps.admits(frame) {
-                self.stats.dropped += 1;
-                taken += 1;
-                continue;
-            }
-            let header = VnetHeader::for_transmit(&frame.meta).to_bytes();
-            let Err(error) = sys::send_frame(self.link.fd(), &header, frame.head, frame.payload)
-            else {
-                self.stats.frames += 1;
-                self.stats.bytes += frame.len() as u64;
-                taken += 1;
-                continue;
-            };
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
-                    self.stats.busy += 1;
-                    break;
-                }
-                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                    self.link.report_trouble();
-                    if taken > 0 {
-                        break;
-                    }
-                    match self.link.look() {
-                        LinkState::Gone => return Err(self.link.gone()),
-                        LinkState::Down => return Err(self.link.down()),
-                        // The error was left over from before the link came back.
-                        LinkState::Up if !old_error_fetched => old_error_fetched = true,
-                        LinkState::Up => break,
-                    }
-                }
-                // Too long for a link whose MTU has changed, or malformed.
-                _ => {
-                    self.stats.dropped += 1;
-                    taken += 1;
-                }
-            }
-        }
-        Ok(taken)
-    }
-
-    fn stats(&self) -> TxStats {
-        self.stats
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,15 @@
 //! Frames on their way in and out, and what a device says about them.
 //!
-//! A received [`Frame`] owns its buffer, a frame to send is a pair of borrowed slices. Both carry the two facts that
+//! A received [`Frame`] owns its bytes, be they in a buffer or in memory that the kernel has lent; a frame to send is a
+//! pair of borrowed slices. Both carry the two facts that
 //! let 64 KB move in one step: how far the transport checksum is done, and how the frame divides into segments.
 
 use std::fmt;
 use std::ops::Deref;
+use std::time::SystemTime;
+
+#[cfg(target_os = "linux")]
+use crate::umem::Lent;
 
 /// Bytes of an Ethernet header without VLAN tag: destination, source, EtherType.
 pub const ETHERNET_HEADER_LEN: usize = 14;
@@ -12,11 +17,13 @@ pub const ETHERNET_HEADER_LEN: usize = 14;
 /// Bytes that an IEEE 802.1Q tag adds to the Ethernet header.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// A received frame: an owned buffer from its device's pool, and what the device knows about it.
+/// A received frame: an owned buffer from its device's pool, or a place in the device's ring, and what the device knows
+/// about it.
 ///
 /// It dereferences to the frame's bytes, Ethernet header first, no frame check sequence. A frame may travel to any
-/// thread and be read by several. Give it back with [`DeviceRx::release`](crate::DeviceRx::release) when it is done;
-/// dropping it frees the buffer, and the pool makes a new one when it needs one.
+/// thread and be read by several, and its bytes stay the same whatever becomes of the device. Give it back with
+/// [`DeviceRx::release`](crate::DeviceRx::release) when it is done; dropping it frees the buffer, and the pool makes a
+/// new one when it needs one. A place in a ring is free in either case, and the ring wants it back soon.
 pub struct Frame {
     buf: Buffer,
     start: u16,
@@ -26,9 +33,11 @@ pub struct Frame {
 }
 
 /// Where the bytes of a frame live.
-#[derive(Clone)]
 enum Buffer {
     Heap(Box<[u8]>),
+    /// In memory that the kernel has lent. The frame begins `start` bytes behind the lent place's beginning.
+    #[cfg(target_os = "linux")]
+    Lent(Lent),
 }
 
 // A batch of frames moves through several vectors; 48 bytes keep that below one cache line each.
@@ -66,26 +75,82 @@ impl Frame {
         }
     }
 
-    /// The buffer, for the pool it came from.
+    /// A frame in memory that the kernel has lent, `start` bytes behind the place's beginning. It must lie in one unit,
+    /// or reading it panics.
+    #[cfg(target_os = "linux")]
+    #[inline]
+    pub(crate) fn from_lent(lent: Lent, start: u16, len: u32, meta: RxMeta) -> Self {
+        Self {
+            buf: Buffer::Lent(lent),
+            start,
+            len,
+            meta,
+        }
+    }
+
+    /// The buffer, for the pool it came from. Empty if the frame has none; its place in a ring is free then.
     #[inline]
     pub(crate) fn into_buffer(self) -> Box<[u8]> {
         match self.buf {
             Buffer::Heap(buffer) => buffer,
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(_) => Box::default(),
         }
     }
 
     /// The frame's bytes, Ethernet header first.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        let Buffer::Heap(buffer) = &self.buf;
-        &buffer[usize::from(self.start)..][..self.len as usize]
+        match &self.buf {
+            Buffer::Heap(buffer) => &buffer[usize::from(self.start)..][..self.len as usize],
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(lent) => lent.bytes(self.start.into(), self.len as usize),
+        }
     }
 
-    /// The frame's bytes, to be changed in place.
+    /// The frame's bytes, to be changed in place. A frame in a device's ring is copied out of it first, since rings
+    /// are read only.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let Buffer::Heap(buffer) = &mut self.buf;
-        &mut buffer[usize::from(self.start)..][..self.len as usize]
+        self.copy_out();
+        match &mut self.buf {
+            Buffer::Heap(buffer) => &mut buffer[usize::from(self.start)..][..self.len as usize],
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(_) => unreachable!("copied out above"),
+        }
+    }
+
+    /// Whether the frame lies in its device's ring, which cannot use that place until the frame is released or dropped.
+    #[inline]
+    pub fn is_in_place(&self) -> bool {
+        match self.buf {
+            Buffer::Heap(_) => false,
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(_) => true,
+        }
+    }
+
+    /// Moves a frame that lies in its device's ring into a buffer of its own, for those that keep frames for long.
+    #[inline]
+    pub fn copy_out(&mut self) {
+        if self.is_in_place() {
+            self.buf = Buffer::Heap(self.bytes().into());
+            self.start = 0;
+        }
+    }
+
+    /// When the kernel received the frame, if its device notes that: those with a mapped packet ring do, for frames
+    /// that lie in it.
+    pub fn timestamp(&self) -> Option<SystemTime> {
+        match &self.buf {
+            Buffer::Heap(_) => None,
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(lent) => {
+                let (seconds, nanos) = lent.timestamp()?;
+                let since = std::time::Duration::new(seconds.into(), nanos);
+                Some(SystemTime::UNIX_EPOCH + since)
+            }
+        }
     }
 
     /// Makes the frame `len` bytes long. Bytes beyond the old length have unspecified values.
@@ -101,10 +166,13 @@ impl Frame {
         self.len = u32::try_from(len).expect("a frame has at most u32::MAX bytes");
     }
 
-    /// The longest length that [`set_len`](Self::set_len) takes, in bytes.
+    /// The longest length that [`set_len`](Self::set_len) takes, in bytes; that of the frame, if it lies in a ring.
     pub fn capacity(&self) -> usize {
-        let Buffer::Heap(buffer) = &self.buf;
-        buffer.len() - usize::from(self.start)
+        match &self.buf {
+            Buffer::Heap(buffer) => buffer.len() - usize::from(self.start),
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(_) => self.len as usize,
+        }
     }
 }
 
@@ -120,11 +188,17 @@ impl Deref for Frame {
 /// Copies the bytes into a buffer of the copy's own.
 impl Clone for Frame {
     fn clone(&self) -> Self {
-        Self {
-            buf: self.buf.clone(),
-            start: self.start,
-            len: self.len,
-            meta: self.meta,
+        match &self.buf {
+            Buffer::Heap(buffer) => Self {
+                buf: Buffer::Heap(buffer.clone()),
+                ..*self
+            },
+            #[cfg(target_os = "linux")]
+            Buffer::Lent(_) => Self {
+                buf: Buffer::Heap(self.bytes().into()),
+                start: 0,
+                ..*self
+            },
         }
     }
 }

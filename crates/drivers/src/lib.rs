@@ -53,9 +53,13 @@ mod frame;
 #[cfg(target_os = "linux")]
 mod interface;
 #[cfg(target_os = "linux")]
+mod link;
+#[cfg(target_os = "linux")]
 mod pool;
 #[cfg(target_os = "linux")]
 mod sys;
+#[cfg(target_os = "linux")]
+mod umem;
 #[cfg(target_os = "linux")]
 mod vnet;
 mod waker;
@@ -220,6 +224,11 @@ pub struct RxStats {
     pub dropped: u64,
     /// Frames dropped because they were longer than a buffer, or made no sense.
     pub truncated: u64,
+    /// Frames that were copied out of the device's ring when they were claimed: too much of the ring was in use, or a
+    /// VLAN tag had to be put back. Only for devices whose frames lie in a ring.
+    pub copied: u64,
+    /// Slots or blocks of the ring that were copied out under frames that were released too late.
+    pub copied_out: u64,
     /// How often the pool had no buffer ready and made a new one.
     pub pool_exhausted: u64,
     /// How often `wait` was ended by a [`Waker`].

@@ -10,7 +10,7 @@ use std::io;
 use std::mem;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -335,6 +335,43 @@ pub(crate) fn packet_promiscuous(fd: BorrowedFd<'_>, index: i32) -> io::Result<(
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
+/// Chooses the version of the mapped ring's headers: `tpacket_versions`.
+pub(crate) fn packet_version(fd: BorrowedFd<'_>, version: c_int) -> io::Result<()> {
+    set_packet_option(fd, libc::PACKET_VERSION, version)
+}
+
+/// Makes a ring of `blocks` blocks, each of one frame, to receive into.
+pub(crate) fn packet_ring_v2(fd: BorrowedFd<'_>, blocks: u32, block_len: u32) -> io::Result<()> {
+    let request = libc::tpacket_req {
+        tp_block_size: block_len,
+        tp_block_nr: blocks,
+        tp_frame_size: block_len,
+        tp_frame_nr: blocks,
+    };
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+}
+
+/// Makes a ring of blocks that are handed over when they are full or `retire_ms` old.
+pub(crate) fn packet_ring_v3(
+    fd: BorrowedFd<'_>,
+    blocks: u32,
+    block_len: u32,
+    retire_ms: u32,
+) -> io::Result<()> {
+    // The kernel does not use the frame size but checks that it divides the block.
+    let frame = 2048;
+    let request = libc::tpacket_req3 {
+        tp_block_size: block_len,
+        tp_block_nr: blocks,
+        tp_frame_size: frame,
+        tp_frame_nr: block_len / frame * blocks,
+        tp_retire_blk_tov: retire_ms,
+        tp_sizeof_priv: 0,
+        tp_feature_req_word: 0,
+    };
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+}
+
 /// A frame as the kernel gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
@@ -408,26 +445,45 @@ unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     None
 }
 
-/// Sends one frame with its header.
-pub(crate) fn send_frame(
+/// Sends frames of three parts each, at most `MAX` of them. Returns how many the kernel took; an error is that of the
+/// first.
+pub(crate) fn send_frames<const MAX: usize>(
     fd: BorrowedFd<'_>,
-    header: &[u8],
-    head: &[u8],
-    payload: &[u8],
+    frames: &[[&[u8]; 3]],
 ) -> io::Result<usize> {
-    let mut parts = [part(header), part(head), part(payload)];
+    let frames = &frames[..frames.len().min(MAX)];
+    let mut parts = [[part(&[]); 3]; MAX];
     // SAFETY: integers and pointers; all zero is a value.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = parts.len() as _;
-    // SAFETY: the message names three valid parts, only read from, and nothing else.
-    check_len(unsafe {
-        libc::sendmsg(
+    let mut messages: [libc::mmsghdr; MAX] = unsafe { mem::zeroed() };
+    for ((message, parts), frame) in messages.iter_mut().zip(&mut parts).zip(frames) {
+        *parts = frame.map(part);
+        message.msg_hdr.msg_iov = parts.as_mut_ptr();
+        message.msg_hdr.msg_iovlen = parts.len() as _;
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: as many messages as said, each of which names three valid parts, only read from, and nothing else.
+    let sent = check(unsafe {
+        libc::sendmmsg(
             fd.as_raw_fd(),
-            &message,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            messages.as_mut_ptr(),
+            frames.len() as _,
+            flags as _,
         )
-    })
+    })?;
+    Ok(usize::try_from(sent).unwrap_or(0))
+}
+
+/// Joins a bound packet socket to a group that shares the frames of its interface, or founds one. Returns the group.
+pub(crate) fn packet_fanout(fd: BorrowedFd<'_>, mode: u32, group: Option<u16>) -> io::Result<u16> {
+    let new = if group.is_none() {
+        libc::PACKET_FANOUT_FLAG_UNIQUEID
+    } else {
+        0
+    };
+    let value = u32::from(group.unwrap_or(0)) | (mode | new) << 16;
+    set_packet_option(fd, libc::PACKET_FANOUT, value as c_int)?;
+    let value: c_int = option(fd, libc::SOL_PACKET, libc::PACKET_FANOUT)?;
+    Ok(value as u16)
 }
 
 // Waiting ------------------------------------------------------------------------------------------------------------
@@ -509,6 +565,157 @@ pub(crate) fn wait_readable(
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
         Err(error) => Err(error),
     }
+}
+
+/// A set of descriptors that is itself readable when one of them is; each tells of news once ("edge-triggered").
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
+/// Makes a device tell an `epoll` of each frame that comes, once.
+pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLET) as u32,
+        u64: 0,
+    };
+    // SAFETY: the kernel reads one event through a valid pointer.
+    check(unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_ADD,
+            device.as_raw_fd(),
+            &mut event,
+        )
+    })
+    .map(drop)
+}
+
+/// Takes the news out of an `epoll` with one device in it. Returns whether the device has an error.
+pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: the kernel writes at most one event into a valid place.
+    let taken = unsafe { libc::epoll_wait(epoll.as_raw_fd(), &mut event, 1, 0) };
+    let events = event.events;
+    taken > 0 && events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0
+}
+
+// Memory -------------------------------------------------------------------------------------------------------------
+
+/// Pages that are mapped for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; whoever reads or writes there answers for it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Bytes of a page of memory.
+pub(crate) fn page_len() -> usize {
+    // SAFETY: takes an integer only.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+impl Mapping {
+    /// Maps `len` bytes of what the descriptor offers at `offset`, all of them present.
+    pub(crate) fn shared(
+        fd: BorrowedFd<'_>,
+        len: usize,
+        offset: u64,
+        writable: bool,
+    ) -> io::Result<Self> {
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        Self::map(len, protection, flags, fd.as_raw_fd(), offset)
+    }
+
+    /// Maps `len` bytes of memory of our own, all zero.
+    pub(crate) fn private(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    }
+
+    fn map(
+        len: usize,
+        protection: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: u64,
+    ) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: the kernel chooses the place, so nothing that is mapped already changes.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// Where the mapping begins.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Takes the right to write away, for good.
+    pub(crate) fn forbid_writes(&self) -> io::Result<()> {
+        // SAFETY: the pages are mapped as long as `self` lives. Nobody writes through references here: those who have
+        // the address answer for it.
+        check(unsafe { libc::mprotect(self.start.as_ptr().cast(), self.len, libc::PROT_READ) })
+            .map(drop)
+    }
+
+    /// Puts this mapping into the place of the pages at `target`, in one step: who reads there meanwhile sees the
+    /// old pages or the new ones.
+    ///
+    /// # Safety
+    /// `target` is the start of as many whole pages that the caller has mapped, the bytes there are those of this
+    /// mapping, and nobody writes to either.
+    pub(crate) unsafe fn replace(self, target: *mut u8) -> io::Result<()> {
+        // SAFETY: the caller's promise; the place where this mapping was is given up, see below.
+        unsafe { move_pages(self.start.as_ptr(), target, self.len) }?;
+        mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: these pages were mapped by `map` for this value, and whoever has an address in them keeps it alive.
+        unsafe { unmap(self.start.as_ptr(), self.len) };
+    }
+}
+
+/// Moves pages over others, in one step. Their old place is unmapped.
+///
+/// # Safety
+/// Both are starts of `len` bytes of whole pages that the caller has mapped, and nobody uses those at `from`.
+pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::Result<()> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's promise.
+    let moved = unsafe { libc::mremap(from.cast(), len, len, flags, to.cast::<c_void>()) };
+    if moved == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Unmaps pages.
+///
+/// # Safety
+/// They are whole pages that the caller has mapped, and nobody uses them any more.
+pub(crate) unsafe fn unmap(start: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. It cannot fail in a way that matters.
+    unsafe { libc::munmap(start.cast(), len) };
 }
 
 #[cfg(test)]

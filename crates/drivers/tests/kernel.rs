@@ -6,7 +6,7 @@
 
 mod support;
 
-use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice};
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing, Spread};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{Device, DeviceError, GsoKind, RxChecksum, TxChecksum, TxFrame};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -54,19 +54,31 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials(&missing)).exit_code()
 }
 
+/// The ways to receive from a packet socket.
+const RINGS: [(&str, RxRing); 3] = [
+    ("copies", RxRing::None),
+    ("slots", RxRing::Slots),
+    ("blocks", RxRing::Blocks),
+];
+
 /// A test of a device whose other end is the kernel.
 type PeerTest = fn(Port, Peer);
 
 fn trials(missing: &Missing) -> Vec<Trial> {
     let mut trials = Vec::new();
     for &(name, test) in behaviour::ALL {
-        trials.push(missing.packet(&format!("packet_pair::{name}"), move || {
-            let veth = Veth::new();
-            test(
-                veth.open_left(),
-                Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap()),
+        for (kind, ring) in RINGS {
+            trials.push(
+                missing.packet(&format!("packet_{kind}_pair::{name}"), move || {
+                    let veth = Veth::new();
+                    let options = || AfPacketOptions::default().ring(ring);
+                    test(
+                        Port::new(AfPacket::open(&veth.left, options()).unwrap()),
+                        Port::new(AfPacket::open(&veth.right, options()).unwrap()),
+                    );
+                }),
             );
-        }));
+        }
         trials.push(missing.tap(&format!("tap_and_packet::{name}"), move || {
             let (tap, interface) = TapInterface::new(Tap::options());
             test(
@@ -106,17 +118,56 @@ fn trials(missing: &Missing) -> Vec<Trial> {
         ("a_deleted_interface_is_gone", a_deleted_interface_is_gone),
     ];
     for &(name, test) in with_peer {
-        trials.push(missing.packet(&format!("packet::{name}"), move || {
-            let veth = Veth::new();
-            let port = veth.open_left();
-            test(port, veth.peer());
-        }));
+        for (kind, ring) in RINGS {
+            trials.push(missing.packet(&format!("packet_{kind}::{name}"), move || {
+                let veth = Veth::new();
+                let port = veth.open_left_with(AfPacketOptions::default().ring(ring));
+                test(port, veth.peer());
+            }));
+        }
         trials.push(missing.tap(&format!("tap::{name}"), move || {
             let (tap, interface) = TapInterface::new(Tap::options());
             test(tap, interface.peer());
         }));
     }
+    for (kind, ring) in [RINGS[1], RINGS[2]] {
+        let tests: &[(&str, fn(RxRing))] = &[
+            (
+                "several_threads_read_a_frame_where_it_lies",
+                several_threads_read_a_frame_where_it_lies,
+            ),
+            (
+                "nobody_can_write_where_a_frame_lies",
+                nobody_can_write_where_a_frame_lies,
+            ),
+            (
+                "a_frame_that_is_kept_does_not_stop_the_ring",
+                a_frame_that_is_kept_does_not_stop_the_ring,
+            ),
+            (
+                "frames_that_are_all_kept_stay_as_they_came",
+                frames_that_are_all_kept_stay_as_they_came,
+            ),
+            ("frames_outlive_their_device", frames_outlive_their_device),
+            (
+                "the_kernel_notes_when_a_frame_came",
+                the_kernel_notes_when_a_frame_came,
+            ),
+            (
+                "a_full_ring_counts_what_it_drops",
+                a_full_ring_counts_what_it_drops,
+            ),
+            ("a_vlan_tag_is_kept", a_vlan_tag_is_kept),
+        ];
+        for &(name, test) in tests {
+            trials.push(missing.packet(&format!("packet_{kind}::{name}"), move || test(ring)));
+        }
+    }
     trials.extend([
+        missing.packet(
+            "packet::flows_stay_with_one_of_several_queues",
+            flows_stay_with_one_of_several_queues,
+        ),
         missing.packet(
             "packet::an_address_of_the_kernel_is_refused",
             an_address_of_the_kernel_is_refused,
@@ -141,7 +192,9 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             "packet::a_full_receive_buffer_counts_what_it_drops",
             a_full_receive_buffer_counts_what_it_drops,
         ),
-        missing.packet("packet::a_vlan_tag_is_kept", a_vlan_tag_is_kept),
+        missing.packet("packet::a_vlan_tag_is_kept", || {
+            a_vlan_tag_is_kept(RxRing::None);
+        }),
         missing.trial(
             "packet::a_missing_privilege_is_named",
             "tools",
@@ -405,8 +458,16 @@ impl Veth {
     }
 
     fn open_left(&self) -> Port {
-        let options = AfPacketOptions::default().address(self.peer().our_address());
+        self.open_left_with(AfPacketOptions::default())
+    }
+
+    fn open_left_with(&self, options: AfPacketOptions) -> Port {
+        let options = options.address(self.peer().our_address());
         Port::new(AfPacket::open(&self.left, options).unwrap())
+    }
+
+    fn open_right(&self) -> Port {
+        Port::new(AfPacket::open(&self.right, AfPacketOptions::default()).unwrap())
     }
 
     fn peer(&self) -> Peer {
@@ -807,7 +868,9 @@ fn frames_to_an_address_of_ours_arrive() {
 
 fn a_full_receive_buffer_counts_what_it_drops() {
     let veth = Veth::new();
-    let options = AfPacketOptions::default().receive_buffer(4096);
+    let options = AfPacketOptions::default()
+        .ring(RxRing::None)
+        .receive_buffer(4096);
     let mut small = Port::new(AfPacket::open(&veth.left, options).unwrap());
     let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
     let bytes = experiment(small.mac, other.mac, 1, 1000);
@@ -829,9 +892,9 @@ fn a_full_receive_buffer_counts_what_it_drops() {
     assert!(small.rx.stats().dropped > 100, "{:?}", small.rx.stats());
 }
 
-fn a_vlan_tag_is_kept() {
+fn a_vlan_tag_is_kept(ring: RxRing) {
     let veth = Veth::new();
-    let mut port = veth.open_left();
+    let mut port = veth.open_left_with(AfPacketOptions::default().ring(ring));
     let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
     let path = Path {
         to_mac: port.mac,
@@ -856,6 +919,215 @@ fn a_vlan_tag_is_kept() {
             offset: 6
         }
     );
+}
+
+// Mapped rings -------------------------------------------------------------------------------------------------------
+
+/// A device with a ring as small as they get, its interfaces, and a device at the other end.
+fn small_ring(ring: RxRing) -> (Veth, Port, Port) {
+    let veth = Veth::new();
+    let port = veth.open_left_with(AfPacketOptions::default().ring(ring).ring_bytes(0));
+    let other = veth.open_right();
+    (veth, port, other)
+}
+
+/// Sends frames for experiments with these numbers.
+fn send_experiments(from: &mut Port, to: &Port, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let bytes = experiment(to.mac, from.mac, number, 1514);
+        assert_eq!(from.tx.transmit(&[TxFrame::new(&bytes)]), Ok(1));
+    }
+}
+
+fn several_threads_read_a_frame_where_it_lies(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    send_experiments(&mut other, &port, 0..2);
+    let frames = port.claim_exactly(2, |frame| is_experiment(frame));
+    assert!(frames.iter().all(|frame| frame.is_in_place()));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for (number, frame) in (0..).zip(&frames) {
+                    assert_eq!(frame.bytes(), experiment(port.mac, other.mac, number, 1514));
+                }
+            });
+        }
+    });
+    // A copy is one's own.
+    let mut copy = frames[0].clone();
+    assert!(!copy.is_in_place());
+    copy.bytes_mut()[20] ^= 1;
+    assert_ne!(copy.bytes(), frames[0].bytes());
+    assert_eq!(port.rx.stats().copied, 0);
+}
+
+fn nobody_can_write_where_a_frame_lies(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    send_experiments(&mut other, &port, 0..1);
+    let frame = port
+        .claim_exactly(1, |frame| is_experiment(frame))
+        .remove(0);
+    assert!(frame.is_in_place());
+    let address = frame.bytes().as_ptr().addr();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapping = maps.lines().find(|line| {
+        let range = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(range.0)..number(range.1)).contains(&address)
+    });
+    let mapping = mapping.expect("the frame lies in a mapping");
+    assert!(mapping.contains(" r--s "), "{mapping}");
+}
+
+/// Sends many times what the ring holds while one frame is kept, several times over.
+fn a_frame_that_is_kept_does_not_stop_the_ring(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    let mut kept: Vec<dominoes_drivers::Frame> = Vec::new();
+    let (rounds, each) = (6, 4000);
+    for round in 0..rounds {
+        for at in 0..each / 2 {
+            let number = round * each + at * 2;
+            send_experiments(&mut other, &port, number..number + 2);
+            let mut got = port.claim_exactly(2, |frame| is_experiment(frame));
+            for (number, frame) in (number..).zip(&got) {
+                assert_eq!(frame.bytes()[14..18], number.to_be_bytes());
+            }
+            if at == 0 {
+                kept.push(got.remove(0));
+            }
+            port.rx.release(&mut got);
+            // V3 hands a block over per millisecond, so hurrying does not help.
+            if ring == RxRing::Blocks && at == each / 16 {
+                break;
+            }
+        }
+        for (round, frame) in (0..).zip(&kept) {
+            let expected = experiment(port.mac, other.mac, round * each, 1514);
+            assert_eq!(frame.bytes(), expected, "a frame that was kept has changed");
+        }
+    }
+    let stats = port.rx.stats();
+    assert!(stats.copied_out > 0, "{stats:?}");
+    assert_eq!(stats.dropped, 0, "{stats:?}");
+
+    // Once they are released, the ring is as good as new.
+    port.rx.release(&mut kept);
+    let lap = 10;
+    for number in 0..lap {
+        send_experiments(&mut other, &port, number..number + 1);
+        let mut got = port.claim_exactly(1, |frame| is_experiment(frame));
+        assert_eq!(
+            got[0].bytes(),
+            experiment(port.mac, other.mac, number, 1514)
+        );
+        assert!(
+            number < lap / 2 || got[0].is_in_place(),
+            "frame {number} was copied: {:?}",
+            port.rx.stats()
+        );
+        port.rx.release(&mut got);
+    }
+}
+
+fn frames_that_are_all_kept_stay_as_they_came(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    let mut kept = Vec::new();
+    for number in 0..100 {
+        send_experiments(&mut other, &port, number..number + 1);
+        kept.extend(port.claim_exactly(1, |frame| is_experiment(frame)));
+    }
+    for (number, frame) in (0..).zip(&kept) {
+        assert_eq!(
+            frame.bytes(),
+            experiment(port.mac, other.mac, number, 1514),
+            "frame {number}"
+        );
+    }
+    let stats = port.rx.stats();
+    assert!(stats.copied > 0 && stats.dropped == 0, "{stats:?}");
+}
+
+fn frames_outlive_their_device(ring: RxRing) {
+    let (veth, mut port, mut other) = small_ring(ring);
+    let mac = port.mac;
+    send_experiments(&mut other, &port, 0..1);
+    let frame = port
+        .claim_exactly(1, |frame| is_experiment(frame))
+        .remove(0);
+    drop(port);
+    drop(veth);
+    assert!(frame.is_in_place());
+    assert_eq!(frame.bytes(), experiment(mac, other.mac, 0, 1514));
+}
+
+fn the_kernel_notes_when_a_frame_came(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    let before = std::time::SystemTime::now();
+    send_experiments(&mut other, &port, 0..1);
+    let frame = port
+        .claim_exactly(1, |frame| is_experiment(frame))
+        .remove(0);
+    let noted = frame.timestamp().expect("the ring has timestamps");
+    // The kernel may take the time by a coarser clock.
+    let slack = Duration::from_millis(20);
+    assert!(
+        noted + slack >= before && noted <= std::time::SystemTime::now() + slack,
+        "{before:?} {noted:?}"
+    );
+    assert_eq!(frame.clone().timestamp(), None);
+}
+
+fn a_full_ring_counts_what_it_drops(ring: RxRing) {
+    let (_veth, mut port, mut other) = small_ring(ring);
+    let count = 6_000;
+    send_experiments(&mut other, &port, 0..count);
+    let mut frames = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    let mut got = 0;
+    while got + port.rx.stats().dropped < count.into() {
+        port.rx.claim(32, &mut frames).unwrap();
+        got += frames.iter().filter(|frame| is_experiment(frame)).count() as u64;
+        port.rx.release(&mut frames);
+        assert!(Instant::now() < deadline, "{got} {:?}", port.rx.stats());
+    }
+    assert!(port.rx.stats().dropped > 100, "{:?}", port.rx.stats());
+}
+
+fn flows_stay_with_one_of_several_queues() {
+    const FLOWS: u16 = 64;
+    const EACH: usize = 5;
+    let veth = Veth::new();
+    let peer = veth.peer();
+    let devices = AfPacket::open_queues(&veth.left, &AfPacketOptions::default(), 4, Spread::Flow);
+    let mut ports: Vec<_> = devices.unwrap().into_iter().map(Port::new).collect();
+    peer.introduce(ports[0].mac);
+    for flow in 0..FLOWS {
+        let socket = peer.socket();
+        for _ in 0..EACH {
+            socket
+                .send_to(&flow.to_be_bytes(), (peer.our_address(), 9))
+                .unwrap();
+        }
+    }
+    let mut seen = vec![[0; 4]; FLOWS.into()];
+    let deadline = Instant::now() + PATIENCE;
+    let mut frames = Vec::new();
+    while seen.iter().flatten().sum::<usize>() < EACH * usize::from(FLOWS) {
+        for (queue, port) in ports.iter_mut().enumerate() {
+            port.rx.claim(32, &mut frames).unwrap();
+            for payload in frames.iter().filter_map(|frame| packet::parse_udp(frame)) {
+                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
+            }
+            port.rx.release(&mut frames);
+        }
+        assert!(Instant::now() < deadline, "{seen:?}");
+    }
+    assert!(
+        seen.iter().all(|queues| queues.contains(&EACH)),
+        "a flow is spread: {seen:?}"
+    );
+    let used = (0..4).filter(|&queue| seen.iter().any(|queues| queues[queue] > 0));
+    assert!(used.count() > 1, "all flows share a queue: {seen:?}");
 }
 
 // TAP ----------------------------------------------------------------------------------------------------------------

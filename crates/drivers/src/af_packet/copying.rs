@@ -1,0 +1,123 @@
+//! Receiving by a system call per frame, which copies it into a buffer of ours.
+
+use super::insert_vlan_tag;
+use crate::fd_event::FdEvent;
+use crate::link::{Link, Reporter};
+use crate::pool::Pool;
+use crate::vnet::{HEADER_LEN, VnetHeader};
+use crate::{DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxStats, VLAN_TAG_LEN, Waker, sys};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The receiving half of an [`AfPacket`](super::AfPacket) without a mapped ring.
+#[derive(Debug)]
+pub(super) struct CopyingRx {
+    reporter: Reporter,
+    event: FdEvent,
+    pool: Pool,
+    stats: RxStats,
+    /// The kernel's count starts anew each time it is read.
+    kernel_drops: Cell<u64>,
+}
+
+impl CopyingRx {
+    pub(super) fn new(link: Arc<Link>, event: FdEvent, pool: Pool) -> Self {
+        Self {
+            reporter: Reporter::new(link),
+            event,
+            pool,
+            stats: RxStats::default(),
+            kernel_drops: Cell::new(0),
+        }
+    }
+}
+
+impl DeviceRx for CopyingRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        self.reporter.check()?;
+        let mut claimed = 0;
+        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
+        for _ in 0..max {
+            let mut header = [0; HEADER_LEN];
+            let mut buffer = self.pool.take();
+            // Room before the frame for a VLAN tag.
+            let result = sys::receive_frame(
+                self.reporter.link().fd(),
+                &mut header,
+                &mut buffer[VLAN_TAG_LEN..],
+            );
+            let received = match result {
+                Ok(received) => received,
+                Err(error) => {
+                    self.pool.put(buffer);
+                    match error.raw_os_error() {
+                        Some(libc::EINTR) => continue,
+                        Some(libc::EAGAIN) => break,
+                        // The kernel cannot express this frame in a virtio header and has dropped it.
+                        Some(libc::EINVAL) => {
+                            self.stats.truncated += 1;
+                            continue;
+                        }
+                        Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                            self.reporter.link().report_trouble();
+                            if claimed == 0 {
+                                self.reporter.look()?;
+                            }
+                            break;
+                        }
+                        // No memory in the kernel just now.
+                        _ => break,
+                    }
+                }
+            };
+            let fits = (ETHERNET_HEADER_LEN..=buffer.len() - VLAN_TAG_LEN).contains(&received.len);
+            let (Ok(meta), true) = (VnetHeader::from_bytes(&header).rx_meta(), fits) else {
+                self.pool.put(buffer);
+                self.stats.truncated += 1;
+                continue;
+            };
+            let frame = match received.vlan {
+                None => Frame::from_buffer(buffer, VLAN_TAG_LEN as u16, received.len, meta),
+                Some((protocol, control)) => {
+                    let meta = insert_vlan_tag(&mut buffer, protocol, control, meta);
+                    Frame::from_buffer(buffer, 0, received.len + VLAN_TAG_LEN, meta)
+                }
+            };
+            self.stats.bytes += frame.len() as u64;
+            out.push(frame);
+            claimed += 1;
+        }
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.pool.release(frames);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let timeout = self.reporter.bound(timeout)?;
+        let link = self.reporter.link();
+        match self.event.wait(link.fd(), timeout) {
+            Ok(false) => Ok(()),
+            Ok(true) => self.reporter.fetch_error(),
+            Err(error) => Err(DeviceError::system("wait", &link.name, &error)),
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.event.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        let new = sys::packet_drops(self.reporter.link().fd()).unwrap_or(0);
+        self.kernel_drops.set(self.kernel_drops.get() + new);
+        RxStats {
+            dropped: self.kernel_drops.get(),
+            pool_exhausted: self.pool.exhausted(),
+            wakes: self.event.wakes(),
+            ..self.stats
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Receiving in place, from a ring that the kernel fills and this process has mapped.
+//!
+//! Frames stay where the kernel put them, and everybody reads them there. What a unit of the ring (a slot of
+//! TPACKET_V2, a block of TPACKET_V3) is lent out for goes back when all its frames have been released or dropped, in
+//! order, since the kernel fills the ring in order and stops at the first unit that it has not got back. So one frame
+//! that is kept for long would stop the ring. Two limits prevent that:
+//!
+//! 1. When more than half of the ring is out, new frames are copied, so that their units go back at once.
+//! 2. When more than three quarters are out, the units of the late frames are copied out: their readers go on in the
+//!    copy without noticing (see [`PacketMemory::detach`]), and the unit goes back.
+//!
+//! Both are counted, in [`RxStats::copied`] and [`RxStats::copied_out`].
+
+use super::insert_vlan_tag;
+use crate::fd_event::FdEvent;
+use crate::link::{Link, Reporter};
+use crate::umem::PacketMemory;
+use crate::vnet::{HEADER_LEN, VnetHeader};
+use crate::{
+    DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxMeta, RxStats, VLAN_TAG_LEN, Waker, sys,
+};
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The receiving half of an [`AfPacket`](super::AfPacket) with a mapped ring.
+#[derive(Debug)]
+pub(super) struct RingRx {
+    reporter: Reporter,
+    event: FdEvent,
+    /// Tells of each frame once. The socket itself is readable as long as a unit is out.
+    edge: OwnedFd,
+    memory: PacketMemory,
+    blocks: bool,
+    /// Units taken from the kernel, and units given back, since the beginning.
+    taken: u64,
+    returned: u64,
+    /// The block whose frames are being claimed; the one taken last.
+    block: Option<Block>,
+    /// The next time that detached units may be mended, in units taken: mending takes long.
+    mend_at: u64,
+    stats: RxStats,
+    /// The kernel's count starts anew each time it is read.
+    kernel_drops: Cell<u64>,
+}
+
+/// A block of TPACKET_V3 with frames that have not been claimed.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    unit: u32,
+    /// Where the next frame's header is, in bytes from the start of the block.
+    next: usize,
+    left: u32,
+}
+
+/// A frame in the ring.
+struct Found {
+    unit: u32,
+    /// Where its header is, in bytes from the start of the unit.
+    within: usize,
+    header: Header,
+}
+
+/// The fields in common of `tpacket2_hdr` and `tpacket3_hdr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    status: u32,
+    len: u32,
+    /// Bytes of it that are there.
+    snaplen: u32,
+    /// Where the Ethernet header is, in bytes from the start of this header.
+    mac: u16,
+    vlan_control: u16,
+    vlan_protocol: u16,
+    /// TPACKET_V3: where the next header is, in bytes from the start of this one.
+    next: u32,
+}
+
+impl Header {
+    const V2_LEN: usize = 28;
+    const V3_LEN: usize = 40;
+
+    fn v2(bytes: &[u8; Self::V2_LEN]) -> Self {
+        Self {
+            status: word(bytes, 0),
+            len: word(bytes, 4),
+            snaplen: word(bytes, 8),
+            mac: half(bytes, 12),
+            vlan_control: half(bytes, 24),
+            vlan_protocol: half(bytes, 26),
+            next: 0,
+        }
+    }
+
+    fn v3(bytes: &[u8; Self::V3_LEN]) -> Self {
+        Self {
+            status: word(bytes, 20),
+            len: word(bytes, 16),
+            snaplen: word(bytes, 12),
+            mac: half(bytes, 24),
+            vlan_control: word(bytes, 32) as u16,
+            vlan_protocol: half(bytes, 36),
+            next: word(bytes, 0),
+        }
+    }
+
+    /// The VLAN tag that the kernel has taken out: protocol and control information.
+    fn vlan(&self) -> Option<(u16, u16)> {
+        if self.status & libc::TP_STATUS_VLAN_VALID == 0 {
+            return None;
+        }
+        let protocol = if self.status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
+            self.vlan_protocol
+        } else {
+            libc::ETH_P_8021Q as u16
+        };
+        Some((protocol, self.vlan_control))
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}
+
+impl RingRx {
+    pub(super) fn new(
+        link: Arc<Link>,
+        event: FdEvent,
+        memory: PacketMemory,
+        blocks: bool,
+    ) -> io::Result<Self> {
+        let edge = sys::epoll()?;
+        sys::epoll_watch(edge.as_fd(), link.fd())?;
+        Ok(Self {
+            reporter: Reporter::new(link),
+            event,
+            edge,
+            memory,
+            blocks,
+            taken: 0,
+            returned: 0,
+            block: None,
+            mend_at: 0,
+            stats: RxStats::default(),
+            kernel_drops: Cell::new(0),
+        })
+    }
+
+    /// Units that the kernel has not got back.
+    fn out(&self) -> u64 {
+        self.taken - self.returned
+    }
+
+    fn units(&self) -> u64 {
+        self.memory.units().into()
+    }
+
+    /// Takes the next unit if the kernel has handed it over.
+    #[inline]
+    fn take_unit(&mut self) -> Option<u32> {
+        let unit = (self.taken % self.units()) as u32;
+        // With all of them out, the next one is the first of those again.
+        if self.out() == self.units() || !self.memory.is_ours(unit) {
+            return None;
+        }
+        self.taken += 1;
+        Some(unit)
+    }
+
+    /// Whether `claim` would find something.
+    fn is_ready(&self) -> bool {
+        let unit = (self.taken % self.units()) as u32;
+        self.block.is_some() || self.out() < self.units() && self.memory.is_ours(unit)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<Found> {
+        if !self.blocks {
+            let unit = self.take_unit()?;
+            let header = Header::v2(&self.memory.header(unit, 0)?);
+            return Some(Found {
+                unit,
+                within: 0,
+                header,
+            });
+        }
+        loop {
+            let block = match self.block.take() {
+                Some(block) => block,
+                None => {
+                    let unit = self.take_unit()?;
+                    // struct tpacket_block_desc
+                    let head: [u8; 20] = self.memory.header(unit, 0)?;
+                    Block {
+                        unit,
+                        next: word(&head, 16) as usize,
+                        left: word(&head, 12),
+                    }
+                }
+            };
+            if block.left == 0 {
+                continue;
+            }
+            // What lies outside of the block ends it.
+            let Some(header) = self.memory.header(block.unit, block.next) else {
+                continue;
+            };
+            let header = Header::v3(&header);
+            if block.left > 1 {
+                self.block = Some(Block {
+                    next: block.next + header.next as usize,
+                    left: block.left - 1,
+                    ..block
+                });
+            }
+            return Some(Found {
+                unit: block.unit,
+                within: block.next,
+                header,
+            });
+        }
+    }
+
+    /// The frame, in place if the ring can spare that; `None` if it is not there whole or makes no sense.
+    #[inline]
+    fn frame(&mut self, found: &Found) -> Option<Frame> {
+        let Found {
+            unit,
+            within,
+            header,
+        } = *found;
+        let (mac, len) = (usize::from(header.mac), header.len as usize);
+        if header.snaplen != header.len || len < ETHERNET_HEADER_LEN || mac < HEADER_LEN {
+            return None;
+        }
+        let vnet = self.memory.header(unit, within + mac - HEADER_LEN)?;
+        let meta = VnetHeader::from_bytes(&vnet).rx_meta().ok()?;
+        if within + mac + len > self.memory.unit_len() {
+            return None;
+        }
+        let behind = self.out() > self.units() / 2;
+        if behind || header.status & libc::TP_STATUS_VLAN_VALID != 0 || !self.memory.can_lend(unit)
+        {
+            self.stats.copied += 1;
+            return Some(self.copy(found, meta));
+        }
+        let lent = self.memory.lend(unit, within);
+        Some(Frame::from_lent(lent, header.mac, header.len, meta))
+    }
+
+    #[cold]
+    fn copy(&mut self, found: &Found, meta: RxMeta) -> Frame {
+        let (mac, len) = (usize::from(found.header.mac), found.header.len as usize);
+        let mut buffer = vec![0; VLAN_TAG_LEN + len].into_boxed_slice();
+        self.memory
+            .copy(found.unit, found.within + mac, &mut buffer[VLAN_TAG_LEN..]);
+        match found.header.vlan() {
+            None => Frame::from_buffer(buffer, VLAN_TAG_LEN as u16, len, meta),
+            Some((protocol, control)) => {
+                let meta = insert_vlan_tag(&mut buffer, protocol, control, meta);
+                Frame::from_buffer(buffer, 0, VLAN_TAG_LEN + len, meta)
+            }
+        }
+    }
+
+    /// Gives the done prefix back, and copies out what is late.
+    #[inline]
+    fn give_back(&mut self) {
+        let claiming = u64::from(self.block.is_some());
+        while self.returned + claiming < self.taken {
+            let unit = (self.returned % self.units()) as u32;
+            if !self.memory.is_done(unit) && !self.copy_out(unit) {
+                break;
+            }
+            self.memory.give_back(unit);
+            self.returned += 1;
+        }
+    }
+
+    /// Whether so much is out that the kernel needs some back.
+    fn is_late(&self) -> bool {
+        self.out() > self.units() / 4 * 3
+    }
+
+    /// Makes a unit done whose frames are late. False if they are not late enough, or there is no memory.
+    fn copy_out(&mut self, unit: u32) -> bool {
+        let copied = self.is_late() && self.memory.detach(unit).is_ok();
+        self.stats.copied_out += u64::from(copied);
+        copied
+    }
+
+    /// Puts units that were copied out back into use, once they are many enough to be worth it.
+    fn mend(&mut self) {
+        if self.taken >= self.mend_at && u64::from(self.memory.detached()) > self.units() / 8 {
+            // If it fails, frames of those units are copied as before.
+            let _ = self.memory.mend(self.reporter.link().fd());
+            self.mend_at = self.taken + self.units();
+        }
+    }
+}
+
+impl DeviceRx for RingRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        self.reporter.check()?;
+        self.give_back();
+        self.mend();
+        let mut claimed = 0;
+        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
+        for _ in 0..max {
+            let Some(found) = self.next() else { break };
+            match self.frame(&found) {
+                Some(frame) => {
+                    self.stats.bytes += frame.len() as u64;
+                    out.push(frame);
+                    claimed += 1;
+                }
+                None => self.stats.truncated += 1,
+            }
+        }
+        self.stats.frames += claimed as u64;
+        if self.is_late() {
+            self.give_back();
+        }
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        frames.clear();
+        self.give_back();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let timeout = self.reporter.bound(timeout)?;
+        self.give_back();
+        let timeout = if self.is_ready() {
+            Some(Duration::ZERO)
+        } else {
+            timeout
+        };
+        let waited = self.event.wait(self.edge.as_fd(), timeout);
+        if let Err(error) = waited {
+            let name = &self.reporter.link().name;
+            return Err(DeviceError::system("wait", name, &error));
+        }
+        if sys::epoll_take(self.edge.as_fd()) {
+            return self.reporter.fetch_error();
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.event.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        let new = sys::packet_drops(self.reporter.link().fd()).unwrap_or(0);
+        self.kernel_drops.set(self.kernel_drops.get() + new);
+        RxStats {
+            dropped: self.kernel_drops.get(),
+            wakes: self.event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn headers_of_both_versions_are_read_field_by_field() {
+        let expected = Header {
+            status: 0x51,
+            len: 0x1000,
+            snaplen: 0x0fff,
+            mac: 0x4c,
+            vlan_control: 7,
+            vlan_protocol: 0x88a8,
+            next: 0,
+        };
+        let mut v2 = [0xee; Header::V2_LEN];
+        v2[0..4].copy_from_slice(&[0x51, 0, 0, 0]);
+        v2[4..8].copy_from_slice(&[0, 0x10, 0, 0]);
+        v2[8..12].copy_from_slice(&[0xff, 0x0f, 0, 0]);
+        v2[12..14].copy_from_slice(&[0x4c, 0]);
+        v2[24..28].copy_from_slice(&[7, 0, 0xa8, 0x88]);
+        assert_eq!(Header::v2(&v2), expected);
+        let mut v3 = [0xee; Header::V3_LEN];
+        v3[0..4].copy_from_slice(&[0x80, 0, 0, 0]);
+        v3[12..16].copy_from_slice(&[0xff, 0x0f, 0, 0]);
+        v3[16..20].copy_from_slice(&[0, 0x10, 0, 0]);
+        v3[20..24].copy_from_slice(&[0x51, 0, 0, 0]);
+        v3[24..26].copy_from_slice(&[0x4c, 0]);
+        v3[32..36].copy_from_slice(&[7, 0, 0, 0]);
+        v3[36..38].copy_from_slice(&[0xa8, 0x88]);
+        assert_eq!(
+            Header::v3(&v3),
+            Header {
+                next: 0x80,
+                ..expected
+            }
+        );
+        assert_eq!(expected.vlan(), Some((0x88a8, 7)));
+        let plain = Header {
+            status: 1,
+            ..expected
+        };
+        assert_eq!(plain.vlan(), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! Sending: the parts of each frame are gathered by the kernel, several frames in one system call.
+
+use crate::link::{Link, LinkState};
+use crate::vnet::{HEADER_LEN, VnetHeader};
+use crate::{Capabilities, DeviceError, DeviceTx, TxFrame, TxStats, sys};
+use std::sync::Arc;
+
+/// Frames handed over in one system call.
+const BATCH: usize = 16;
+
+/// The sending half of an [`AfPacket`](super::AfPacket).
+#[derive(Debug)]
+pub(super) struct AfPacketTx {
+    caps: Capabilities,
+    link: Arc<Link>,
+    stats: TxStats,
+}
+
+impl AfPacketTx {
+    pub(super) fn new(caps: Capabilities, link: Arc<Link>) -> Self {
+        Self {
+            caps,
+            link,
+            stats: TxStats::default(),
+        }
+    }
+
+    /// Hands over the longest prefix of `frames` that the device admits and the kernel takes, at most [`BATCH`].
+    fn send(&self, frames: &[TxFrame<'_>]) -> std::io::Result<usize> {
+        let mut headers = [[0; HEADER_LEN]; BATCH];
+        let mut count = 0;
+        for (header, frame) in headers.iter_mut().zip(frames) {
+            if !self.caps.admits(frame) {
+                break;
+            }
+            *header = VnetHeader::for_transmit(&frame.meta).to_bytes();
+            count += 1;
+        }
+        let mut parts = [[&[][..]; 3]; BATCH];
+        for ((parts, header), frame) in parts.iter_mut().zip(&headers).zip(&frames[..count]) {
+            *parts = [header, frame.head, frame.payload];
+        }
+        sys::send_frames::<BATCH>(self.link.fd(), &parts[..count])
+    }
+}
+
+impl DeviceTx for AfPacketTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let mut taken = 0;
+        let mut old_error_fetched = false;
+        while let Some(frame) = frames.get(taken) {
+            if !self.caps.admits(frame) {
+                self.stats.dropped += 1;
+                taken += 1;
+                continue;
+            }
+            let error = match self.send(&frames[taken..]) {
+                Ok(sent) => {
+                    self.stats.frames += sent as u64;
+                    let sent = &frames[taken..taken + sent];
+                    self.stats.bytes += sent.iter().map(|frame| frame.len() as u64).sum::<u64>();
+                    taken += sent.len();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                    self.stats.busy += 1;
+                    break;
+                }
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                    self.link.report_trouble();
+                    if taken > 0 {
+                        break;
+                    }
+                    match self.link.look() {
+                        LinkState::Gone => return Err(self.link.gone()),
+                        LinkState::Down => return Err(self.link.down()),
+                        // The error was left over from before the link came back.
+                        LinkState::Up if !old_error_fetched => old_error_fetched = true,
+                        LinkState::Up => break,
+                    }
+                }
+                // Too long for a link whose MTU has changed, or malformed.
+                _ => {
+                    self.stats.dropped += 1;
+                    taken += 1;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}

@@ -1,0 +1,443 @@
+//! Memory that the kernel and this process share, and frames that are read in it, in place.
+//!
+//! A [`Region`] is mapped twice. The kernel's bookkeeping is reached through the writable mapping; frames are read
+//! through the *view*, which cannot be written to. It is divided into units, the steps in which memory goes back to the
+//! kernel: a slot (TPACKET_V2), a block (TPACKET_V3), a chunk (AF_XDP).
+//!
+//! # Why a frame does not change while it is read
+//!
+//! - A unit is the kernel's or ours. The kernel hands it over through a status word or a ring, both read with Acquire,
+//!   and does not touch it until it is given back.
+//! - Each [`Lent`] counts in its unit. [`PacketMemory::give_back`] refuses a unit with a count, and a chunk becomes free
+//!   only when its count falls to zero. So bytes behind a `Lent` are constant while it lives.
+//! - The one exception is a unit that [`PacketMemory::detach`] has copied out: its pages in the *view* are then private
+//!   memory with the same bytes, at the same address, exchanged in one step by the kernel. So the bytes behind a
+//!   `Lent` stay the same, while the kernel may fill the unit again. Nothing is lent of such a unit until
+//!   [`PacketMemory::mend`] has put the shared pages back, which it does only at a count of zero.
+
+#![allow(unsafe_code)]
+
+use crate::sys::{self, Mapping};
+use crossbeam_queue::ArrayQueue;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// What a region is for, and how its units are handed over.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// A packet socket's ring of frames: the status word stands at the start of each slot.
+    Slots,
+    /// A packet socket's ring of blocks: the status word stands 8 bytes into each block.
+    Blocks,
+    /// The frames of AF_XDP sockets: units of which nothing is lent wait here, one queue per socket, each for an equal
+    /// share of the units.
+    Chunks(Vec<ArrayQueue<u32>>),
+}
+
+/// Memory shared with the kernel.
+#[derive(Debug)]
+pub(crate) struct Region {
+    /// For the kernel's bookkeeping, and for frames to send.
+    write: Mapping,
+    /// For reading frames.
+    view: Mapping,
+    unit_len: usize,
+    /// How many frames are lent of each unit.
+    lent: Box<[AtomicU32]>,
+    kind: Kind,
+}
+
+impl Region {
+    /// Maps `units * unit_len` bytes of the descriptor twice.
+    fn new(fd: BorrowedFd<'_>, units: u32, unit_len: usize, kind: Kind) -> io::Result<Self> {
+        let len = units as usize * unit_len;
+        if u32::try_from(len).is_err() || !unit_len.is_multiple_of(8) || units == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let write = Mapping::shared(fd, len, 0, true)?;
+        let view = Mapping::shared(fd, len, 0, false)?;
+        let lent = (0..units).map(|_| AtomicU32::new(0)).collect();
+        Ok(Self {
+            write,
+            view,
+            unit_len,
+            lent,
+            kind,
+        })
+    }
+
+    /// The chunks of AF_XDP sockets. All of those for receiving are free.
+    ///
+    /// `queues` sockets have `receive` chunks each; behind all of them lie `transmit` chunks for each.
+    pub(crate) fn chunks(
+        fd: BorrowedFd<'_>,
+        queues: u32,
+        receive: u32,
+        transmit: u32,
+        chunk_len: usize,
+    ) -> io::Result<Self> {
+        let free = (0..queues)
+            .map(|queue| {
+                let free = ArrayQueue::new(receive.max(1) as usize);
+                for unit in queue * receive..(queue + 1) * receive {
+                    let _ = free.push(unit);
+                }
+                free
+            })
+            .collect();
+        Self::new(
+            fd,
+            queues * (receive + transmit),
+            chunk_len,
+            Kind::Chunks(free),
+        )
+    }
+
+    /// The writable mapping's address and length, for the kernel.
+    pub(crate) fn address(&self) -> (u64, u64) {
+        (self.write.start().addr() as u64, self.write.len() as u64)
+    }
+
+    /// Bytes of a unit.
+    pub(crate) fn unit_len(&self) -> usize {
+        self.unit_len
+    }
+
+    fn units(&self) -> u32 {
+        self.lent.len() as u32
+    }
+
+    /// How many frames are lent of the unit.
+    #[inline]
+    pub(crate) fn lent(&self, unit: u32) -> u32 {
+        // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads of the frame are over.
+        self.lent[unit as usize].load(Acquire)
+    }
+
+    /// A chunk that the kernel has filled and handed to us, from `at` bytes into the region.
+    #[inline]
+    pub(crate) fn lend_chunk(self: &Arc<Self>, at: u32) -> Lent {
+        let Kind::Chunks(free) = &self.kind else {
+            panic!("a packet ring");
+        };
+        let unit = at / self.unit_len as u32;
+        assert!(
+            (unit as usize) < free.len() * free[0].capacity(),
+            "a chunk for sending"
+        );
+        assert_eq!(
+            self.lent(unit),
+            0,
+            "the kernel has filled a chunk that is being read"
+        );
+        self.lend(unit, at)
+    }
+
+    #[inline]
+    fn lend(self: &Arc<Self>, unit: u32, at: u32) -> Lent {
+        // Relaxed: whoever gets the frame gets it with what orders this before.
+        self.lent[unit as usize].fetch_add(1, Relaxed);
+        Lent {
+            region: Arc::clone(self),
+            at,
+            unit,
+        }
+    }
+
+    /// A chunk for receiving that nobody reads any more, of those of the socket with this number.
+    #[inline]
+    pub(crate) fn take_free(&self, queue: usize) -> Option<u32> {
+        match &self.kind {
+            Kind::Chunks(free) => free[queue].pop(),
+            Kind::Slots | Kind::Blocks => None,
+        }
+    }
+
+    /// Chunks for receiving that nobody reads, of those of the socket with this number.
+    pub(crate) fn free(&self, queue: usize) -> usize {
+        match &self.kind {
+            Kind::Chunks(free) => free[queue].len(),
+            Kind::Slots | Kind::Blocks => 0,
+        }
+    }
+
+    /// Whether the kernel has handed the slot or block over.
+    #[inline]
+    fn is_ours(&self, unit: u32) -> bool {
+        // ORDERING: Acquire, pairs with the kernel's barrier between writing the frame and its status.
+        self.status(unit).load(Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    #[inline]
+    fn status(&self, unit: u32) -> &AtomicU32 {
+        let within = match self.kind {
+            Kind::Slots => 0,
+            Kind::Blocks => 8,
+            Kind::Chunks(_) => panic!("chunks have no status"),
+        };
+        assert!(unit < self.units());
+        // SAFETY: inside the mapping, which lives as long as `self`, since the unit is; aligned, since units are whole
+        // pages of a mapping; the kernel and we use this word atomically only.
+        unsafe {
+            let word = self
+                .write
+                .start()
+                .add(unit as usize * self.unit_len + within);
+            AtomicU32::from_ptr(word.cast())
+        }
+    }
+
+    /// Copies bytes out of the writable mapping.
+    ///
+    /// # Safety
+    /// The unit in which they lie is ours.
+    #[inline]
+    unsafe fn read(&self, at: usize, into: &mut [u8]) {
+        assert!(at + into.len() <= self.write.len());
+        // SAFETY: inside the mapping; the kernel does not write, as the caller says, and neither does anybody here.
+        unsafe {
+            self.write
+                .start()
+                .add(at)
+                .copy_to_nonoverlapping(into.as_mut_ptr(), into.len());
+        }
+    }
+}
+
+/// A frame in a region. It cannot change while this lives.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    region: Arc<Region>,
+    /// Where the kernel's header of this frame, or else the frame, begins: bytes from the start of the region.
+    at: u32,
+    unit: u32,
+}
+
+impl Lent {
+    /// `len` bytes, `start` bytes behind the beginning.
+    ///
+    /// # Panics
+    /// If they do not lie in one unit.
+    #[inline]
+    pub(crate) fn bytes(&self, start: usize, len: usize) -> &[u8] {
+        let region = &*self.region;
+        let from = self.at as usize + start;
+        let end = (self.unit as usize + 1) * region.unit_len;
+        assert!(
+            from + len <= end,
+            "{len} bytes at {from}, in a unit that ends at {end}"
+        );
+        // SAFETY: `at` is in the unit, so the bytes are, and the view is mapped as long as the region lives. They do not
+        // change as long as `self` lives; see the head of this file.
+        unsafe { slice::from_raw_parts(region.view.start().add(from), len) }
+    }
+
+    /// When the kernel received the frame: seconds and nanoseconds since 1970, if it notes that here.
+    pub(crate) fn timestamp(&self) -> Option<(u32, u32)> {
+        let at = match self.region.kind {
+            Kind::Slots => 16,
+            Kind::Blocks => 4,
+            Kind::Chunks(_) => return None,
+        };
+        let bytes = self.bytes(at, 8);
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        Some((word(0), word(4)))
+    }
+}
+
+impl Drop for Lent {
+    #[inline]
+    fn drop(&mut self) {
+        let region = &*self.region;
+        // ORDERING: Release, pairs with the Acquire in `Region::lent`: reads of the frame come before.
+        let before = region.lent[self.unit as usize].fetch_sub(1, Release);
+        if let Kind::Chunks(free) = &region.kind
+            && before == 1
+        {
+            // ORDERING: the queue's own; the frame of a chunk is lent once, so this thread made all reads visible that
+            // were made through other references, or was told of them.
+            let each = free[0].capacity();
+            // Never full: each chunk is in it once.
+            let _ = free[self.unit as usize / each].push(self.unit);
+        }
+    }
+}
+
+/// The ring of a packet socket. There is one per socket, so what follows is done by one thread at a time.
+#[derive(Debug)]
+pub(crate) struct PacketMemory {
+    region: Arc<Region>,
+    /// Units whose pages in the view are a copy.
+    detached: Box<[bool]>,
+    detached_count: u32,
+}
+
+impl PacketMemory {
+    /// Maps the ring of a packet socket, of `units` slots or blocks.
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        units: u32,
+        unit_len: usize,
+        blocks: bool,
+    ) -> io::Result<Self> {
+        if !unit_len.is_multiple_of(sys::page_len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let kind = if blocks { Kind::Blocks } else { Kind::Slots };
+        let region = Arc::new(Region::new(fd, units, unit_len, kind)?);
+        Ok(Self {
+            region,
+            detached: vec![false; units as usize].into(),
+            detached_count: 0,
+        })
+    }
+
+    pub(crate) fn units(&self) -> u32 {
+        self.region.units()
+    }
+
+    pub(crate) fn unit_len(&self) -> usize {
+        self.region.unit_len
+    }
+
+    /// Whether the kernel has handed the unit over.
+    #[inline]
+    pub(crate) fn is_ours(&self, unit: u32) -> bool {
+        self.region.is_ours(unit)
+    }
+
+    /// The first bytes of what the kernel has written `within` bytes into the unit; `None` if it does not end in the
+    /// unit.
+    ///
+    /// # Panics
+    /// If the unit is the kernel's.
+    #[inline]
+    pub(crate) fn header<const N: usize>(&self, unit: u32, within: usize) -> Option<[u8; N]> {
+        assert!(self.is_ours(unit), "unit {unit} is the kernel's");
+        if within + N > self.region.unit_len {
+            return None;
+        }
+        let mut bytes = [0; N];
+        // SAFETY: the unit is ours.
+        unsafe { self.region.read(self.at(unit, within), &mut bytes) };
+        Some(bytes)
+    }
+
+    /// Whether frames of the unit can be lent: its pages in the view are those that the kernel fills.
+    #[inline]
+    pub(crate) fn can_lend(&self, unit: u32) -> bool {
+        !self.detached[unit as usize]
+    }
+
+    /// Lends what begins `within` bytes into the unit.
+    ///
+    /// # Panics
+    /// If the unit is the kernel's or detached.
+    #[inline]
+    pub(crate) fn lend(&self, unit: u32, within: usize) -> Lent {
+        assert!(self.is_ours(unit) && self.can_lend(unit) && within < self.region.unit_len);
+        self.region.lend(unit, self.at(unit, within) as u32)
+    }
+
+    /// Copies bytes out of a unit of ours.
+    ///
+    /// # Panics
+    /// If the unit is the kernel's, or ends before.
+    pub(crate) fn copy(&self, unit: u32, within: usize, into: &mut [u8]) {
+        assert!(self.is_ours(unit), "unit {unit} is the kernel's");
+        assert!(within + into.len() <= self.region.unit_len);
+        // SAFETY: the unit is ours.
+        unsafe { self.region.read(self.at(unit, within), into) };
+    }
+
+    fn at(&self, unit: u32, within: usize) -> usize {
+        unit as usize * self.region.unit_len + within
+    }
+
+    /// Whether nothing is lent of the unit, or only of the copy that has been made of it.
+    #[inline]
+    pub(crate) fn is_done(&self, unit: u32) -> bool {
+        self.detached[unit as usize] || self.region.lent(unit) == 0
+    }
+
+    /// Gives the unit back to the kernel.
+    ///
+    /// # Panics
+    /// If it is not done.
+    #[inline]
+    pub(crate) fn give_back(&mut self, unit: u32) {
+        assert!(self.is_done(unit), "unit {unit} is being read");
+        // ORDERING: Release, pairs with the kernel's read of the status before it writes: our reads come before.
+        self.region
+            .status(unit)
+            .store(libc::TP_STATUS_KERNEL, Release);
+    }
+
+    /// Copies the unit out, so that it is done at once: whoever reads its frames goes on in the copy, at the same
+    /// addresses.
+    ///
+    /// # Errors
+    /// If there is no memory for the copy; nothing has changed then.
+    pub(crate) fn detach(&mut self, unit: u32) -> io::Result<()> {
+        let region = &*self.region;
+        assert!(self.is_ours(unit) && !self.detached[unit as usize]);
+        let copy = Mapping::private(region.unit_len)?;
+        // SAFETY: the mapping is new and as long as said; no reference into it exists.
+        let bytes = unsafe { slice::from_raw_parts_mut(copy.start(), region.unit_len) };
+        // SAFETY: the unit is ours.
+        unsafe { region.read(self.at(unit, 0), bytes) };
+        copy.forbid_writes()?;
+        // SAFETY: whole pages of the view, inside it. The bytes are the same: the unit is ours, so nobody has written
+        // to it since it was read.
+        unsafe {
+            copy.replace(region.view.start().add(self.at(unit, 0)))?;
+        }
+        self.detached[unit as usize] = true;
+        self.detached_count += 1;
+        Ok(())
+    }
+
+    /// How many units are detached.
+    pub(crate) fn detached(&self) -> u32 {
+        self.detached_count
+    }
+
+    /// Puts the shared pages of detached units of which nothing is lent any more back into the view. Costs a mapping
+    /// of the whole ring.
+    ///
+    /// # Errors
+    /// If it cannot be mapped; what was mended until then is.
+    pub(crate) fn mend(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let region = &*self.region;
+        let other = Mapping::shared(fd, region.view.len(), 0, false)?;
+        let start = other.start();
+        // Its pages are moved or unmapped one by one below: in between another mapping may come to lie in a gap.
+        std::mem::forget(other);
+        let mut result = Ok(());
+        for unit in 0..region.units() {
+            let at = unit as usize * region.unit_len;
+            // SAFETY: inside the mapping.
+            let from = unsafe { start.add(at) };
+            if result.is_ok() && self.detached[unit as usize] && region.lent(unit) == 0 {
+                // SAFETY: whole pages of the two mappings. Nobody reads those of the view: nothing of the unit is lent,
+                // and only this thread lends.
+                result =
+                    unsafe { sys::move_pages(from, region.view.start().add(at), region.unit_len) };
+                if result.is_ok() {
+                    self.detached[unit as usize] = false;
+                    self.detached_count -= 1;
+                    continue;
+                }
+            }
+            // SAFETY: mapped above, and used by nobody.
+            unsafe { sys::unmap(from, region.unit_len) };
+        }
+        result
+    }
+}
