@@ -14,10 +14,13 @@ mod copying;
 mod ring;
 mod transmit;
 
+use crate::af_xdp::bpf_error;
+use crate::bpf;
 use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
 use crate::link::Link;
 use crate::pool::{MAX_FRAME_LEN, Pool};
+use crate::sys::Hook;
 use crate::umem::PacketMemory;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksum,
@@ -27,7 +30,7 @@ use copying::CopyingRx;
 use ring::RingRx;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use transmit::AfPacketTx;
@@ -50,6 +53,10 @@ pub struct AfPacketOptions {
     /// The IPv4 address that our stack is going to use. Opening fails if the kernel owns it, on whichever interface,
     /// since it would answer in our place. Default, `None`: not checked.
     pub address: Option<Ipv4Addr>,
+    /// Open though the kernel owns the address, and drop the frames to it on this interface before the kernel's stack
+    /// gets them, so that it stays silent. Needs `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default:
+    /// no.
+    pub guard: bool,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
     /// Whether checksums and segmentation of frames that we send may be left to the kernel. Received frames say what
@@ -135,6 +142,7 @@ impl Default for AfPacketOptions {
     fn default() -> Self {
         Self {
             address: None,
+            guard: false,
             mac: MacChoice::Interface,
             offloads: true,
             qdisc_bypass: false,
@@ -151,6 +159,12 @@ impl AfPacketOptions {
     /// Sets [`address`](Self::address).
     pub fn address(mut self, address: Ipv4Addr) -> Self {
         self.address = Some(address);
+        self
+    }
+
+    /// Sets [`guard`](Self::guard).
+    pub fn guard(mut self, guard: bool) -> Self {
+        self.guard = guard;
         self
     }
 
@@ -247,7 +261,10 @@ impl AfPacket {
                 interface: interface.to_owned(),
                 reason: "it is no Ethernet",
             })?;
-        if let Some(address) = options.address {
+        let mut guard = None;
+        if let (Some(address), true) = (options.address, options.guard) {
+            guard = Some(attach_guard(interface, index, address)?);
+        } else if let Some(address) = options.address {
             refuse_owned(
                 address,
                 sys::ipv4_addresses().map_err(system("list addresses"))?,
@@ -297,7 +314,7 @@ impl AfPacket {
         }
         sys::packet_bind(socket, index).map_err(system("bind"))?;
         let event = FdEvent::new().map_err(system("make an event"))?;
-        let link = Arc::new(Link::new(fd, interface, index));
+        let link = Arc::new(Link::new(fd, interface, index, guard));
         let rx = match memory {
             None => Rx::Copying(CopyingRx::new(
                 Arc::clone(&link),
@@ -373,6 +390,20 @@ impl Device for AfPacket {
     }
 }
 
+/// Drops frames to the address behind our socket and before the kernel's stack.
+fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedFd, DeviceError> {
+    let error = |error: io::Error| match error.raw_os_error() {
+        Some(errno @ libc::EINVAL) => DeviceError::Unsupported {
+            what: "guard the address",
+            hint: "it takes Linux 6.6 or newer; remove the address from the interface instead",
+            errno,
+        },
+        _ => bpf_error(interface, "guard the address", &error),
+    };
+    let program = sys::bpf_load(Hook::Ingress, &bpf::guard(address), false).map_err(error)?;
+    sys::bpf_attach(Hook::Ingress, program.as_fd(), index, 0).map_err(error)
+}
+
 /// Makes and maps the ring that the options ask for.
 fn make_ring(
     socket: BorrowedFd<'_>,
@@ -435,7 +466,10 @@ fn socket_error(interface: &str, error: &io::Error) -> DeviceError {
 }
 
 /// Fails if one of `owned` is `address`.
-fn refuse_owned(address: Ipv4Addr, owned: Vec<sys::OwnedAddress>) -> Result<(), DeviceError> {
+pub(crate) fn refuse_owned(
+    address: Ipv4Addr,
+    owned: Vec<sys::OwnedAddress>,
+) -> Result<(), DeviceError> {
     match owned.into_iter().find(|owned| owned.address == address) {
         Some(sys::OwnedAddress {
             interface,

@@ -143,7 +143,7 @@ impl fmt::Display for DeviceError {
             } => write!(
                 f,
                 "the kernel owns {address} and would answer in our place, \
-                 try: ip addr del {address}/{prefix_len} dev {interface}"
+                 try: ip addr del {address}/{prefix_len} dev {interface}, or ask to guard it"
             ),
             Self::Down { interface } => write!(
                 f,
@@ -176,7 +176,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .ends_with("try: ip addr del 10.0.0.1/24 dev eth0"),
+                .contains("try: ip addr del 10.0.0.1/24 dev eth0,"),
             "{error}"
         );
     }

@@ -1,4 +1,4 @@
-//! Network devices that hand over frames: in memory, TAP, AF_PACKET.
+//! Network devices that hand over frames: in memory, TAP, AF_PACKET, AF_XDP.
 //!
 //! A [`Device`] splits into a half that receives and a half that sends, each for one thread at a time. Both work in
 //! batches, never block (but for [`DeviceRx::wait`]), and carry merged frames of up to 64 KB with their checksum and
@@ -10,6 +10,7 @@
 //! | [`memory::scripted`] | a device whose far side is the test itself | nothing |
 //! | [`tap::Tap`] | the far end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
+//! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //!
 //! Devices know frames, not protocols. What is documented here holds for every device:
 //!
@@ -44,8 +45,12 @@ pub mod memory;
 #[cfg(target_os = "linux")]
 pub mod af_packet;
 #[cfg(target_os = "linux")]
+pub mod af_xdp;
+#[cfg(target_os = "linux")]
 pub mod tap;
 
+#[cfg(target_os = "linux")]
+mod bpf;
 mod error;
 #[cfg(target_os = "linux")]
 mod fd_event;
@@ -63,6 +68,8 @@ mod umem;
 #[cfg(target_os = "linux")]
 mod vnet;
 mod waker;
+#[cfg(target_os = "linux")]
+mod xsk_ring;
 
 pub use error::DeviceError;
 pub use frame::{
@@ -227,6 +234,8 @@ pub struct RxStats {
     /// Frames that were copied out of the device's ring when they were claimed: too much of the ring was in use, or a
     /// VLAN tag had to be put back. Only for devices whose frames lie in a ring.
     pub copied: u64,
+    /// How often AF_XDP had no chunk to put a frame into.
+    pub starved: u64,
     /// Slots or blocks of the ring that were copied out under frames that were released too late.
     pub copied_out: u64,
     /// How often the pool had no buffer ready and made a new one.

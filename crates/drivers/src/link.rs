@@ -18,6 +18,10 @@ pub(crate) struct Link {
     index: i32,
     /// One of the halves was told that the link is down. The kernel tells only one of them, and only once.
     down: AtomicBool,
+    /// Keeps the kernel silent about our address, if that was asked for.
+    _guard: Option<OwnedFd>,
+    /// What the interface is asked through, if not the socket itself.
+    control: Option<OwnedFd>,
 }
 
 /// The state of an interface, asked for after an error.
@@ -29,13 +33,21 @@ pub(crate) enum LinkState {
 }
 
 impl Link {
-    pub(crate) fn new(fd: OwnedFd, name: &str, index: i32) -> Self {
+    pub(crate) fn new(fd: OwnedFd, name: &str, index: i32, guard: Option<OwnedFd>) -> Self {
         Self {
             fd,
             name: name.to_owned(),
             index,
             down: AtomicBool::new(false),
+            _guard: guard,
+            control: None,
         }
+    }
+
+    /// Asks for the interface through another socket.
+    pub(crate) fn control(mut self, control: OwnedFd) -> Self {
+        self.control = Some(control);
+        self
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -55,10 +67,11 @@ impl Link {
 
     /// Asks the kernel.
     pub(crate) fn look(&self) -> LinkState {
-        let state = match sys::interface_name(self.fd(), self.index) {
+        let control = self.control.as_ref().map_or(self.fd(), AsFd::as_fd);
+        let state = match sys::interface_name(control, self.index) {
             Err(_) => LinkState::Gone,
             // It may have been renamed.
-            Ok(name) => match sys::interface_is_up(self.fd(), &name) {
+            Ok(name) => match sys::interface_is_up(control, &name) {
                 Ok(true) => LinkState::Up,
                 Ok(false) => LinkState::Down,
                 Err(_) => LinkState::Gone,

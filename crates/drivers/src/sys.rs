@@ -486,6 +486,263 @@ pub(crate) fn packet_fanout(fd: BorrowedFd<'_>, mode: u32, group: Option<u16>) -
     Ok(value as u16)
 }
 
+// AF_XDP -------------------------------------------------------------------------------------------------------------
+
+/// A socket for AF_XDP.
+pub(crate) fn xsk_socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// Anonymous memory of `len` bytes that can be mapped more than once.
+pub(crate) fn shared_memory(len: usize) -> io::Result<OwnedFd> {
+    // SAFETY: the name ends in zero and lives for ever.
+    let fd = own(unsafe { libc::memfd_create(c"umem".as_ptr(), libc::MFD_CLOEXEC) })?;
+    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len) })?;
+    Ok(fd)
+}
+
+/// What is registered as the memory of AF_XDP sockets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UmemRequest {
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+    pub(crate) chunk_len: u32,
+    /// Bytes before each frame to send for what the device is to do; 0: none.
+    pub(crate) metadata_len: u32,
+}
+
+/// Registers memory with a socket. The kernel keeps the pages for as long as it uses them, mapped or not.
+pub(crate) fn xsk_register(fd: BorrowedFd<'_>, umem: UmemRequest) -> io::Result<()> {
+    let request = libc::xdp_umem_reg {
+        addr: umem.address,
+        len: umem.len,
+        chunk_size: umem.chunk_len,
+        headroom: 0,
+        flags: if umem.metadata_len > 0 {
+            libc::XDP_UMEM_TX_METADATA_LEN
+        } else {
+            0
+        },
+        tx_metadata_len: umem.metadata_len,
+    };
+    set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &request)
+}
+
+/// Sets an integer option of an AF_XDP socket: `XDP_*`.
+pub(crate) fn xsk_set(fd: BorrowedFd<'_>, option: c_int, value: u32) -> io::Result<()> {
+    set_option(fd, libc::SOL_XDP, option, &value)
+}
+
+/// Where the parts of the rings for receiving, sending, filling and completion lie: producer, consumer, descriptors
+/// and flags of each, in bytes from the start of its mapping.
+pub(crate) fn xsk_offsets(fd: BorrowedFd<'_>) -> io::Result<[[u64; 4]; 4]> {
+    option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
+}
+
+/// The kernel's counts: dropped, invalid to receive, invalid to send, receive ring full, fill ring empty, send ring
+/// empty.
+pub(crate) fn xsk_statistics(fd: BorrowedFd<'_>) -> io::Result<[u64; 6]> {
+    option(fd, libc::SOL_XDP, libc::XDP_STATISTICS)
+}
+
+/// Whether the device moves frames without copying them.
+pub(crate) fn xsk_is_zero_copy(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let flags: u32 = option(fd, libc::SOL_XDP, libc::XDP_OPTIONS)?;
+    Ok(flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+}
+
+/// Binds a socket to a queue of an interface; `shared`: with the memory of another socket.
+pub(crate) fn xsk_bind(
+    fd: BorrowedFd<'_>,
+    index: i32,
+    queue: u32,
+    flags: u16,
+    shared: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: if shared.is_some() {
+            libc::XDP_SHARED_UMEM
+        } else {
+            flags
+        },
+        sxdp_ifindex: index as u32,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: shared.map_or(0, |fd| fd.as_raw_fd() as u32),
+    };
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of an address of that size.
+    check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) }).map(drop)
+}
+
+/// Makes the kernel look at the ring of frames to send.
+pub(crate) fn xsk_kick_send(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let (nothing, flags) = (ptr::null(), libc::MSG_DONTWAIT);
+    // SAFETY: no bytes and no address are passed.
+    check_len(unsafe { libc::sendto(fd.as_raw_fd(), nothing, 0, flags, ptr::null(), 0) }).map(drop)
+}
+
+/// Makes the kernel look at the ring of chunks to fill.
+pub(crate) fn xsk_kick_fill(fd: BorrowedFd<'_>) {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: no bytes and no address are passed. Errors show when waiting.
+    unsafe {
+        libc::recvfrom(
+            fd.as_raw_fd(),
+            ptr::null_mut(),
+            0,
+            flags,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        );
+    }
+}
+
+/// The name of the driver of an interface, if it tells.
+pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
+    let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
+    info[0] = 3; // ETHTOOL_GDRVINFO
+    let mut request = request(name);
+    request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
+    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, for which there is room.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            libc::SIOCETHTOOL,
+            ptr::from_mut(&mut request),
+        )
+    })
+    .ok()?;
+    // The number of the command, then the name in 32 bytes.
+    let bytes = info[1..9].iter().flat_map(|word| word.to_ne_bytes());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    String::from_utf8(bytes).ok()
+}
+
+// BPF ----------------------------------------------------------------------------------------------------------------
+
+/// The argument of bpf(2): zero but for what a command sets.
+struct BpfAttributes([u64; 18]);
+
+impl BpfAttributes {
+    fn new() -> Self {
+        Self([0; 18])
+    }
+
+    fn set32(mut self, at: usize, value: u32) -> Self {
+        let shift = if cfg!(target_endian = "little") {
+            at % 8 * 8
+        } else {
+            32 - at % 8 * 8
+        };
+        self.0[at / 8] |= u64::from(value) << shift;
+        self
+    }
+
+    fn set64(mut self, at: usize, value: u64) -> Self {
+        self.0[at / 8] = value;
+        self
+    }
+
+    /// # Safety
+    /// Pointers among the attributes are valid for what the command does with them.
+    unsafe fn call(&self, command: c_int) -> io::Result<c_int> {
+        // SAFETY: as many bytes as said; the caller answers for pointers in them.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                command,
+                self.0.as_ptr(),
+                size_of_val(&self.0),
+            )
+        };
+        check(result as c_int)
+    }
+}
+
+/// Makes a map from queue numbers to AF_XDP sockets.
+pub(crate) fn bpf_socket_map(entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: c_int = 0;
+    const XSKMAP: u32 = 17;
+    let attributes = BpfAttributes::new()
+        .set32(0, XSKMAP)
+        .set32(4, 4)
+        .set32(8, 4)
+        .set32(12, entries);
+    // SAFETY: no pointers.
+    own(unsafe { attributes.call(BPF_MAP_CREATE) }?)
+}
+
+/// Puts a socket into a map.
+pub(crate) fn bpf_map_set(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    let value = socket.as_raw_fd();
+    let attributes = BpfAttributes::new()
+        .set32(0, map.as_raw_fd() as u32)
+        .set64(8, ptr::from_ref(&key).addr() as u64)
+        .set64(16, ptr::from_ref(&value).addr() as u64);
+    // SAFETY: key and value are four bytes each, as the map was made for, and live until the call returns.
+    unsafe { attributes.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
+}
+
+/// Where a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    /// In the driver or right behind it, before the kernel's stack and packet sockets.
+    Xdp,
+    /// Behind packet sockets and before the kernel's stack.
+    Ingress,
+}
+
+/// Loads a program. `fragments`: it may get packets in several pieces (XDP only).
+pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const XDP_HAS_FRAGS: u32 = 1 << 5;
+    let (kind, attach) = match hook {
+        Hook::Xdp => (6, 37),
+        Hook::Ingress => (3, 46),
+    };
+    let license = c"Dual MIT/GPL";
+    let attributes = BpfAttributes::new()
+        .set32(0, kind)
+        .set32(4, program.len() as u32)
+        .set64(8, program.as_ptr().addr() as u64)
+        .set64(16, license.as_ptr().addr() as u64)
+        .set32(44, if fragments { XDP_HAS_FRAGS } else { 0 })
+        .set32(68, attach);
+    // SAFETY: as many instructions as said, and a text that ends in zero; both live until the call returns.
+    own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
+}
+
+/// How an XDP program is attached.
+pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
+/// As above.
+pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
+
+/// Attaches a program to an interface, for as long as the descriptor that is returned is open somewhere.
+pub(crate) fn bpf_attach(
+    hook: Hook,
+    program: BorrowedFd<'_>,
+    index: i32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: c_int = 28;
+    let attach = match hook {
+        Hook::Xdp => 37,
+        Hook::Ingress => 46,
+    };
+    let attributes = BpfAttributes::new()
+        .set32(0, program.as_raw_fd() as u32)
+        .set32(4, index as u32)
+        .set32(8, attach)
+        .set32(12, flags);
+    // SAFETY: no pointers.
+    own(unsafe { attributes.call(BPF_LINK_CREATE) }?)
+}
+
 // Waiting ------------------------------------------------------------------------------------------------------------
 
 /// A counter that can be waited for.

@@ -269,6 +269,71 @@ impl Drop for Lent {
     }
 }
 
+/// The chunks that one AF_XDP socket sends from. Nothing is ever lent of them.
+#[derive(Debug)]
+pub(crate) struct TransmitChunks {
+    region: Arc<Region>,
+    first: u32,
+    count: u32,
+    /// Those that neither hold a frame nor are the kernel's.
+    free: Vec<u32>,
+}
+
+impl TransmitChunks {
+    /// Those of socket `queue`. To be called once for each.
+    pub(crate) fn new(region: &Arc<Region>, queue: u32) -> Self {
+        let Kind::Chunks(free) = &region.kind else {
+            panic!("a packet ring");
+        };
+        let receive = free.len() as u32 * free[0].capacity() as u32;
+        let count = (region.units() - receive) / free.len() as u32;
+        let first = receive + queue * count;
+        Self {
+            region: Arc::clone(region),
+            first,
+            count,
+            free: (first..first + count).rev().collect(),
+        }
+    }
+
+    /// Chunks that can be taken.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a chunk to fill. Returns where it begins, in bytes from the start of the region.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        let unit = self.free.pop()?;
+        Some(u64::from(unit) * self.region.unit_len as u64)
+    }
+
+    /// Takes back the chunk around this place, which the kernel has sent.
+    pub(crate) fn put(&mut self, at: u64) {
+        let unit = (at / self.region.unit_len as u64) as u32;
+        assert!(
+            unit.wrapping_sub(self.first) < self.count && self.free.len() < self.count as usize,
+            "the kernel returns a chunk that it did not have"
+        );
+        self.free.push(unit);
+    }
+
+    /// Writes into a chunk that was taken and not handed over yet.
+    ///
+    /// # Panics
+    /// If the bytes do not lie in one of these chunks.
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
+        let len = self.region.unit_len as u64;
+        let unit = (at / len) as u32;
+        assert!(unit.wrapping_sub(self.first) < self.count && at % len + bytes.len() as u64 <= len);
+        // SAFETY: inside the writable mapping, since the chunk is. No reference leads there: nothing is lent of these
+        // chunks, and only this value writes to them.
+        unsafe {
+            let to = self.region.write.start().add(at as usize);
+            bytes.as_ptr().copy_to_nonoverlapping(to, bytes.len());
+        }
+    }
+}
+
 /// The ring of a packet socket. There is one per socket, so what follows is done by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct PacketMemory {

@@ -1,14 +1,17 @@
-//! TAP and AF_PACKET against the kernel's own stack.
+//! TAP, AF_PACKET and AF_XDP against the kernel's own stack.
 //!
 //! The tests run in a network namespace of their own, which this program enters by starting itself again under
 //! `unshare`, so nothing on the machine is touched and everything made here goes when it ends. What cannot run is
-//! shown as ignored, with the reason; `REQUIRE=packet,tap,tools` makes that a failure.
+//! shown as ignored, with the reason; `REQUIRE=packet,tap,xdp,tools` makes that a failure.
 
 mod support;
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing, Spread};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
 use dominoes_drivers::tap::Tap;
-use dominoes_drivers::{Device, DeviceError, GsoKind, RxChecksum, TxChecksum, TxFrame};
+use dominoes_drivers::{
+    Device, DeviceError, GsoKind, RxChecksum, RxChecksumSupport, TxChecksum, TxFrame,
+};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::env;
 use std::io::{Read, Write};
@@ -24,7 +27,8 @@ use support::{PATIENCE, Port, behaviour};
 /// Set in the copy of this program that runs inside the namespace.
 const INSIDE: &str = "DOMINOES_TEST_INSIDE";
 
-/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE` or `tap:INTERFACE`.
+/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE`, `tap:INTERFACE` or
+/// `xdp:INTERFACE`. With `hold:INTERFACE` it opens AF_XDP and stays.
 const OPEN: &str = "DOMINOES_TEST_OPEN";
 
 fn main() -> ExitCode {
@@ -48,11 +52,15 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let missing = Missing {
         packet: trapped.clone().or_else(packet_missing),
+        xdp: trapped.clone().or_else(packet_missing).or_else(xdp_missing),
         tap: trapped.or_else(tap_missing),
         required: env::var("REQUIRE").unwrap_or_default(),
     };
     libtest_mimic::run(&arguments, trials(&missing)).exit_code()
 }
+
+/// A test of a mapped ring.
+type RingTest = fn(RxRing);
 
 /// The ways to receive from a packet socket.
 const RINGS: [(&str, RxRing); 3] = [
@@ -79,6 +87,30 @@ fn trials(missing: &Missing) -> Vec<Trial> {
                 }),
             );
         }
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            let prefix = format!("{mode:?}").to_lowercase();
+            trials.push(missing.xdp(&format!("xdp_{prefix}_pair::{name}"), move || {
+                let veth = Veth::new();
+                let options = AfXdpOptions::default().mode(mode);
+                let left = open_xdp(&veth.left, &options);
+                test(left, open_xdp(&veth.right, &options));
+            }));
+        }
+        trials.push(missing.xdp(&format!("xdp_and_packet::{name}"), move || {
+            let veth = Veth::new();
+            let left = open_xdp(&veth.left, &AfXdpOptions::default());
+            test(left, veth.open_right());
+        }));
+        trials.push(missing.xdp(&format!("packet_and_xdp::{name}"), move || {
+            let veth = Veth::new();
+            // The peer must not leave to us what we cannot see.
+            let options = AfPacketOptions::default().offloads(false);
+            let right = open_xdp(&veth.right, &AfXdpOptions::default());
+            test(
+                Port::new(AfPacket::open(&veth.left, options).unwrap()),
+                right,
+            );
+        }));
         trials.push(missing.tap(&format!("tap_and_packet::{name}"), move || {
             let (tap, interface) = TapInterface::new(Tap::options());
             test(
@@ -125,13 +157,22 @@ fn trials(missing: &Missing) -> Vec<Trial> {
                 test(port, veth.peer());
             }));
         }
+        // AF_XDP has no frames that stand for several segments.
+        if name != "tcp_moves_in_large_frames_both_ways" {
+            trials.push(missing.xdp(&format!("xdp::{name}"), move || {
+                let veth = Veth::new();
+                let peer = veth.peer();
+                let options = AfXdpOptions::default().address(peer.our_address());
+                test(open_xdp(&veth.left, &options), peer);
+            }));
+        }
         trials.push(missing.tap(&format!("tap::{name}"), move || {
             let (tap, interface) = TapInterface::new(Tap::options());
             test(tap, interface.peer());
         }));
     }
     for (kind, ring) in [RINGS[1], RINGS[2]] {
-        let tests: &[(&str, fn(RxRing))] = &[
+        let tests: &[(&str, RingTest)] = &[
             (
                 "several_threads_read_a_frame_where_it_lies",
                 several_threads_read_a_frame_where_it_lies,
@@ -195,6 +236,52 @@ fn trials(missing: &Missing) -> Vec<Trial> {
         missing.packet("packet::a_vlan_tag_is_kept", || {
             a_vlan_tag_is_kept(RxRing::None);
         }),
+        missing.xdp(
+            "packet::a_guarded_address_may_be_the_kernels",
+            a_guarded_address_may_be_the_kernels,
+        ),
+        missing.xdp(
+            "xdp::the_kernel_keeps_what_is_not_ours",
+            the_kernel_keeps_what_is_not_ours,
+        ),
+        missing.xdp(
+            "xdp::several_queues_share_their_memory",
+            several_queues_share_their_memory,
+        ),
+        missing.xdp(
+            "xdp::long_frames_pass_in_pieces",
+            long_frames_pass_in_pieces,
+        ),
+        missing.xdp(
+            "xdp::frames_lie_where_nobody_can_write_and_may_be_kept",
+            frames_lie_where_nobody_can_write_and_may_be_kept,
+        ),
+        missing.xdp(
+            "xdp::a_burst_beyond_the_ring_is_counted",
+            a_burst_beyond_the_ring_is_counted,
+        ),
+        missing.xdp(
+            "xdp::opened_and_closed_again_and_again",
+            opened_and_closed_again_and_again,
+        ),
+        missing.xdp(
+            "xdp::a_killed_process_leaves_nothing_behind",
+            a_killed_process_leaves_nothing_behind,
+        ),
+        missing.xdp(
+            "xdp::what_cannot_be_had_is_named",
+            what_cannot_be_had_is_named,
+        ),
+        missing.trial(
+            "xdp::a_missing_privilege_is_named",
+            "tools",
+            missing.xdp.clone(),
+            || {
+                privilege("xdp", "net_raw")?;
+                // CAP_SYS_ADMIN stands for it.
+                privilege("xdp", "bpf,-sys_admin")
+            },
+        ),
         missing.trial(
             "packet::a_missing_privilege_is_named",
             "tools",
@@ -229,6 +316,7 @@ fn trials(missing: &Missing) -> Vec<Trial> {
 struct Missing {
     packet: Option<String>,
     tap: Option<String>,
+    xdp: Option<String>,
     required: String,
 }
 
@@ -251,6 +339,13 @@ impl Missing {
                 Ok(())
             },
         )
+    }
+
+    fn xdp(&self, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+        self.trial(name, "xdp", self.xdp.clone(), || {
+            test();
+            Ok(())
+        })
     }
 
     /// A test that is ignored for the reason that is known beforehand, or for the one it returns.
@@ -286,6 +381,16 @@ fn packet_missing() -> Option<String> {
     try_ip("link add probe0 type veth peer name probe1")
         .and_then(|()| try_ip("link del probe0"))
         .err()
+}
+
+fn xdp_missing() -> Option<String> {
+    try_ip("link add probe3 type veth peer name probe4")
+        .err()
+        .or_else(|| {
+            let error = AfXdp::open("probe3", &AfXdpOptions::default()).err();
+            ip("link del probe3");
+            error.map(|error| error.to_string())
+        })
 }
 
 fn tap_missing() -> Option<String> {
@@ -442,9 +547,36 @@ struct Veth {
 
 impl Veth {
     fn new() -> Self {
+        Self::with("", "")
+    }
+
+    /// Two interfaces that are down and have no address.
+    fn named(left: &str, right: &str) -> Self {
+        ip(&format!("link add {left} type veth peer name {right}"));
+        Self {
+            left: left.to_owned(),
+            right: right.to_owned(),
+            subnet: 0,
+        }
+    }
+
+    /// With more to say about both interfaces, and about the right one's kind.
+    fn with(both: &str, peer: &str) -> Self {
         let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
         let (left, right) = (format!("left{subnet}"), format!("right{subnet}"));
-        ip(&format!("link add {left} type veth peer name {right}"));
+        let both = if both.is_empty() {
+            String::new()
+        } else {
+            format!("{both} ")
+        };
+        let peer = if peer.is_empty() {
+            String::new()
+        } else {
+            format!(" {peer}")
+        };
+        ip(&format!(
+            "link add {left} {both}type veth peer name {right}{peer}"
+        ));
         let veth = Self {
             left,
             right,
@@ -545,13 +677,14 @@ fn a_datagram_reaches_the_kernel(mut port: Port, peer: Peer) {
     let answer = port
         .claim_exactly(1, |frame| packet::parse_udp(frame) == Some(b"answer"))
         .remove(0);
-    assert_eq!(
-        answer.meta.checksum,
-        RxChecksum::Partial {
+    let expected = match port.caps.rx_checksum {
+        RxChecksumSupport::PerFrame => RxChecksum::Partial {
             start: 34,
-            offset: 6
-        }
-    );
+            offset: 6,
+        },
+        _ => RxChecksum::Verify,
+    };
+    assert_eq!(answer.meta.checksum, expected);
     assert_eq!(answer.meta.gso, None);
 }
 
@@ -968,15 +1101,19 @@ fn nobody_can_write_where_a_frame_lies(ring: RxRing) {
         .claim_exactly(1, |frame| is_experiment(frame))
         .remove(0);
     assert!(frame.is_in_place());
-    let address = frame.bytes().as_ptr().addr();
+    let mapping = mapping_of(frame.bytes().as_ptr().addr());
+    assert!(mapping.contains(" r--s "), "{mapping}");
+}
+
+/// The line of `/proc/self/maps` about an address.
+fn mapping_of(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapping = maps.lines().find(|line| {
         let range = line.split(' ').next().unwrap().split_once('-').unwrap();
         let number = |text| usize::from_str_radix(text, 16).unwrap();
         (number(range.0)..number(range.1)).contains(&address)
     });
-    let mapping = mapping.expect("the frame lies in a mapping");
-    assert!(mapping.contains(" r--s "), "{mapping}");
+    mapping.expect("the frame lies in a mapping").to_owned()
 }
 
 /// Sends many times what the ring holds while one frame is kept, several times over.
@@ -1130,6 +1267,284 @@ fn flows_stay_with_one_of_several_queues() {
     assert!(used.count() > 1, "all flows share a queue: {seen:?}");
 }
 
+// AF_XDP -------------------------------------------------------------------------------------------------------------
+
+fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
+    let device = AfXdp::open(interface, options).unwrap();
+    assert!(!device.is_zero_copy(), "veth has none");
+    assert!(
+        device
+            .advice()
+            .is_some_and(|advice| advice.contains("ethtool -K"))
+    );
+    Port::new(device)
+}
+
+/// An ARP request for `target` by an address that nobody has.
+fn arp_request(from: [u8; 6], subnet: u8, target: Ipv4Addr) -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &from, &[0x08, 0x06]].concat();
+    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(from);
+    frame.extend([10, 78, subnet, 77]);
+    frame.extend([0; 6]);
+    frame.extend(target.octets());
+    frame
+}
+
+/// Whether this is an ARP reply from `sender`.
+fn is_arp_reply(frame: &[u8], sender: Ipv4Addr) -> bool {
+    frame.get(12..14) == Some(&[0x08, 0x06])
+        && frame.get(20..22) == Some(&[0, 2])
+        && frame.get(28..32) == Some(&sender.octets())
+}
+
+fn a_guarded_address_may_be_the_kernels() {
+    let veth = Veth::new();
+    let (guarded, other) = (
+        Ipv4Addr::new(10, 78, veth.subnet, 1),
+        Ipv4Addr::new(10, 78, veth.subnet, 3),
+    );
+    for address in [guarded, other] {
+        ip(&format!("addr add {address}/24 dev {}", veth.left));
+    }
+    let options = AfPacketOptions::default().address(guarded);
+    let error = AfPacket::open(&veth.left, options.clone()).unwrap_err();
+    assert!(matches!(error, DeviceError::AddressInUse { .. }));
+    let mut port = Port::new(AfPacket::open(&veth.left, options.guard(true)).unwrap());
+    let mut right = veth.open_right();
+    for address in [guarded, other] {
+        let request = arp_request(right.mac, veth.subnet, address);
+        assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        port.claim_exactly(1, |frame| packet::is_arp_request(frame, address));
+    }
+    // The kernel answers for the address that is not guarded, and did not for the one asked for before.
+    right.claim_while(|frame| {
+        assert!(
+            !is_arp_reply(&frame, guarded),
+            "the kernel answered in our place"
+        );
+        !is_arp_reply(&frame, other)
+    });
+    drop(port);
+    let request = arp_request(right.mac, veth.subnet, guarded);
+    assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+    right.claim_while(|frame| !is_arp_reply(&frame, guarded));
+}
+
+fn the_kernel_keeps_what_is_not_ours() {
+    let veth = Veth::new();
+    let ours = veth.peer().our_address();
+    let kernels = Ipv4Addr::new(10, 78, veth.subnet, 3);
+    ip(&format!("addr add {kernels}/24 dev {}", veth.left));
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let options = AfXdpOptions::default().mode(mode).address(ours);
+        let mut port = open_xdp(&veth.left, &options);
+        let mut right = veth.open_right();
+        for address in [kernels, ours] {
+            let request = arp_request(right.mac, veth.subnet, address);
+            assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        }
+        right.claim_exactly(1, |frame| is_arp_reply(frame, kernels));
+        port.claim_while(|frame| {
+            assert!(
+                !packet::is_arp_request(&frame, kernels),
+                "it is the kernel's"
+            );
+            !packet::is_arp_request(&frame, ours)
+        });
+    }
+    let error = AfXdp::open(&veth.left, &AfXdpOptions::default().address(kernels)).unwrap_err();
+    assert!(matches!(error, DeviceError::AddressInUse { .. }), "{error}");
+    let options = AfXdpOptions::default().address(kernels).guard(true);
+    drop(open_xdp(&veth.left, &options));
+}
+
+fn several_queues_share_their_memory() {
+    const FLOWS: u16 = 64;
+    let queues = "numtxqueues 4 numrxqueues 4";
+    let veth = Veth::with(queues, queues);
+    let peer = veth.peer();
+    let options = AfXdpOptions::default().address(peer.our_address());
+    let devices = AfXdp::open_queues(&veth.left, &options, 4).unwrap();
+    let mut ports: Vec<_> = devices.into_iter().map(Port::new).collect();
+    peer.introduce(ports[0].mac);
+    for flow in 0..FLOWS {
+        let socket = peer.socket();
+        for _ in 0..5 {
+            socket
+                .send_to(&flow.to_be_bytes(), (peer.our_address(), 9))
+                .unwrap();
+        }
+    }
+    let mut seen = vec![[0; 4]; FLOWS.into()];
+    let mut kept = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while seen.iter().flatten().sum::<usize>() < 5 * usize::from(FLOWS) {
+        for (queue, port) in ports.iter_mut().enumerate() {
+            let before = kept.len();
+            port.rx.claim(32, &mut kept).unwrap();
+            for payload in kept[before..]
+                .iter()
+                .filter_map(|frame| packet::parse_udp(frame))
+            {
+                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
+            }
+        }
+        assert!(Instant::now() < deadline, "{seen:?}");
+    }
+    // Released by another device than theirs, frames find their queue.
+    ports[3].rx.release(&mut kept);
+    let socket = peer.socket();
+    for port in &mut ports {
+        let path = peer.path(port, 7, socket.local_addr().unwrap().port());
+        let packet = packet::udp(path, b"from every queue", None);
+        assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+        let mut buffer = [0; 100];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 16);
+    }
+    let error = AfXdp::open_queues(&veth.right, &AfXdpOptions::default(), 9).unwrap_err();
+    assert!(error.to_string().contains("no such queue"), "{error}");
+}
+
+fn long_frames_pass_in_pieces() {
+    let veth = Veth::new();
+    for interface in [&veth.left, &veth.right] {
+        ip(&format!("link set {interface} mtu 9000"));
+    }
+    let options = AfXdpOptions::default();
+    let mut left = open_xdp(&veth.left, &options);
+    let mut right = veth.open_right();
+    assert_eq!(left.caps.mtu, 9000);
+    for (number, len) in (0..).zip([60, 4072, 4073, 4096, 8144, 8145, 9014]) {
+        let there = experiment(right.mac, left.mac, number, len);
+        let back = experiment(left.mac, right.mac, number, len);
+        // In two parts, so that pieces end in either.
+        let frame = TxFrame {
+            head: &there[..54],
+            payload: &there[54..],
+            meta: Default::default(),
+        };
+        assert_eq!(left.tx.transmit(&[frame]), Ok(1));
+        assert_eq!(right.tx.transmit(&[TxFrame::new(&back)]), Ok(1));
+        let got = right.claim_exactly(1, |frame| is_experiment(frame));
+        assert_eq!(got[0].bytes(), there, "{len} bytes sent");
+        let got = left.claim_exactly(1, |frame| is_experiment(frame));
+        assert_eq!(got[0].bytes(), back, "{len} bytes received");
+    }
+}
+
+fn frames_lie_where_nobody_can_write_and_may_be_kept() {
+    let veth = Veth::new();
+    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut other = veth.open_right();
+    let mut kept = Vec::new();
+    for number in 0..500 {
+        send_experiments(&mut other, &port, number..number + 1);
+        let mut got = port.claim_exactly(1, |frame| is_experiment(frame));
+        if number < 100 {
+            kept.append(&mut got);
+        }
+    }
+    for (number, frame) in (0..).zip(&kept) {
+        assert_eq!(frame.bytes(), experiment(port.mac, other.mac, number, 1514));
+    }
+    let stats = port.rx.stats();
+    assert!(kept[0].is_in_place() && stats.copied > 0, "{stats:?}");
+    assert_eq!(stats.dropped, 0, "{stats:?}");
+    let address = kept[0].bytes().as_ptr().addr();
+    assert!(mapping_of(address).contains(" r--s "));
+    let mac = port.mac;
+    drop(port);
+    assert_eq!(kept[0].bytes(), experiment(mac, other.mac, 0, 1514));
+}
+
+fn a_burst_beyond_the_ring_is_counted() {
+    let veth = Veth::new();
+    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut other = veth.open_right();
+    let count = 300;
+    send_experiments(&mut other, &port, 0..count);
+    let mut got = 0;
+    let deadline = Instant::now() + PATIENCE;
+    while got + port.rx.stats().dropped < count.into() {
+        let mut frames = Vec::new();
+        port.rx.claim(32, &mut frames).unwrap();
+        got += frames.iter().filter(|frame| is_experiment(frame)).count() as u64;
+        assert!(Instant::now() < deadline, "{got} {:?}", port.rx.stats());
+    }
+    assert!(port.rx.stats().dropped > 100, "{:?}", port.rx.stats());
+    // What came later finds room again.
+    send_experiments(&mut other, &port, 7..8);
+    let got = port.claim_exactly(1, |frame| is_experiment(frame));
+    assert_eq!(got[0].bytes(), experiment(port.mac, other.mac, 7, 1514));
+}
+
+/// Whether an XDP program is attached.
+fn has_program(interface: &str) -> bool {
+    let output = Command::new("ip")
+        .args(["-d", "link", "show", "dev", interface])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .contains("prog/xdp")
+}
+
+fn opened_and_closed_again_and_again() {
+    let veth = Veth::new();
+    for mode in [XdpMode::Native, XdpMode::Generic, XdpMode::Auto] {
+        for _ in 0..3 {
+            let options = AfXdpOptions::default().mode(mode);
+            let mut port = open_xdp(&veth.left, &options);
+            assert!(has_program(&veth.left));
+            let mut other = veth.open_right();
+            send_experiments(&mut other, &port, 0..1);
+            port.claim_exactly(1, |frame| is_experiment(frame));
+            // The halves hold the program together.
+            drop(port.rx);
+            assert!(has_program(&veth.left));
+            drop(port.tx);
+            assert!(!has_program(&veth.left));
+        }
+    }
+}
+
+fn a_killed_process_leaves_nothing_behind() {
+    let veth = Veth::new();
+    let mut child = Command::new(env::current_exe().unwrap())
+        .env(OPEN, format!("hold:{}", veth.left))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 7];
+    child.stdout.take().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"opened\n");
+    assert!(has_program(&veth.left));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while has_program(&veth.left) {
+        assert!(Instant::now() < deadline, "the program stays");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(open_xdp(&veth.left, &AfXdpOptions::default()));
+}
+
+fn what_cannot_be_had_is_named() {
+    let veth = Veth::new();
+    let open = |options: AfXdpOptions| AfXdp::open(&veth.left, &options).unwrap_err().to_string();
+    let error = open(AfXdpOptions::default().bind(XdpBind::ZeroCopy));
+    assert!(error.contains("XdpBind::Copy"), "{error}");
+    let _first = open_xdp(
+        &veth.left,
+        &AfXdpOptions::default().redirect(Redirect::Everything),
+    );
+    let error = open(AfXdpOptions::default());
+    assert!(error.contains("xdp off"), "{error}");
+    let error = AfXdp::open("not-there", &AfXdpOptions::default()).unwrap_err();
+    assert!(matches!(error, DeviceError::NoSuchInterface { .. }));
+}
+
 // TAP ----------------------------------------------------------------------------------------------------------------
 
 fn a_second_opening_finds_it_busy() {
@@ -1182,6 +1597,16 @@ fn open_and_tell(what: &str) -> ExitCode {
     let error = match what.split_once(':') {
         Some(("packet", interface)) => AfPacket::open(interface, AfPacketOptions::default()).err(),
         Some(("tap", interface)) => Tap::open(interface).err(),
+        Some(("xdp", interface)) => AfXdp::open(interface, &AfXdpOptions::default()).err(),
+        Some(("hold", interface)) => match AfXdp::open(interface, &AfXdpOptions::default()) {
+            Ok(_device) => {
+                println!("opened");
+                loop {
+                    thread::park();
+                }
+            }
+            Err(error) => Some(error),
+        },
         _ => None,
     };
     println!(
@@ -1193,11 +1618,23 @@ fn open_and_tell(what: &str) -> ExitCode {
 
 /// Opens a device in a process that lacks one capability.
 fn privilege(device: &str, capability: &str) -> Result<(), String> {
+    let _interface = (device == "xdp").then(|| Veth::named("lacking1", "lacking2"));
     let without = format!("-{capability}");
     let output = Command::new("setpriv")
         .args(["--bounding-set", &without, "--inh-caps", &without, "--"])
         .arg(env::current_exe().map_err(|error| error.to_string())?)
-        .env(OPEN, format!("{device}:lacking0"))
+        // AF_XDP looks at the interface first.
+        .env(
+            OPEN,
+            format!(
+                "{device}:{}",
+                if device == "xdp" {
+                    "lacking1"
+                } else {
+                    "lacking0"
+                }
+            ),
+        )
         .output()
         .map_err(|error| format!("needs the command setpriv (util-linux): {error}"))?;
     if !output.status.success() {
@@ -1207,6 +1644,7 @@ fn privilege(device: &str, capability: &str) -> Result<(), String> {
         ));
     }
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let capability = capability.split(',').next().unwrap_or_default();
     let name = format!("CAP_{}", capability.to_uppercase());
     assert!(told.contains(&name) && told.contains("try: sudo"), "{told}");
     Ok(())

@@ -1,0 +1,207 @@
+//! Receiving: chunks go to the kernel through the fill ring and come back with frames through the receive ring.
+
+use super::Attached;
+use crate::fd_event::FdEvent;
+use crate::link::{Link, Reporter};
+use crate::umem::{Lent, Region};
+use crate::xsk_ring::{Consumer, Descriptor, Producer};
+use crate::{
+    DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxChecksum, RxMeta, RxStats, Waker, sys,
+};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a wait without frames looks whether the link is up: an AF_XDP socket does not tell.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The receiving half of an [`AfXdp`](super::AfXdp).
+#[derive(Debug)]
+pub(super) struct XdpRx {
+    reporter: Reporter,
+    event: FdEvent,
+    /// Tells of frames once. The socket itself is readable as long as a frame has not been taken.
+    edge: OwnedFd,
+    region: Arc<Region>,
+    /// Which of the region's chunks are ours.
+    queue: usize,
+    /// Chunks in all that are ours to receive into.
+    chunks: usize,
+    fill: Producer<u64>,
+    ring: Consumer<Descriptor>,
+    /// The pieces of a frame that has not ended.
+    pieces: Vec<(Lent, usize)>,
+    /// What all frames say.
+    meta: RxMeta,
+    looked: Instant,
+    stats: RxStats,
+    _attached: Arc<Attached>,
+}
+
+impl XdpRx {
+    pub(super) fn new(
+        link: Arc<Link>,
+        event: FdEvent,
+        region: Arc<Region>,
+        queue: usize,
+        (fill, ring): (Producer<u64>, Consumer<Descriptor>),
+        attached: Arc<Attached>,
+        trust_checksums: bool,
+    ) -> io::Result<Self> {
+        let edge = sys::epoll()?;
+        sys::epoll_watch(edge.as_fd(), link.fd())?;
+        let checksum = if trust_checksums {
+            RxChecksum::Valid
+        } else {
+            RxChecksum::Verify
+        };
+        let mut rx = Self {
+            reporter: Reporter::new(link),
+            event,
+            edge,
+            chunks: region.free(queue),
+            region,
+            queue,
+            fill,
+            ring,
+            pieces: Vec::new(),
+            meta: RxMeta {
+                checksum,
+                gso: None,
+            },
+            looked: Instant::now(),
+            stats: RxStats::default(),
+            _attached: attached,
+        };
+        rx.refill();
+        Ok(rx)
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        self.reporter.link()
+    }
+
+    /// Gives the kernel all chunks that nobody reads.
+    #[inline]
+    fn refill(&mut self) {
+        while self.fill.room(1) > 0 {
+            let Some(unit) = self.region.take_free(self.queue) else {
+                break;
+            };
+            self.fill
+                .push(u64::from(unit) * self.region.unit_len() as u64);
+        }
+        if self.fill.publish() && self.fill.needs_wakeup() {
+            sys::xsk_kick_fill(self.link().fd());
+        }
+    }
+
+    /// Whether frames are copied, since too few chunks are left for the kernel.
+    #[inline]
+    fn is_behind(&mut self) -> bool {
+        let with_kernel = self.fill.pending() as usize + self.region.free(self.queue);
+        with_kernel < self.chunks / 4
+    }
+
+    /// The frame that this descriptor ends; `None` if more pieces follow, or it makes no sense.
+    #[inline]
+    fn frame(&mut self, found: Descriptor, behind: bool) -> Option<Frame> {
+        let lent = self.region.lend_chunk(found.at as u32);
+        let len = found.len as usize;
+        if found.options & libc::XDP_PKT_CONTD != 0 || !self.pieces.is_empty() {
+            self.pieces.push((lent, len));
+            if found.options & libc::XDP_PKT_CONTD != 0 {
+                return None;
+            }
+            // A frame is one slice, so pieces are joined; their chunks are free then.
+            let parts = self.pieces.iter().map(|(lent, len)| lent.bytes(0, *len));
+            let bytes = parts.collect::<Vec<_>>().concat().into_boxed_slice();
+            self.pieces.clear();
+            self.stats.copied += 1;
+            let len = bytes.len();
+            return Some(Frame::from_buffer(bytes, 0, len, self.meta));
+        }
+        if len < ETHERNET_HEADER_LEN {
+            self.stats.truncated += 1;
+            return None;
+        }
+        let mut frame = Frame::from_lent(lent, 0, found.len, self.meta);
+        if behind {
+            frame.copy_out();
+            self.stats.copied += 1;
+        }
+        Some(frame)
+    }
+}
+
+impl DeviceRx for XdpRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        self.reporter.check()?;
+        self.refill();
+        let mut claimed = 0;
+        let behind = self.is_behind();
+        for _ in 0..max {
+            let Some(found) = self.ring.pop() else { break };
+            if let Some(frame) = self.frame(found, behind) {
+                self.stats.bytes += frame.len() as u64;
+                out.push(frame);
+                claimed += 1;
+            }
+        }
+        self.ring.release();
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        frames.clear();
+        self.refill();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        self.reporter.check()?;
+        self.refill();
+        if self.ring.is_ready() {
+            // Frames end the wait, but so may a waker have done, which is to be counted.
+            let waited = self.event.wait(self.edge.as_fd(), Some(Duration::ZERO));
+            return waited
+                .map_err(|error| DeviceError::system("wait", &self.link().name, &error))
+                .map(drop);
+        }
+        let begin = Instant::now();
+        let wakes = self.event.wakes();
+        loop {
+            if self.looked.elapsed() >= LOOK_INTERVAL {
+                self.reporter.look()?;
+                self.looked = Instant::now();
+            }
+            let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+            let step = left.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL));
+            let waited = self.event.wait(self.edge.as_fd(), Some(step));
+            waited.map_err(|error| DeviceError::system("wait", &self.link().name, &error))?;
+            if sys::epoll_take(self.edge.as_fd()) {
+                return self.reporter.fetch_error();
+            }
+            let over = left.is_some_and(|left| left <= step);
+            if self.ring.is_ready() || self.event.wakes() > wakes || over {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.event.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        let counts = sys::xsk_statistics(self.reporter.link().fd()).unwrap_or_default();
+        let [dropped, _, _, ring_full, fill_empty, _] = counts;
+        RxStats {
+            dropped: dropped + ring_full,
+            starved: fill_empty,
+            wakes: self.event.wakes(),
+            ..self.stats
+        }
+    }
+}
