@@ -304,6 +304,7 @@ impl AfPacket {
         if options.offloads {
             caps.tx_checksum = true;
             caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
+            caps.tso6_max_bytes = caps.tso4_max_bytes;
             // The virtio type for UDP segments came with Linux 6.2.
             if kernel_is_at_least(6, 2) {
                 caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;

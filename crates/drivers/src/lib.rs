@@ -151,6 +151,8 @@ pub struct Capabilities {
     pub tx_checksum: bool,
     /// Longest frame, headers included, that the device divides into TCP segments over IPv4; 0: none.
     pub tso4_max_bytes: usize,
+    /// The same over IPv6.
+    pub tso6_max_bytes: usize,
     /// Longest frame, headers included, that the device divides into UDP datagrams; 0: none.
     pub uso_max_bytes: usize,
     /// Longest frame, headers included, that may be received; well above the MTU where the device merges.
@@ -183,6 +185,7 @@ impl Capabilities {
             rx_checksum: RxChecksumSupport::None,
             tx_checksum: false,
             tso4_max_bytes: 0,
+            tso6_max_bytes: 0,
             uso_max_bytes: 0,
             rx_max_frame: 1500 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN,
             max_batch: 32,
@@ -211,7 +214,7 @@ impl Capabilities {
             Some(gso) if usize::from(gso.header_len) > len => 0,
             Some(gso) => match gso.kind {
                 GsoKind::Tcp4 => self.tso4_max_bytes,
-                GsoKind::Tcp6 => 0,
+                GsoKind::Tcp6 => self.tso6_max_bytes,
                 GsoKind::Udp => self.uso_max_bytes,
             },
         };

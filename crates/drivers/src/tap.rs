@@ -23,6 +23,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+const TCP_OFFLOADS: u32 =
+    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+
+/// What the kernel may leave undone in frames that it gives us, best first. Those for UDP came with Linux 6.2.
+const OFFLOADS: [u32; 4] = [
+    TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
+    TCP_OFFLOADS,
+    libc::TUN_F_CSUM,
+    0,
+];
+
 /// How a [`Tap`] is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -70,7 +81,7 @@ impl TapOptions {
     /// # Errors
     /// As [`Tap::open`].
     pub fn open(self, name: &str) -> Result<Tap, DeviceError> {
-        Tap::with_options(name, self)
+        Tap::attach(name, &self, 0)
     }
 }
 
@@ -94,7 +105,7 @@ impl Tap {
     /// The name cannot be one; making an interface needs `CAP_NET_ADMIN`, opening one needs to be its user; another
     /// process has it open; the kernel has no TAP.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
-        Self::with_options(name, TapOptions::default())
+        Self::attach(name, &TapOptions::default(), 0)
     }
 
     /// The options to open an interface with, at their defaults: `Tap::options().offloads(false).open("tap0")`.
@@ -102,45 +113,57 @@ impl Tap {
         TapOptions::default()
     }
 
-    fn with_options(name: &str, options: TapOptions) -> Result<Self, DeviceError> {
+    /// Opens several queues of the interface `name`, a device each. The kernel spreads the frames it sends by flow, and
+    /// keeps a flow with the device that last sent a frame of it. All have the same Ethernet address.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); the interface exists and was not made for several queues
+    /// (`ip tuntap add ... multi_queue`).
+    ///
+    /// # Panics
+    /// If `count` is 0.
+    pub fn open_queues(
+        name: &str,
+        options: &TapOptions,
+        count: usize,
+    ) -> Result<Vec<Self>, DeviceError> {
+        assert!(count > 0, "at least one device");
+        let open = |_| Self::attach(name, options, libc::IFF_MULTI_QUEUE);
+        (0..count).map(open).collect()
+    }
+
+    fn attach(name: &str, options: &TapOptions, flags: i32) -> Result<Self, DeviceError> {
         check_name(name)?;
         let fd = sys::open_tun().map_err(|error| open_error(&error))?;
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let flags = flags | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         sys::tun_attach(fd.as_fd(), name, flags).map_err(|error| attach_error(name, &error))?;
         let system = |what| move |error: io::Error| DeviceError::system(what, name, &error);
         sys::tun_set_header_len(fd.as_fd(), HEADER_LEN_WITH_COUNT as i32)
             .map_err(system("set the virtio header's length"))?;
-        let wanted = if options.offloads {
-            libc::TUN_F_CSUM | libc::TUN_F_TSO4
-        } else {
-            0
-        };
-        let accepted = [wanted, libc::TUN_F_CSUM, 0]
-            .into_iter()
-            .find(|&offloads| {
-                offloads & !wanted == 0 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
-            })
-            .unwrap_or(0);
+        let accepted = OFFLOADS.into_iter().find(|&offloads| {
+            (options.offloads || offloads == 0)
+                && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
+        });
+        let accepts = |offload| accepted.unwrap_or(0) & offload != 0;
 
         let socket = sys::control_socket().map_err(system("open a socket"))?;
         let mut caps = Capabilities::new(name);
         caps.mtu = sys::interface_mtu(socket.as_fd(), name).map_err(system("read the MTU"))?;
         caps.rx_max_frame = MAX_FRAME_LEN;
-        if accepted & libc::TUN_F_CSUM != 0 {
+        if accepts(libc::TUN_F_CSUM) {
             caps.rx_checksum = RxChecksumSupport::PerFrame;
             caps.tx_checksum = true;
         }
-        if accepted & libc::TUN_F_TSO4 != 0 {
-            caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
-        }
-        // Kernels that know the UDP offloads also take such frames; they need not be switched on for that.
-        if caps.tx_checksum
-            && sys::tun_set_offloads(fd.as_fd(), accepted | libc::TUN_F_USO4 | libc::TUN_F_USO6)
-                .is_ok()
-        {
-            caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
-            sys::tun_set_offloads(fd.as_fd(), accepted).map_err(system("set offloads"))?;
-        }
+        let longest = |accepted| {
+            if accepted {
+                65_535 + ETHERNET_HEADER_LEN
+            } else {
+                0
+            }
+        };
+        caps.tso4_max_bytes = longest(accepts(libc::TUN_F_TSO4));
+        caps.tso6_max_bytes = longest(accepts(libc::TUN_F_TSO6));
+        caps.uso_max_bytes = longest(accepts(libc::TUN_F_USO4));
         let event = FdEvent::new().map_err(system("make an event"))?;
         let mac = options.mac.unwrap_or_else(|| local_mac(name));
         Ok(Self {
@@ -221,7 +244,8 @@ fn attach_error(name: &str, error: &io::Error) -> DeviceError {
         libc::EBUSY => DeviceError::Busy { interface },
         libc::EINVAL => DeviceError::Unsuitable {
             interface,
-            reason: "it exists and is no TAP with a single queue",
+            reason: "it exists and is no TAP, or has one queue instead of several or the other way round; \
+                     see: ip -d link show",
         },
         _ => DeviceError::System {
             what: "attach to a TAP interface",
