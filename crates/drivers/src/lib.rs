@@ -92,6 +92,21 @@ pub trait Device: Send {
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
 }
 
+/// A device whose kind is chosen while the program runs.
+impl Device for Box<dyn Device> {
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        (**self).mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        (*self).split()
+    }
+}
+
 /// The half of a device that receives.
 pub trait DeviceRx: Send {
     /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never blocks.

@@ -1,0 +1,365 @@
+//! The usual services of a network, on our own TCP and on any device: echo, discard, HTTP, and iperf3.
+//!
+//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds with a table:
+//!
+//! ```text
+//! cargo run --release --example services
+//! ```
+//!
+//! With a device it serves until it is killed, or for `--seconds N`. Here over one end of a veth pair, whose other end
+//! has a network namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to compute
+//! checksums (`ethtool -K veth0 tx off`):
+//!
+//! ```text
+//! sudo ip netns add peer
+//! sudo ip link add veth0 type veth peer name veth0 netns peer
+//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
+//! sudo ip link set veth0 up
+//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
+//! sudo ip -n peer link set veth0 up
+//! cargo build --release --example services
+//! sudo target/release/examples/services --packet veth0
+//! ```
+//!
+//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, with `sudo ip netns exec peer` before them:
+//!
+//! ```text
+//! iperf3 -c 10.78.0.1            # the kernel sends; with -R it receives, with --bidir both
+//! curl -o got http://10.78.0.1/bytes/1000000000
+//! curl -T got http://10.78.0.1/sum
+//! sha256sum got
+//! ```
+//!
+//! | port | service |
+//! |---|---|
+//! | 7 | echo (RFC 862) |
+//! | 9 | discard (RFC 863) |
+//! | 80 | HTTP: `GET /bytes/N` answers N octets, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
+//! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
+
+// Made for files; a service needs a part of it.
+#[allow(dead_code)]
+#[path = "http_server/http.rs"]
+mod http;
+#[path = "services/iperf.rs"]
+mod iperf;
+#[path = "services/self_test.rs"]
+mod self_test;
+#[path = "services/web.rs"]
+mod web;
+
+use std::error::Error;
+use std::io::{self, BufRead, Read, Write};
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::Device;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
+use dominoes_drivers::tap::Tap;
+use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStream};
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Connections that a service has at a time, a thread each; more are closed at once.
+const CONNECTIONS: usize = 64;
+/// Octets moved at once.
+const CHUNK: usize = 256 << 10;
+/// How often the stack is looked after.
+const GLANCE: Duration = Duration::from_millis(100);
+
+const ECHO: u16 = 7;
+const DISCARD: u16 = 9;
+const HTTP: u16 = 80;
+const IPERF: u16 = 5201;
+
+fn main() -> ExitCode {
+    let done = Options::from_command_line().and_then(|options| match options {
+        None => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(options) => run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("services: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// Command line -------------------------------------------------------------------------------------------------------
+
+const USAGE: &str = "\
+Echo, discard, HTTP and iperf3 on our own TCP; without a device, tests itself in memory.
+
+  --tap NAME          use this TAP interface
+  --packet NAME       use this network interface through AF_PACKET
+  --xdp NAME          use this network interface through AF_XDP
+  --ring KIND         AF_PACKET: slots, blocks or none [slots]
+  --no-offloads       leave no checksum and no segmentation to the device
+  --trust-checksums   AF_XDP: do not verify checksums
+  --guard             start though the kernel owns our address, and keep it silent
+  --addr CIDR         our address and its prefix [10.78.0.1/24]
+  --gateway IP        who forwards to other networks [nobody]
+  --replicas N        threads that run the stack, each with a copy of its state [2]
+  --seconds N         stop after this time [never]
+";
+
+enum Which {
+    Memory,
+    Tap(String),
+    Packet(String),
+    Xdp(String),
+}
+
+struct Options {
+    device: Which,
+    ring: RxRing,
+    offloads: bool,
+    trust: bool,
+    guard: bool,
+    addr: String,
+    gateway: Option<Ipv4Addr>,
+    replicas: usize,
+    seconds: Option<u64>,
+}
+
+impl Options {
+    /// `None`: help is asked for.
+    fn from_command_line() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            device: Which::Memory,
+            ring: RxRing::Slots,
+            offloads: true,
+            trust: false,
+            guard: false,
+            addr: "10.78.0.1/24".to_owned(),
+            gateway: None,
+            replicas: 2,
+            seconds: None,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("tap") => options.device = Which::Tap(parser.value()?.string()?),
+                Long("packet") => options.device = Which::Packet(parser.value()?.string()?),
+                Long("xdp") => options.device = Which::Xdp(parser.value()?.string()?),
+                Long("ring") => {
+                    options.ring = match &*parser.value()?.string()? {
+                        "slots" => RxRing::Slots,
+                        "blocks" => RxRing::Blocks,
+                        "none" => RxRing::None,
+                        other => return Err(format!("no such ring: {other}").into()),
+                    }
+                }
+                Long("no-offloads") => options.offloads = false,
+                Long("trust-checksums") => options.trust = true,
+                Long("guard") => options.guard = true,
+                Long("addr") => options.addr = parser.value()?.string()?,
+                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
+                Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("help") | Short('h') => return Ok(None),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(Some(options))
+    }
+
+    /// Opens the device, and says what it is; `None`: in memory.
+    fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
+        // The drivers then refuse to start if the kernel would answer in our place.
+        let address = self.addr.split('/').next().unwrap_or_default().parse();
+        let address = address.map_err(|_| StackError::Address(self.addr.clone()))?;
+        Ok(Some(match &self.device {
+            Which::Memory => return Ok(None),
+            Which::Tap(name) => {
+                let tap = Tap::options().offloads(self.offloads).open(name)?;
+                (Box::new(tap), format!("{name} (TAP)"))
+            }
+            Which::Packet(name) => {
+                let options = AfPacketOptions::default()
+                    .address(address)
+                    .guard(self.guard)
+                    .offloads(self.offloads)
+                    .ring(self.ring);
+                let device = AfPacket::open(name, options)?;
+                let text = format!("{name} (AF_PACKET, ring: {:?})", self.ring);
+                (Box::new(device), text)
+            }
+            Which::Xdp(name) => {
+                let options = AfXdpOptions::default()
+                    .address(address)
+                    .guard(self.guard)
+                    .offloads(self.offloads)
+                    .trust_checksums(self.trust);
+                let device = AfXdp::open(name, &options)?;
+                if let Some(advice) = device.advice() {
+                    println!("{name}: {advice}");
+                }
+                let copies = if device.is_zero_copy() {
+                    "zero-copy"
+                } else {
+                    "copies"
+                };
+                (Box::new(device), format!("{name} (AF_XDP, {copies})"))
+            }
+        }))
+    }
+}
+
+fn builder(addr: &str, replicas: usize) -> Builder {
+    let mut limits = Limits::default();
+    // Connections that we close first stay for a minute, in TIME-WAIT.
+    limits.connections = 2048;
+    Stack::builder(addr).replicas(replicas).limits(limits)
+}
+
+// Serving ------------------------------------------------------------------------------------------------------------
+
+fn run(options: &Options) -> Outcome<()> {
+    let Some((device, name)) = options.open()? else {
+        return self_test::run(options.replicas);
+    };
+    let mut builder = builder(&options.addr, options.replicas);
+    if let Some(gateway) = options.gateway {
+        builder = builder.gateway(gateway);
+    }
+    let stack = builder.start(device)?;
+    let services = Services::start(&stack)?;
+    println!(
+        "listening on {}, {} replica{}, device {name}",
+        options.addr.split('/').next().unwrap_or_default(),
+        options.replicas,
+        if options.replicas == 1 { "" } else { "s" },
+    );
+    let end = options
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let watched = watch(&stack, end);
+    // Ends what waits: the listeners, and every connection.
+    stack.shutdown();
+    services.join()?;
+    watched
+}
+
+/// The listeners of all services, a thread each.
+struct Services(Vec<thread::JoinHandle<()>>);
+
+impl Services {
+    fn start(stack: &Stack) -> Outcome<Services> {
+        let services: [(u16, fn(TcpStream) -> io::Result<()>); 3] =
+            [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
+        let mut threads = Vec::new();
+        for (port, serve) in services {
+            let listener = stack.listen(port, 64)?;
+            threads.push(thread::spawn(move || accept(&listener, serve)));
+        }
+        let listener = stack.listen(IPERF, 64)?;
+        threads.push(thread::spawn(move || iperf::serve(&listener)));
+        Ok(Services(threads))
+    }
+
+    /// Waits for the end of a stack that goes down.
+    fn join(self) -> Outcome<()> {
+        for thread in self.0 {
+            thread.join().map_err(|_| "a service panicked, see above")?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks after a stack until the time is over, its device is gone, or its replicas disagree.
+fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
+    while end.is_none_or(|end| Instant::now() < end) {
+        match stack.take_device_error() {
+            Some(error) if error.is_temporary() => eprintln!("services: {error}"),
+            Some(error) => return Err(error.into()),
+            None => {}
+        }
+        stack.compare()?;
+        if stack.shares().iter().any(|share| share.diverged > 0) {
+            return Err("replicas differ in the work they found to do".into());
+        }
+        thread::sleep(GLANCE);
+    }
+    Ok(())
+}
+
+/// Accepts connections until the stack goes down, and serves each on a thread of its own.
+fn accept(listener: &TcpListener, serve: fn(TcpStream) -> io::Result<()>) {
+    let busy = Arc::new(AtomicUsize::new(0));
+    while let Ok((stream, _)) = listener.accept() {
+        // Only this thread adds, so the bound holds.
+        if busy.load(Relaxed) >= CONNECTIONS {
+            continue;
+        }
+        busy.fetch_add(1, Relaxed);
+        let slot = Slot(Arc::clone(&busy));
+        let spawned = thread::Builder::new().spawn(move || {
+            // A connection that breaks is the client's business, and it knows.
+            let _ = serve(stream);
+            drop(slot);
+        });
+        if let Err(error) = spawned {
+            eprintln!("services: no thread for a connection: {error}");
+        }
+    }
+}
+
+/// A connection's place among [`CONNECTIONS`].
+struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sends back what comes, until the client has no more.
+fn echo(stream: TcpStream) -> io::Result<()> {
+    let (mut reader, mut writer) = stream.split();
+    loop {
+        let octets = reader.fill_buf()?;
+        let len = octets.len();
+        if len == 0 {
+            break;
+        }
+        writer.write_all(octets)?;
+        BufRead::consume(&mut reader, len);
+    }
+    writer.shutdown();
+    Ok(())
+}
+
+/// Reads what comes, in place.
+fn discard(stream: TcpStream) -> io::Result<()> {
+    drain(stream, |_| ())
+}
+
+/// Reads to the end, and tells how many octets came at a time.
+fn drain(mut from: impl BufRead, mut count: impl FnMut(usize)) -> io::Result<()> {
+    loop {
+        let len = from.fill_buf()?.len();
+        if len == 0 {
+            return Ok(());
+        }
+        count(len);
+        from.consume(len);
+    }
+}
+
+/// Reads exactly `N` octets.
+fn read_array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut octets = [0; N];
+    from.read_exact(&mut octets)?;
+    Ok(octets)
+}

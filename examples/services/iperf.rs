@@ -1,0 +1,260 @@
+//! The server of iperf3, for TCP: one test at a time.
+//!
+//! The protocol has no specification but its source (`iperf_server_api.c`, `iperf_api.c`): the client opens a control
+//! connection and sends a cookie; from then on each side tells the other its state in one octet, and three times a
+//! length and a JSON text follow: the test's parameters, and both sides' results. Connections for data begin with the
+//! same cookie.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Instant;
+
+use dominoes_netstack::{ReadHalf, TcpListener, TcpStream, WriteHalf};
+use serde_json::{Value, json};
+
+use crate::{drain, read_array};
+
+// States (`iperf_api.h`).
+pub(crate) const TEST_START: u8 = 1;
+pub(crate) const TEST_RUNNING: u8 = 2;
+pub(crate) const TEST_END: u8 = 4;
+pub(crate) const PARAM_EXCHANGE: u8 = 9;
+pub(crate) const CREATE_STREAMS: u8 = 10;
+pub(crate) const CLIENT_TERMINATE: u8 = 12;
+pub(crate) const EXCHANGE_RESULTS: u8 = 13;
+pub(crate) const DISPLAY_RESULTS: u8 = 14;
+pub(crate) const IPERF_DONE: u8 = 16;
+/// -1: another test is running.
+pub(crate) const ACCESS_DENIED: u8 = 0xff;
+/// -2: two numbers follow, of iperf3's error and of the system's.
+pub(crate) const SERVER_ERROR: u8 = 0xfe;
+
+/// iperf3's number for an option that the server does not have (`IEUNIMP`).
+const UNIMPLEMENTED: u32 = 13;
+
+/// Octets of a cookie: 36 characters and a zero.
+pub(crate) const COOKIE: usize = 37;
+/// Longest JSON text that is read, in octets.
+const LONGEST: u32 = 1 << 20;
+/// Most streams of a test, as in iperf3.
+const STREAMS: u64 = 128;
+
+/// Runs one test after the other, until the stack goes down.
+pub(crate) fn serve(listener: &TcpListener) {
+    while let Ok((control, _)) = listener.accept() {
+        // A test that breaks off is the client's business.
+        if let Err(error) = test(control, listener) {
+            println!("iperf3: {error}");
+        }
+    }
+}
+
+/// What the client asks for.
+struct Parameters {
+    streams: u64,
+    /// Octets written at once.
+    block: usize,
+    /// The client sends, and we send.
+    directions: (bool, bool),
+}
+
+impl Parameters {
+    fn understand(text: &Value) -> Option<Parameters> {
+        let flag = |name: &str| match &text[name] {
+            Value::Bool(set) => *set,
+            number => number.as_i64().is_some_and(|number| number != 0),
+        };
+        let (reverse, both) = (flag("reverse"), flag("bidirectional"));
+        let streams = text["parallel"].as_u64().unwrap_or(1);
+        let block = text["len"].as_u64().unwrap_or(128 << 10);
+        let known = !flag("udp") && !flag("sctp") && (1..=STREAMS).contains(&streams);
+        known.then_some(Parameters {
+            streams,
+            block: block.clamp(1, 1 << 20) as usize,
+            directions: (!reverse || both, reverse || both),
+        })
+    }
+}
+
+/// One connection for data.
+struct Stream {
+    we_send: bool,
+    octets: AtomicU64,
+}
+
+fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
+    let (mut from, mut to) = control.split();
+    let cookie: [u8; COOKIE] = read_array(&mut from)?;
+    tell(&mut to, PARAM_EXCHANGE)?;
+    let Some(parameters) = Parameters::understand(&read_json(&mut from)?) else {
+        tell(&mut to, SERVER_ERROR)?;
+        to.write_all(&UNIMPLEMENTED.to_be_bytes())?;
+        return to.write_all(&0u32.to_be_bytes());
+    };
+    tell(&mut to, CREATE_STREAMS)?;
+    let over = Arc::new(AtomicBool::new(false));
+    let mut streams = Vec::new();
+    let mut begin = Vec::new();
+    // Those on which the client sends come first.
+    let (they, we) = parameters.directions;
+    for we_send in [they.then_some(false), we.then_some(true)]
+        .into_iter()
+        .flatten()
+    {
+        for _ in 0..parameters.streams {
+            let connection = accept(listener, &cookie)?;
+            let stream = Arc::new(Stream {
+                we_send,
+                octets: AtomicU64::new(0),
+            });
+            streams.push(Arc::clone(&stream));
+            begin.push((connection, stream));
+        }
+    }
+    tell(&mut to, TEST_START)?;
+    tell(&mut to, TEST_RUNNING)?;
+    let start = Instant::now();
+    for (connection, stream) in begin {
+        let (reader, writer) = connection.split();
+        let (over, block) = (Arc::clone(&over), parameters.block);
+        // They end when the client closes, which it does after it has the results.
+        thread::Builder::new().spawn(move || {
+            let _ = if stream.we_send {
+                fill(writer, &stream, &over, block)
+            } else {
+                empty(reader, writer, &stream)
+            };
+        })?;
+    }
+    let state = hear(&mut from)?;
+    let seconds = start.elapsed().as_secs_f64();
+    over.store(true, Relaxed);
+    if state != TEST_END {
+        return Err(unexpected(state));
+    }
+    let results = results(&streams, seconds);
+    tell(&mut to, EXCHANGE_RESULTS)?;
+    read_json(&mut from)?;
+    write_json(&mut to, &results)?;
+    tell(&mut to, DISPLAY_RESULTS)?;
+    print(&streams, seconds);
+    match hear(&mut from)? {
+        IPERF_DONE => Ok(()),
+        state => Err(unexpected(state)),
+    }
+}
+
+/// Accepts a connection with this cookie. Who has another one is told to come back.
+fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream> {
+    loop {
+        let (mut connection, _) = listener.accept().map_err(io::Error::other)?;
+        match read_array::<COOKIE>(&mut connection) {
+            Ok(theirs) if theirs == *cookie => return Ok(connection),
+            Ok(_) => {
+                let _ = connection.write_all(&[ACCESS_DENIED]);
+            }
+            // It gave up; somebody else may still come.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Sends until the test is over.
+fn fill(mut writer: WriteHalf, stream: &Stream, over: &AtomicBool, block: usize) -> io::Result<()> {
+    let mut octets = vec![0; block];
+    crate::web::octets(0, &mut octets);
+    // ORDERING: Relaxed, it may be seen late.
+    while !over.load(Relaxed) {
+        let len = writer.write(&octets)?;
+        // ORDERING: Relaxed, a count for people.
+        stream.octets.fetch_add(len as u64, Relaxed);
+    }
+    Ok(())
+}
+
+/// Reads until the client closes.
+fn empty(reader: ReadHalf, writer: WriteHalf, stream: &Stream) -> io::Result<()> {
+    drain(reader, |len| {
+        stream.octets.fetch_add(len as u64, Relaxed);
+    })?;
+    drop(writer);
+    Ok(())
+}
+
+/// What the client is told of our side. It finds streams by number: 1, 3, 4, 5 and so on.
+fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
+    let numbers = std::iter::once(1).chain(3..);
+    let streams: Vec<Value> = streams
+        .iter()
+        .zip(numbers)
+        .map(|(stream, number)| {
+            json!({
+                "id": number,
+                "bytes": stream.octets.load(Relaxed),
+                "retransmits": -1,
+                "jitter": 0,
+                "errors": 0,
+                "omitted_errors": 0,
+                "packets": 0,
+                "omitted_packets": 0,
+                "start_time": 0,
+                "end_time": seconds,
+            })
+        })
+        .collect();
+    json!({
+        "cpu_util_total": 0,
+        "cpu_util_user": 0,
+        "cpu_util_system": 0,
+        "sender_has_retransmits": -1,
+        "congestion_used": "newreno",
+        "streams": streams,
+    })
+}
+
+fn print(streams: &[Arc<Stream>], seconds: f64) {
+    for (we_send, verb) in [(false, "received"), (true, "sent")] {
+        let these = streams.iter().filter(|stream| stream.we_send == we_send);
+        let octets: u64 = these.map(|stream| stream.octets.load(Relaxed)).sum();
+        if octets > 0 {
+            let rate = octets as f64 * 8e-9 / seconds;
+            println!("iperf3: {verb} {octets} octets in {seconds:.1} s, {rate:.2} Gbit/s");
+        }
+    }
+}
+
+fn tell(to: &mut WriteHalf, state: u8) -> io::Result<()> {
+    to.write_all(&[state])
+}
+
+/// The next state of the client.
+fn hear(from: &mut ReadHalf) -> io::Result<u8> {
+    read_array::<1>(from).map(|[state]| state)
+}
+
+fn unexpected(state: u8) -> io::Error {
+    let text = if state == CLIENT_TERMINATE {
+        "the client ended the test".to_owned()
+    } else {
+        format!("the client went to state {state}")
+    };
+    io::Error::other(text)
+}
+
+pub(crate) fn read_json(from: &mut impl Read) -> io::Result<Value> {
+    let len = u32::from_be_bytes(read_array(from)?);
+    if len > LONGEST {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; len as usize];
+    from.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+pub(crate) fn write_json(to: &mut impl Write, value: &Value) -> io::Result<()> {
+    let text = value.to_string();
+    to.write_all(&(text.len() as u32).to_be_bytes())?;
+    to.write_all(text.as_bytes())
+}

@@ -1,0 +1,282 @@
+//! What the example does without a device: all services on one stack, a client of each on another, joined in memory.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddrV4;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::{Stack, TcpStream};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::iperf::{
+    ACCESS_DENIED, COOKIE, CREATE_STREAMS, DISPLAY_RESULTS, EXCHANGE_RESULTS, IPERF_DONE,
+    PARAM_EXCHANGE, SERVER_ERROR, TEST_END, TEST_RUNNING, TEST_START, read_json, write_json,
+};
+use crate::{DISCARD, ECHO, HTTP, IPERF, Outcome, Services, builder, read_array, web};
+
+/// Octets that go each way in a test.
+const OCTETS: usize = 20_000_000;
+/// How long an iperf3 test runs.
+const RUN: Duration = Duration::from_millis(300);
+
+/// Tests each service.
+pub(crate) fn run(replicas: usize) -> Outcome<()> {
+    let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
+    let server = builder("10.78.0.1/24", replicas).start(near)?;
+    let client = builder("10.78.0.2/24", 1).start(far)?;
+    let services = Services::start(&server)?;
+    println!("{replicas} replicas, devices in memory");
+    for (name, test) in TESTS {
+        let begin = Instant::now();
+        let said = test(&client).map_err(|error| format!("{name}: {error}"))?;
+        println!("{name:20} {said} ({} ms)", begin.elapsed().as_millis());
+    }
+    server.compare()?;
+    if server.shares().iter().any(|share| share.diverged > 0) {
+        return Err("replicas differ in the work they found to do".into());
+    }
+    server.shutdown();
+    services.join()?;
+    client.shutdown();
+    Ok(())
+}
+
+type Test = fn(&Stack) -> Outcome<String>;
+
+const TESTS: &[(&str, Test)] = &[
+    ("echo", echo),
+    ("discard", discard),
+    ("http /bytes", fetch),
+    ("http /sum", sum),
+    ("http, what is wrong", mistakes),
+    ("iperf3", |stack| {
+        iperf(stack, json!({"tcp": true, "parallel": 2}), &[1, 3])
+    }),
+    ("iperf3 -R", |stack| {
+        iperf(
+            stack,
+            json!({"tcp": true, "parallel": 1, "reverse": true}),
+            &[1],
+        )
+    }),
+    ("iperf3 --bidir", |stack| {
+        iperf(
+            stack,
+            json!({"tcp": true, "parallel": 1, "bidirectional": 1}),
+            &[1, 3],
+        )
+    }),
+    ("iperf3 -u", no_datagrams),
+];
+
+fn connect(stack: &Stack, port: u16) -> Outcome<TcpStream> {
+    Ok(stack.connect(SocketAddrV4::new([10, 78, 0, 1].into(), port))?)
+}
+
+fn expect(holds: bool, what: impl Into<String>) -> Outcome<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(what.into().into())
+    }
+}
+
+fn sample(len: usize) -> Vec<u8> {
+    let mut octets = vec![0; len];
+    web::octets(0, &mut octets);
+    octets
+}
+
+fn echo(stack: &Stack) -> Outcome<String> {
+    let (mut reader, mut writer) = connect(stack, ECHO)?.split();
+    let sent = sample(OCTETS);
+    let mut got = Vec::new();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let written = writer.write_all(&sent);
+            writer.shutdown();
+            written
+        });
+        reader.read_to_end(&mut got)?;
+        sender
+            .join()
+            .map_err(|_| io::Error::other("the sender panicked"))?
+    })?;
+    expect(got == sent, format!("{} octets came back", got.len()))?;
+    Ok(format!("{OCTETS} octets came back"))
+}
+
+fn discard(stack: &Stack) -> Outcome<String> {
+    let (mut reader, mut writer) = connect(stack, DISCARD)?.split();
+    writer.write_all(&sample(OCTETS))?;
+    writer.shutdown();
+    let mut got = Vec::new();
+    reader.read_to_end(&mut got)?;
+    expect(got.is_empty(), "something came back")?;
+    Ok(format!("{OCTETS} octets are gone"))
+}
+
+/// Sends a request; returns the status line and the body.
+fn ask(stream: &mut BufReader<TcpStream>, head: &str, body: &[u8]) -> Outcome<(String, Vec<u8>)> {
+    stream.get_mut().write_all(head.as_bytes())?;
+    stream.get_mut().write_all(body)?;
+    let mut status = String::new();
+    stream.read_line(&mut status)?;
+    let mut len = 0;
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        if line.trim().is_empty() {
+            break;
+        }
+        if let Some(number) = line.to_lowercase().strip_prefix("content-length:") {
+            len = number.trim().parse()?;
+        }
+    }
+    let mut got = vec![0; len];
+    stream.read_exact(&mut got)?;
+    Ok((status.trim().to_owned(), got))
+}
+
+fn fetch(stack: &Stack) -> Outcome<String> {
+    let mut stream = BufReader::new(connect(stack, HTTP)?);
+    for len in [0, 1, 4097, OCTETS] {
+        let head = format!("GET /bytes/{len} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (status, got) = ask(&mut stream, &head, &[])?;
+        expect(status == "HTTP/1.1 200 OK", status)?;
+        expect(got == sample(len), format!("{len} octets are others"))?;
+    }
+    Ok(format!("{OCTETS} octets as they should be"))
+}
+
+fn sum(stack: &Stack) -> Outcome<String> {
+    let mut stream = BufReader::new(connect(stack, HTTP)?);
+    let octets = sample(OCTETS);
+    let expected = web::hex(&Sha256::digest(&octets));
+    for method in ["POST", "PUT"] {
+        let head = format!("{method} /sum HTTP/1.1\r\nHost: x\r\nContent-Length: {OCTETS}\r\n\r\n");
+        let (status, got) = ask(&mut stream, &head, &octets)?;
+        expect(status == "HTTP/1.1 200 OK", status)?;
+        expect(
+            got == format!("{expected}\n").as_bytes(),
+            "the sum is another",
+        )?;
+    }
+    Ok(format!("{OCTETS} octets summed"))
+}
+
+fn mistakes(stack: &Stack) -> Outcome<String> {
+    for (line, code) in [
+        ("GET /", "404"),
+        ("GET /bytes/many", "400"),
+        ("GET /bytes/-1", "400"),
+        ("GET /bytes/99999999999999999999", "400"),
+        ("POST /", "404"),
+        ("DELETE /sum", "501"),
+        ("GET /bytes/1\r\nx: y", "400"),
+    ] {
+        let mut stream = BufReader::new(connect(stack, HTTP)?);
+        let head = format!("{line} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (status, _) = ask(&mut stream, &head, &[])?;
+        expect(
+            status.split(' ').nth(1) == Some(code),
+            format!("{line:?}: {status}"),
+        )?;
+    }
+    Ok("told what is wrong".to_owned())
+}
+
+/// A client of iperf3 as far as a server can tell.
+fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> Outcome<String> {
+    let cookie = [b'x'; COOKIE];
+    let mut control = connect(stack, IPERF)?;
+    control.write_all(&cookie)?;
+    hear(&mut control, PARAM_EXCHANGE)?;
+    parameters["len"] = json!(128 << 10);
+    write_json(&mut control, &parameters)?;
+    hear(&mut control, CREATE_STREAMS)?;
+    // A second client is told to come back.
+    let mut other = connect(stack, IPERF)?;
+    other.write_all(&[b'y'; COOKIE])?;
+    hear(&mut other, ACCESS_DENIED)?;
+
+    let both = parameters["bidirectional"] == 1;
+    let reverse = parameters["reverse"] == true;
+    let mut streams = Vec::new();
+    for at in 0..numbers.len() {
+        let mut stream = connect(stack, IPERF)?;
+        stream.write_all(&cookie)?;
+        streams.push((stream, if both { at == 0 } else { !reverse }));
+    }
+    hear(&mut control, TEST_START)?;
+    hear(&mut control, TEST_RUNNING)?;
+    let end = Instant::now() + RUN;
+    let mut workers = Vec::new();
+    for (mut stream, we_send) in streams {
+        workers.push(thread::spawn(move || {
+            let mut block = vec![7; 128 << 10];
+            let mut octets = 0;
+            while Instant::now() < end {
+                let len = if we_send {
+                    stream.write(&block)?
+                } else {
+                    stream.read(&mut block)?
+                };
+                octets += len as u64;
+            }
+            Ok::<_, io::Error>((stream, we_send, octets))
+        }));
+    }
+    let mut done = Vec::new();
+    for worker in workers {
+        done.push(worker.join().map_err(|_| "a stream panicked")??);
+    }
+    control.write_all(&[TEST_END])?;
+    hear(&mut control, EXCHANGE_RESULTS)?;
+    write_json(&mut control, &json!({"streams": []}))?;
+    let results = read_json(&mut control)?;
+    hear(&mut control, DISPLAY_RESULTS)?;
+    control.write_all(&[IPERF_DONE])?;
+    let theirs = results["streams"].as_array().ok_or("no streams")?;
+    expect(theirs.len() == numbers.len(), "streams are missing")?;
+    let mut total = 0;
+    for ((theirs, number), (_, we_send, octets)) in theirs.iter().zip(numbers).zip(&done) {
+        expect(theirs["id"] == *number, format!("{theirs}"))?;
+        let counted = theirs["bytes"].as_u64().ok_or("no count")?;
+        // What is under way is counted by the sender only.
+        let (sent, received) = if *we_send {
+            (*octets, counted)
+        } else {
+            (counted, *octets)
+        };
+        expect(
+            received > 0 && received <= sent,
+            format!("{received} octets received of {sent}"),
+        )?;
+        total += received;
+    }
+    Ok(format!(
+        "{:.1} Gbit/s",
+        total as f64 * 8e-9 / RUN.as_secs_f64()
+    ))
+}
+
+fn no_datagrams(stack: &Stack) -> Outcome<String> {
+    let mut control = connect(stack, IPERF)?;
+    control.write_all(&[b'x'; COOKIE])?;
+    hear(&mut control, PARAM_EXCHANGE)?;
+    write_json(&mut control, &json!({"udp": true}))?;
+    hear(&mut control, SERVER_ERROR)?;
+    read_array::<8>(&mut control)?;
+    Ok("refused".to_owned())
+}
+
+fn hear(control: &mut TcpStream, expected: u8) -> Outcome<()> {
+    let [state] = read_array::<1>(control)?;
+    expect(
+        state == expected,
+        format!("state {state} instead of {expected}"),
+    )
+}

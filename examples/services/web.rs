@@ -1,0 +1,125 @@
+//! HTTP: octets to be fetched, and the sum of what is sent.
+
+use std::io::{self, BufRead, BufWriter, Read, Write};
+
+use dominoes_netstack::TcpStream;
+use sha2::{Digest, Sha256};
+
+use crate::CHUNK;
+use crate::http::{Answer, Body, Request, Status};
+
+/// Octets that are read and thrown away after a final answer, so that the client gets to see it.
+const LINGER: u64 = 16 << 20;
+
+/// Answers one request after the other.
+pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
+    let (mut reader, writer) = stream.split();
+    let mut writer = BufWriter::with_capacity(CHUNK, writer);
+    loop {
+        let request = match Request::read(&mut reader) {
+            Ok(Some(request)) => request,
+            Ok(None) => break,
+            Err(status) => {
+                Answer::from(status).send(&mut writer, false, false)?;
+                break;
+            }
+        };
+        let mut body = Body::new(&mut reader, request.framing);
+        let answer = answer(&request, &mut body, &mut writer);
+        let keep = request.keep && body.is_read();
+        match answer {
+            Ok(Some(len)) => send(&mut writer, len, request.method == "HEAD", keep)?,
+            Ok(None) => {}
+            Err(status) => {
+                Answer::from(status).send(&mut writer, request.method == "HEAD", keep)?
+            }
+        }
+        if !keep {
+            break;
+        }
+    }
+    writer.get_mut().shutdown();
+    // Octets that nobody reads would make a reset of our closing, and the answer might be lost with it.
+    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
+    Ok(())
+}
+
+/// How many octets are asked for; `None`: the answer has been sent.
+fn answer(
+    request: &Request,
+    body: &mut Body<'_, impl BufRead>,
+    writer: &mut impl Write,
+) -> Result<Option<u64>, Status> {
+    match &*request.method {
+        "GET" | "HEAD" => {
+            let number = request
+                .path
+                .strip_prefix("/bytes/")
+                .ok_or(Status::NOT_FOUND)?;
+            number.parse().map(Some).map_err(|_| Status::BAD)
+        }
+        "POST" | "PUT" if request.path == "/sum" => {
+            if request.expects_continue && !body.is_read() {
+                writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+                writer.flush()?;
+            }
+            let mut hash = Sha256::new();
+            io::copy(body, &mut hash)?;
+            Answer::text(Status::OK, format!("{}\n", hex(&hash.finalize()))).send(
+                writer,
+                false,
+                request.keep,
+            )?;
+            Ok(None)
+        }
+        "POST" | "PUT" => Err(Status::NOT_FOUND),
+        _ => Err(Status::NOT_IMPLEMENTED),
+    }
+}
+
+/// A sum as `sha256sum` prints it.
+pub(crate) fn hex(sum: &[u8]) -> String {
+    sum.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+/// The octets at `from`, of those that `/bytes/` answers: without a pattern, and the same each time (splitmix64 of the
+/// position).
+pub(crate) fn octets(from: u64, into: &mut [u8]) {
+    debug_assert!(from.is_multiple_of(8));
+    for (at, word) in (from / 8..).zip(into.chunks_mut(8)) {
+        let mut mixed = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let octets = (mixed ^ (mixed >> 31)).to_le_bytes();
+        word.copy_from_slice(&octets[..word.len()]);
+    }
+}
+
+fn send(writer: &mut impl Write, len: u64, head_only: bool, keep: bool) -> io::Result<()> {
+    write!(
+        writer,
+        "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n"
+    )?;
+    if !keep {
+        write!(writer, "Connection: close\r\n")?;
+    }
+    write!(writer, "\r\n")?;
+    let mut chunk = vec![
+        0;
+        if head_only {
+            0
+        } else {
+            CHUNK.min(len as usize)
+        }
+    ];
+    let mut at = if head_only { len } else { 0 };
+    while at < len {
+        let now = chunk
+            .len()
+            .min(usize::try_from(len - at).unwrap_or(usize::MAX));
+        octets(at, &mut chunk[..now]);
+        writer.write_all(&chunk[..now])?;
+        at += now as u64;
+    }
+    writer.flush()
+}
