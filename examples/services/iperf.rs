@@ -208,7 +208,7 @@ fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
         "cpu_util_total": 0,
         "cpu_util_user": 0,
         "cpu_util_system": 0,
-        "sender_has_retransmits": -1,
+        "sender_has_retransmits": 0,
         "congestion_used": "newreno",
         "streams": streams,
     })

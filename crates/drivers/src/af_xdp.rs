@@ -254,6 +254,24 @@ impl AfXdp {
     }
 }
 
+#[cfg(feature = "bare")]
+impl AfXdp {
+    /// Both halves, for measuring.
+    pub(crate) fn halves(&mut self) -> (&mut dyn DeviceRx, &mut dyn DeviceTx) {
+        (&mut self.rx, &mut self.tx)
+    }
+
+    /// See [`BareXdp::receive`](crate::bare::BareXdp::receive).
+    pub(crate) fn bare_receive(&mut self, max: usize) -> (usize, u64) {
+        self.rx.bare_receive(max)
+    }
+
+    /// See [`BareXdp::send`](crate::bare::BareXdp::send).
+    pub(crate) fn bare_send(&mut self, frame: &[u8], count: usize) -> usize {
+        self.tx.bare_send(frame, count)
+    }
+}
+
 impl Device for AfXdp {
     fn capabilities(&self) -> Capabilities {
         self.caps.clone()

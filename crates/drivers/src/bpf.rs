@@ -154,6 +154,18 @@ pub(crate) fn redirect(what: Redirect, map: i32) -> Vec<u64> {
     program.finish()
 }
 
+/// An XDP program that sends each frame out of the interface with this index.
+#[cfg(feature = "bare")]
+pub(crate) fn forward(index: i32) -> Vec<u64> {
+    const CALL_REDIRECT: i32 = 23;
+    Assembler::default()
+        .op(MOV, 1, 0, 0, index)
+        .op(MOV, 2, 0, 0, 0)
+        .op(CALL, 0, 0, 0, CALL_REDIRECT)
+        .op(EXIT, 0, 0, 0, 0)
+        .finish()
+}
+
 /// A program behind packet sockets and before the kernel's stack that drops IPv4 packets to `address` and ARP messages
 /// about it, so that the kernel stays silent though it owns the address.
 pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {

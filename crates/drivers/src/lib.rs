@@ -49,6 +49,8 @@ pub mod af_xdp;
 #[cfg(target_os = "linux")]
 pub mod tap;
 
+#[cfg(all(target_os = "linux", feature = "bare"))]
+pub mod bare;
 #[cfg(target_os = "linux")]
 mod bpf;
 mod error;

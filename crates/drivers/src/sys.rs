@@ -717,6 +717,21 @@ pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Resu
     own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
 }
 
+/// Runs an XDP program on a frame, again and again, and does with the frame what it says.
+#[cfg(feature = "bare")]
+pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) -> io::Result<()> {
+    const BPF_PROG_TEST_RUN: c_int = 10;
+    const LIVE_FRAMES: u32 = 1 << 1;
+    let attributes = BpfAttributes::new()
+        .set32(0, program.as_raw_fd() as u32)
+        .set32(8, frame.len() as u32)
+        .set64(16, frame.as_ptr().addr() as u64)
+        .set32(32, count)
+        .set32(64, LIVE_FRAMES);
+    // SAFETY: as many bytes as said, only read from, which live until the call returns.
+    unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
+}
+
 /// How an XDP program is attached.
 pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
 /// As above.

@@ -137,6 +137,21 @@ impl Region {
         self.lend(unit, at)
     }
 
+    /// Eight bytes of a chunk that the kernel has handed to us, without counting anything.
+    #[cfg(feature = "bare")]
+    #[inline]
+    pub(crate) fn bare_head(&self, at: u64) -> u64 {
+        assert!(at as usize + 8 <= self.view.len());
+        // SAFETY: inside the view. The caller got the place from the receive ring and has not given it back.
+        unsafe {
+            self.view
+                .start()
+                .add(at as usize)
+                .cast::<u64>()
+                .read_unaligned()
+        }
+    }
+
     #[inline]
     fn lend(self: &Arc<Self>, unit: u32, at: u32) -> Lent {
         // Relaxed: whoever gets the frame gets it with what orders this before.

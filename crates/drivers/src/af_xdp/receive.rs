@@ -82,6 +82,24 @@ impl XdpRx {
         self.reporter.link()
     }
 
+    /// See [`BareXdp::receive`](crate::bare::BareXdp::receive).
+    #[cfg(feature = "bare")]
+    pub(crate) fn bare_receive(&mut self, max: usize) -> (usize, u64) {
+        let (mut received, mut sum) = (0, 0u64);
+        while received < max {
+            let Some(found) = self.ring.pop() else { break };
+            sum = sum.wrapping_add(self.region.bare_head(found.at));
+            let chunk = found.at - found.at % self.region.unit_len() as u64;
+            self.fill.push(chunk);
+            received += 1;
+        }
+        self.ring.release();
+        if self.fill.publish() && self.fill.needs_wakeup() {
+            sys::xsk_kick_fill(self.link().fd());
+        }
+        (received, sum)
+    }
+
     /// Gives the kernel all chunks that nobody reads.
     #[inline]
     fn refill(&mut self) {

@@ -46,6 +46,30 @@ impl XdpTx {
         }
     }
 
+    /// See [`BareXdp::send`](crate::bare::BareXdp::send).
+    #[cfg(feature = "bare")]
+    pub(crate) fn bare_send(&mut self, frame: &[u8], count: usize) -> usize {
+        self.reap();
+        let mut sent = 0;
+        while sent < count && self.ring.room(1) > 0 {
+            let Some(at) = self.chunks.take() else { break };
+            let at = at + self.metadata_len as u64;
+            self.chunks.write(at, frame);
+            self.ring.push(Descriptor {
+                at,
+                len: frame.len() as u32,
+                options: 0,
+            });
+            sent += 1;
+        }
+        self.ring.publish();
+        if self.ring.needs_wakeup() {
+            // Whatever it says: the next call goes on.
+            let _ = sys::xsk_kick_send(self.link.fd());
+        }
+        sent
+    }
+
     /// Takes back the chunks that have been sent.
     fn reap(&mut self) {
         let mut any = false;
