@@ -12,6 +12,9 @@
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //!
+//! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature `smoltcp`) lets smoltcp
+//! use them, and our stack the devices of smoltcp.
+//!
 //! Devices know frames, not protocols. What is documented here holds for every device:
 //!
 //! - Frames arrive and leave with their Ethernet header and without frame check sequence.
@@ -53,6 +56,11 @@ pub mod tap;
 pub mod bare;
 #[cfg(target_os = "linux")]
 mod bpf;
+#[cfg(feature = "pcap")]
+pub mod pcap;
+#[cfg(feature = "smoltcp")]
+pub mod phy;
+
 mod error;
 #[cfg(target_os = "linux")]
 mod fd_event;

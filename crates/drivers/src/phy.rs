@@ -1,0 +1,366 @@
+//! Between this crate's devices and those of [smoltcp](::smoltcp), both ways (feature `smoltcp`).
+//!
+//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet device of smoltcp.
+//! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both directions cost what it
+//! cannot express: unfinished checksums are finished in software, and each frame is copied.
+
+use crate::waker::Event;
+use crate::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
+    RxStats, TxFrame, TxStats, Waker, complete_checksum,
+};
+use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
+use ::smoltcp::time;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Frames that wait for a busy device; with these smoltcp is told to wait.
+const BACKLOG: usize = 64;
+
+/// How often a device of smoltcp is asked for frames during a wait: it cannot wake anybody.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A device of this crate, for smoltcp.
+pub struct ToPhy {
+    rx: Box<dyn DeviceRx>,
+    tx: Sender,
+    capabilities: Capabilities,
+    claimed: VecDeque<Frame>,
+    batch: Vec<Frame>,
+}
+
+struct Sender {
+    tx: Box<dyn DeviceTx>,
+    /// Frames that the device had no room for.
+    backlog: VecDeque<Vec<u8>>,
+    error: Option<DeviceError>,
+}
+
+impl fmt::Debug for ToPhy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToPhy")
+            .field("capabilities", &self.capabilities)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ToPhy {
+    /// Hands a device over to smoltcp.
+    pub fn new(device: impl Device + 'static) -> Self {
+        let capabilities = device.capabilities();
+        let (rx, tx) = Box::new(device).split();
+        Self {
+            rx,
+            tx: Sender {
+                tx,
+                backlog: VecDeque::new(),
+                error: None,
+            },
+            capabilities,
+            claimed: VecDeque::new(),
+            batch: Vec::new(),
+        }
+    }
+
+    /// The error that the device has reported since the last call; smoltcp's contract has no place for it.
+    pub fn take_error(&mut self) -> Option<DeviceError> {
+        self.tx.error.take()
+    }
+
+    /// Blocks until a frame may be there or the time is over; see [`DeviceRx::wait`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        if self.claimed.is_empty() {
+            self.rx.wait(timeout)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Sender {
+    /// Sends what waits. Returns whether there is room for more.
+    fn flush(&mut self) -> bool {
+        while let Some(frame) = self.backlog.front() {
+            match self.tx.transmit(&[TxFrame::new(frame)]) {
+                Ok(0) => break,
+                Ok(_) => {
+                    self.backlog.pop_front();
+                }
+                Err(error) => {
+                    self.error = Some(error);
+                    break;
+                }
+            }
+        }
+        self.backlog.len() < BACKLOG
+    }
+}
+
+impl phy::Device for ToPhy {
+    type RxToken<'a> = ReceivedToken<'a>;
+    type TxToken<'a> = SendToken<'a>;
+
+    fn receive(&mut self, _: time::Instant) -> Option<(ReceivedToken<'_>, SendToken<'_>)> {
+        if !self.tx.flush() {
+            return None;
+        }
+        if self.claimed.is_empty() {
+            if let Err(error) = self.rx.claim(self.capabilities.max_batch, &mut self.batch) {
+                self.tx.error = Some(error);
+            }
+            self.claimed.extend(self.batch.drain(..));
+        }
+        if self.claimed.is_empty() {
+            return None;
+        }
+        let received = ReceivedToken {
+            claimed: &mut self.claimed,
+            batch: &mut self.batch,
+            rx: &mut *self.rx,
+        };
+        Some((received, SendToken(&mut self.tx)))
+    }
+
+    fn transmit(&mut self, _: time::Instant) -> Option<SendToken<'_>> {
+        self.tx.flush().then_some(SendToken(&mut self.tx))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = self.capabilities.mtu + ETHERNET_HEADER_LEN;
+        capabilities.max_burst_size = Some(self.capabilities.max_batch);
+        capabilities
+    }
+}
+
+/// A frame that smoltcp may take. One that it does not take stays.
+pub struct ReceivedToken<'a> {
+    claimed: &'a mut VecDeque<Frame>,
+    batch: &'a mut Vec<Frame>,
+    rx: &'a mut dyn DeviceRx,
+}
+
+impl fmt::Debug for ReceivedToken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedToken").finish_non_exhaustive()
+    }
+}
+
+impl phy::RxToken for ReceivedToken<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        let Some(mut frame) = self.claimed.pop_front() else {
+            unreachable!("there is a token only if there is a frame");
+        };
+        if let RxChecksum::Partial { start, offset } = frame.meta.checksum {
+            complete_checksum(frame.bytes_mut(), start, offset);
+        }
+        let result = f(frame.bytes());
+        self.batch.push(frame);
+        self.rx.release(self.batch);
+        result
+    }
+}
+
+/// Room for a frame of smoltcp's.
+pub struct SendToken<'a>(&'a mut Sender);
+
+impl fmt::Debug for SendToken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendToken").finish_non_exhaustive()
+    }
+}
+
+impl phy::TxToken for SendToken<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut frame = vec![0; len];
+        let result = f(&mut frame);
+        self.0.backlog.push_back(frame);
+        self.0.flush();
+        result
+    }
+}
+
+/// An Ethernet device of smoltcp, for our stack. It is asked for frames every millisecond while somebody waits, since it
+/// cannot wake anybody.
+#[derive(Debug)]
+pub struct FromPhy<P> {
+    phy: P,
+    mac: [u8; 6],
+}
+
+impl<P: phy::Device + Send + 'static> FromPhy<P> {
+    /// Takes a device over, under an Ethernet address, which smoltcp's devices do not have.
+    ///
+    /// # Panics
+    /// If it is no Ethernet.
+    pub fn new(phy: P, mac: [u8; 6]) -> Self {
+        assert_eq!(
+            phy.capabilities().medium,
+            Medium::Ethernet,
+            "it is no Ethernet"
+        );
+        Self { phy, mac }
+    }
+}
+
+impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
+    fn capabilities(&self) -> Capabilities {
+        let theirs = self.phy.capabilities();
+        let mut caps = Capabilities::new("smoltcp");
+        caps.mtu = theirs
+            .max_transmission_unit
+            .saturating_sub(ETHERNET_HEADER_LEN);
+        caps.rx_max_frame = theirs.max_transmission_unit;
+        if let Some(burst) = theirs.max_burst_size {
+            caps.max_batch = burst.max(1);
+        }
+        caps
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let caps = self.capabilities();
+        let shared = Arc::new(Shared {
+            phy: Mutex::new(self.phy),
+            start: Instant::now(),
+        });
+        let rx = PhyRx {
+            shared: Arc::clone(&shared),
+            found: None,
+            event: Arc::new(Event::default()),
+            stats: RxStats::default(),
+        };
+        let tx = PhyTx {
+            shared,
+            caps,
+            stats: TxStats::default(),
+        };
+        (Box::new(rx), Box::new(tx))
+    }
+}
+
+/// smoltcp's devices do not divide, so both halves share one.
+#[derive(Debug)]
+struct Shared<P> {
+    phy: Mutex<P>,
+    start: Instant,
+}
+
+impl<P> Shared<P> {
+    fn lock(&self) -> MutexGuard<'_, P> {
+        self.phy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> time::Instant {
+        time::Instant::from_micros(self.start.elapsed().as_micros() as i64)
+    }
+}
+
+#[derive(Debug)]
+struct PhyRx<P> {
+    shared: Arc<Shared<P>>,
+    /// A frame that a wait has met.
+    found: Option<Frame>,
+    event: Arc<Event>,
+    stats: RxStats,
+}
+
+impl<P: phy::Device> PhyRx<P> {
+    fn next(&mut self) -> Option<Frame> {
+        if let Some(frame) = self.found.take() {
+            return Some(frame);
+        }
+        let now = self.shared.now();
+        let mut phy = self.shared.lock();
+        let (token, _) = phy.receive(now)?;
+        Some(token.consume(Frame::from_bytes))
+    }
+}
+
+impl<P: phy::Device + Send> DeviceRx for PhyRx<P> {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let mut claimed = 0;
+        while claimed < max {
+            let Some(frame) = self.next() else { break };
+            self.stats.bytes += frame.len() as u64;
+            out.push(frame);
+            claimed += 1;
+        }
+        self.stats.frames += claimed as u64;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        frames.clear();
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let begin = Instant::now();
+        let wakes = self.event.wakes();
+        loop {
+            self.found = self.next();
+            let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+            let step = match (&self.found, left) {
+                (Some(_), _) => Duration::ZERO,
+                (None, left) => left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL)),
+            };
+            self.event.wait(Some(step), || false);
+            let over = left.is_some_and(|left| left <= step);
+            if self.found.is_some() || self.event.wakes() > wakes || over {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        let event = Arc::clone(&self.event);
+        Waker::new(move || event.wake())
+    }
+
+    fn stats(&self) -> RxStats {
+        RxStats {
+            wakes: self.event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PhyTx<P> {
+    shared: Arc<Shared<P>>,
+    caps: Capabilities,
+    stats: TxStats,
+}
+
+impl<P: phy::Device + Send> DeviceTx for PhyTx<P> {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let mut phy = self.shared.lock();
+        for (taken, frame) in frames.iter().enumerate() {
+            if !self.caps.admits(frame) {
+                self.stats.dropped += 1;
+                continue;
+            }
+            let Some(token) = phy.transmit(self.shared.now()) else {
+                self.stats.busy += 1;
+                return Ok(taken);
+            };
+            token.consume(frame.len(), |buffer| frame.copy_to(buffer));
+            self.stats.frames += 1;
+            self.stats.bytes += frame.len() as u64;
+        }
+        Ok(frames.len())
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}
