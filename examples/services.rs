@@ -251,13 +251,15 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
+/// What a service does with a connection.
+type Serve = fn(TcpStream) -> io::Result<()>;
+
 /// The listeners of all services, a thread each.
 struct Services(Vec<thread::JoinHandle<()>>);
 
 impl Services {
     fn start(stack: &Stack) -> Outcome<Services> {
-        let services: [(u16, fn(TcpStream) -> io::Result<()>); 3] =
-            [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
+        let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
         let mut threads = Vec::new();
         for (port, serve) in services {
             let listener = stack.listen(port, 64)?;
@@ -295,7 +297,7 @@ fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
 }
 
 /// Accepts connections until the stack goes down, and serves each on a thread of its own.
-fn accept(listener: &TcpListener, serve: fn(TcpStream) -> io::Result<()>) {
+fn accept(listener: &TcpListener, serve: Serve) {
     let busy = Arc::new(AtomicUsize::new(0));
     while let Ok((stream, _)) = listener.accept() {
         // Only this thread adds, so the bound holds.

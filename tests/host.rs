@@ -1,4 +1,5 @@
-//! The whole stack against the kernel's: the example `http_server` on a device, asked by `curl` and `ping`.
+//! The whole stack against the kernel's: the examples `http_server` and `services` on a device, asked by `curl`, `ping`
+//! and `iperf3`.
 //!
 //! Each test makes its own network namespaces and removes them, so nothing on the machine is touched:
 //!
@@ -7,7 +8,10 @@
 //!   the server's namespace; the one in the namespace of the other end is the peer. There checksums are left
 //!   unfinished by whoever sends, and segments undivided, so both must understand the other's virtio headers.
 //!
-//! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,tools` makes
+//! - `services` runs on each kind of device, with and without mapped rings. `HOST_OCTETS=1000000000` makes its files
+//!   longer.
+//!
+//! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,xdp,tools` makes
 //! that a failure. Tests run one after the other unless told otherwise, since each keeps all cores busy. In the end
 //! stand the rates that were seen, with the congestion control of who sent: the peer's is the machine's default. To
 //! see another one, set `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
@@ -18,6 +22,8 @@
 
 #[path = "host/lab.rs"]
 mod lab;
+#[path = "host/services.rs"]
+mod services;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +52,7 @@ fn main() -> ExitCode {
             for &(name, test) in TESTS {
                 let (prefix, missing) = match device {
                     Device::Tap => ("tap", needs.missing("tap", &needs.tap)),
-                    Device::Packet => ("packet", needs.missing("packet", &needs.packet)),
+                    _ => ("packet", needs.missing("packet", &needs.packet)),
                 };
                 let name = format!("{prefix}::replicas_{replicas}::{name}");
                 let figures = figures.clone();
@@ -63,6 +69,23 @@ fn main() -> ExitCode {
             }
         }
     }
+    for (kind, device, arguments) in services::DEVICES {
+        for &(name, test) in services::TESTS {
+            let missing = needs.missing_for_services(device);
+            let name = format!("services::{kind}::{name}");
+            let figures = figures.clone();
+            trials.push(Trial::ignorable_test(name.clone(), move || {
+                if let Some(missing) = missing {
+                    return missing;
+                }
+                let mut lab = Lab::services(device, arguments)?;
+                test(&lab, &|figure| figures.note(&name, &figure))
+                    .and_then(|()| lab.check())
+                    .map_err(|failed| lab.explain(&failed))?;
+                Ok(Completion::Completed)
+            }));
+        }
+    }
     let conclusion = libtest_mimic::run(&arguments, trials);
     figures.print();
     conclusion.exit_code()
@@ -71,7 +94,7 @@ fn main() -> ExitCode {
 // Tests --------------------------------------------------------------------------------------------------------------
 
 /// A test of a running server; it may leave a figure for the end.
-type Test = fn(&Lab, &dyn Fn(String)) -> Result<(), Failed>;
+pub(crate) type Test = fn(&Lab, &dyn Fn(String)) -> Result<(), Failed>;
 
 const TESTS: &[(&str, Test)] = &[
     ("ping_loses_nothing", ping_loses_nothing),
@@ -216,7 +239,7 @@ fn curl(lab: &Lab, arguments: &[&str]) -> Result<lab::Running, Failed> {
     lab.start("curl", &[&bounded, arguments].concat())
 }
 
-fn same(same: bool, what: &str) -> Result<(), Failed> {
+pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
     if same {
         Ok(())
     } else {
@@ -257,13 +280,17 @@ struct Needs {
     tools: Option<String>,
     tap: Option<String>,
     packet: Option<String>,
+    xdp: Option<String>,
+    /// For the services.
+    more_tools: Option<String>,
     required: String,
 }
 
 impl Needs {
     fn look() -> Needs {
         let mut needs = Needs {
-            tools: missing_tools(),
+            tools: missing_tools(&TOOLS),
+            more_tools: missing_tools(&MORE_TOOLS),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -272,6 +299,7 @@ impl Needs {
                 Ok(probe) => {
                     needs.tap = missing_tap(&probe);
                     needs.packet = missing_packet(&probe);
+                    needs.xdp = needs.packet.clone().or_else(missing_xdp);
                 }
                 Err(failed) => {
                     let reason = format!(
@@ -280,11 +308,23 @@ impl Needs {
                         one_line(&failed)
                     );
                     needs.tap = Some(reason.clone());
+                    needs.xdp = Some(reason.clone());
                     needs.packet = Some(reason);
                 }
             }
         }
         needs
+    }
+
+    fn missing_for_services(&self, device: Device) -> Option<Result<Completion, Failed>> {
+        if self.more_tools.is_some() {
+            return self.missing("tools", &self.more_tools);
+        }
+        match device {
+            Device::Tap => self.missing("tap", &self.tap),
+            Device::Packet => self.missing("packet", &self.packet),
+            Device::Xdp => self.missing("xdp", &self.xdp),
+        }
     }
 
     /// How a test ends that cannot run: ignored, or failed if what is missing is required.
@@ -308,19 +348,29 @@ impl Needs {
     }
 }
 
-fn missing_tools() -> Option<String> {
-    let tools = [
-        ("curl", "--version", "curl"),
-        ("ping", "-V", "iputils-ping"),
-        ("ip", "-V", "iproute2"),
-    ];
-    let missing = tools.into_iter().filter(|&(program, argument, _)| {
+/// Programs that tests start, an argument with which each ends at once, and the package it is in.
+type Tool = (&'static str, &'static str, &'static str);
+
+const TOOLS: [Tool; 3] = [
+    ("curl", "--version", "curl"),
+    ("ping", "-V", "iputils-ping"),
+    ("ip", "-V", "iproute2"),
+];
+
+const MORE_TOOLS: [Tool; 3] = [
+    ("ethtool", "--version", "ethtool"),
+    ("iperf3", "--version", "iperf3"),
+    ("tshark", "--version", "tshark"),
+];
+
+fn missing_tools(tools: &[Tool]) -> Option<String> {
+    let missing = tools.iter().filter(|&&(program, argument, _)| {
         let mut command = Command::new(program);
         command.arg(argument).stdin(Stdio::null());
         !command.output().is_ok_and(|output| output.status.success())
     });
     let (programs, packages): (Vec<_>, Vec<_>) = missing
-        .map(|(program, _, package)| (program, package))
+        .map(|&(program, _, package)| (program, package))
         .unzip();
     (!programs.is_empty()).then(|| {
         format!(
@@ -353,6 +403,24 @@ fn missing_packet(probe: &Namespace) -> Option<String> {
         "needs veth interfaces: {}; try: sudo modprobe veth",
         one_line(&failed)
     ))
+}
+
+fn missing_xdp() -> Option<String> {
+    // Bits of linux/capability.h. The namespace's interfaces cannot be opened from here, so this is as far as one sees.
+    const NET_ADMIN: u64 = 1 << 12;
+    const SYS_ADMIN: u64 = 1 << 21;
+    const BPF: u64 = 1 << 39;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    let held = u64::from_str_radix(effective.trim(), 16).ok()?;
+    let enough = held & NET_ADMIN != 0 && held & (BPF | SYS_ADMIN) != 0;
+    (!enough).then(|| {
+        "needs CAP_BPF and CAP_NET_ADMIN; \
+         try: sudo -E env \"PATH=$PATH\" cargo test --test host"
+            .to_owned()
+    })
 }
 
 fn one_line(failed: &Failed) -> String {

@@ -31,6 +31,8 @@ pub(crate) enum Device {
     Tap,
     /// One end of a veth pair through a packet socket; the other end is in the peer's namespace.
     Packet,
+    /// The same through AF_XDP, which needs a peer that computes checksums.
+    Xdp,
 }
 
 /// A running server and the namespaces around it.
@@ -41,39 +43,73 @@ pub(crate) struct Lab {
     _ours: Option<Namespace>,
     /// What the server serves.
     pub(crate) root: Temporary,
+    /// The kernel's interface.
+    pub(crate) interface: &'static str,
+    /// How many lines the server says when all is well; `None`: any number.
+    lines: Option<usize>,
 }
 
 impl Lab {
+    /// The example `http_server`.
     pub(crate) fn new(device: Device, replicas: usize) -> Result<Lab, Failed> {
-        let program = server_program()?;
         let root = Temporary::new()?;
+        let replicas = replicas.to_string();
+        let folder = root.file("");
+        let arguments = ["--replicas", &replicas, "--root", &folder];
+        let option = if device == Device::Tap {
+            "--tap"
+        } else {
+            "--interface"
+        };
+        let program = server_program("http_server", &HTTP_SERVER)?;
+        Lab::start_server(device, program, option, &arguments, root, Some(1))
+    }
+
+    /// The example `services`.
+    pub(crate) fn services(device: Device, arguments: &[&str]) -> Result<Lab, Failed> {
+        let option = match device {
+            Device::Tap => "--tap",
+            Device::Packet => "--packet",
+            Device::Xdp => "--xdp",
+        };
+        let program = server_program("services", &SERVICES)?;
+        Lab::start_server(device, program, option, arguments, Temporary::new()?, None)
+    }
+
+    fn start_server(
+        device: Device,
+        program: &Path,
+        option: &str,
+        arguments: &[&str],
+        root: Temporary,
+        lines: Option<usize>,
+    ) -> Result<Lab, Failed> {
         let peer = Namespace::new("peer")?;
-        let (ours, option, interface) = match device {
+        let (ours, interface) = match device {
             Device::Tap => {
                 peer.ip("tuntap add dev tap0 mode tap")?;
-                (None, "--tap", "tap0")
+                (None, "tap0")
             }
-            Device::Packet => {
+            Device::Packet | Device::Xdp => {
                 let ours = Namespace::new("ours")?;
                 let name = &peer.name;
                 ours.ip(&format!(
                     "link add veth0 type veth peer name veth0 netns {name}"
                 ))?;
                 ours.ip("link set veth0 up")?;
-                (Some(ours), "--interface", "veth0")
+                (Some(ours), "veth0")
             }
         };
         peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
         peer.ip(&format!("link set {interface} up"))?;
+        if device == Device::Xdp {
+            let mut command = peer.command("ethtool");
+            command.args(["-K", interface, "tx", "off"]);
+            Running::start(command)?.finish()?;
+        }
         let mut command = ours.as_ref().unwrap_or(&peer).command(program);
         command.args([option, interface, "--addr", &format!("{OURS}/24")]);
-        command.args([
-            "--replicas",
-            &replicas.to_string(),
-            "--seconds",
-            SERVER_SECONDS,
-        ]);
-        command.arg("--root").arg(&root.0);
+        command.args(["--seconds", SERVER_SECONDS]).args(arguments);
         let server = Server::start(command)?;
         // The interface of a TAP carries frames once its other end is open, and a moment later says so.
         peer.wait_until_running(interface)?;
@@ -82,6 +118,8 @@ impl Lab {
             peer,
             _ours: ours,
             root,
+            interface,
+            lines,
         })
     }
 
@@ -99,7 +137,8 @@ impl Lab {
 
     /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a panic.
     pub(crate) fn check(&mut self) -> Result<(), Failed> {
-        let complained = self.server.said().lines().count() > 1;
+        let said = self.server.said().lines().count();
+        let complained = self.lines.is_some_and(|lines| said > lines);
         match self.server.process.0.try_wait()? {
             None if !complained => Ok(()),
             _ => Err("the server has something to say".into()),
@@ -242,6 +281,15 @@ impl Running {
         })
     }
 
+    /// Whether it has ended by itself. Fails when it takes too long.
+    pub(crate) fn has_ended(&self) -> Result<bool, Failed> {
+        if Instant::now() > self.deadline {
+            return Err(format!("{}: after {} s", self.what, PATIENCE.as_secs()).into());
+        }
+        // The pipes are closed when it ends.
+        Ok(self.out.is_finished() && self.err.is_finished())
+    }
+
     /// Waits until it ends, and returns what it printed. A failure holds what it complained about.
     pub(crate) fn finish(mut self) -> Result<String, Failed> {
         let outcome = loop {
@@ -335,15 +383,20 @@ impl Server {
 ///
 /// Cargo tells integration tests where binaries are, but not examples, and may not have built this one: so it is
 /// built here, which is quick if it was, in the profile of this program.
-fn server_program() -> Result<&'static Path, Failed> {
-    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    match PROGRAM.get_or_init(|| build_server().map_err(|error| error.to_string())) {
+fn server_program(
+    name: &str,
+    built: &'static OnceLock<Result<PathBuf, String>>,
+) -> Result<&'static Path, Failed> {
+    match built.get_or_init(|| build_server(name).map_err(|error| error.to_string())) {
         Ok(path) => Ok(path),
         Err(error) => Err(error.into()),
     }
 }
 
-fn build_server() -> io::Result<PathBuf> {
+static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+
+fn build_server(name: &str) -> io::Result<PathBuf> {
     // TARGET/PROFILE/deps/host-HASH
     let this = std::env::current_exe()?;
     let folder = this.ancestors().nth(2).unwrap_or(&this);
@@ -354,14 +407,7 @@ fn build_server() -> io::Result<PathBuf> {
         Some(profile) => profile,
     };
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args([
-            "build",
-            "--quiet",
-            "--example",
-            "http_server",
-            "--profile",
-            profile,
-        ])
+        .args(["build", "--quiet", "--example", name, "--profile", profile])
         .arg("--target-dir")
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -369,10 +415,10 @@ fn build_server() -> io::Result<PathBuf> {
         .status()?;
     if !status.success() {
         return Err(io::Error::other(format!(
-            "cargo build --example http_server: {status}"
+            "cargo build --example {name}: {status}"
         )));
     }
-    Ok(folder.join("examples/http_server"))
+    Ok(folder.join("examples").join(name))
 }
 
 // Files --------------------------------------------------------------------------------------------------------------

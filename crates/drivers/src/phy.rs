@@ -1,4 +1,4 @@
-//! Between this crate's devices and those of [smoltcp](::smoltcp), both ways (feature `smoltcp`).
+//! Between this crate's devices and those of smoltcp, both ways (feature `smoltcp`).
 //!
 //! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet device of smoltcp.
 //! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both directions cost what it

@@ -1,0 +1,158 @@
+//! The example `services` on each kind of device, asked by `iperf3` and `curl`, with `tshark` looking on.
+
+use libtest_mimic::Failed;
+use sha2::{Digest, Sha256};
+
+use crate::lab::{Device, Lab, OURS, Temporary};
+use crate::{Test, same};
+
+/// Each kind of device: its name, what it needs, and the arguments for the example.
+pub(crate) const DEVICES: [(&str, Device, &[&str]); 5] = [
+    ("tap", Device::Tap, &[]),
+    ("packet_copies", Device::Packet, &["--ring", "none"]),
+    ("packet_slots", Device::Packet, &["--ring", "slots"]),
+    ("packet_blocks", Device::Packet, &["--ring", "blocks"]),
+    ("xdp", Device::Xdp, &[]),
+];
+
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("iperf3_runs_each_way", iperf3_runs_each_way),
+    ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
+    ("no_frame_is_malformed", no_frame_is_malformed),
+];
+
+/// Frames that are looked at.
+const FRAMES: &str = "2000";
+
+fn iperf3_runs_each_way(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    for (direction, more) in [
+        ("theirs", &[][..]),
+        ("ours", &["-R"]),
+        ("both", &["--bidir"]),
+        ("4 streams", &["-P", "4"]),
+    ] {
+        let arguments = [&["-c", OURS, "-t", "1", "-J"], more].concat();
+        let said = lab.run("iperf3", &arguments)?;
+        // What was received, whoever received it.
+        let sum = &said[said.find("\"sum_received\"").ok_or("no sum")?..];
+        let rate = sum.split("\"bits_per_second\":").nth(1).ok_or("no rate")?;
+        let rate = rate.split([',', '}', '\n']).next().unwrap_or_default();
+        let rate: f64 = rate
+            .trim()
+            .parse()
+            .map_err(|_| format!("no rate: {rate}"))?;
+        if rate <= 0.0 {
+            return Err(format!("{direction}: nothing was received\n{said}").into());
+        }
+        figure(format!(
+            "{direction}: {:.2} Gbit/s (kernel: {})",
+            rate / 1e9,
+            lab.congestion_control()
+        ));
+    }
+    Ok(())
+}
+
+fn curl_gets_and_sends_the_same(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let octets = std::env::var("HOST_OCTETS").map_or(Ok(200_000_000), |text| text.parse())?;
+    let folder = Temporary::new()?;
+    let got = folder.file("got");
+    let speed = |said: &str| format!("{:.2} Gbit/s", said.parse().unwrap_or(0.0) * 8e-9);
+    let url = format!("http://{OURS}/bytes/{octets}");
+    let down = curl(
+        lab,
+        &["--output", &got, "--write-out", "%{speed_download}", &url],
+    )?;
+    let length = std::fs::metadata(&got)?.len();
+    if length != octets {
+        return Err(format!("{length} octets of {octets}").into());
+    }
+    same(folder.hash("got")? == expected(octets), "what curl got")?;
+
+    let sum: String = folder
+        .hash("got")?
+        .iter()
+        .map(|octet| format!("{octet:02x}"))
+        .collect();
+    let url = format!("http://{OURS}/sum");
+    let said = curl(
+        lab,
+        &[
+            "--upload-file",
+            &got,
+            "--write-out",
+            "%{speed_upload}",
+            &url,
+        ],
+    )?;
+    let (theirs, up) = said.split_once('\n').ok_or("no answer")?;
+    same(theirs == sum, "what the server got")?;
+    figure(format!("down {}, up {}", speed(&down), speed(up)));
+    Ok(())
+}
+
+/// The hash of what `/bytes/N` answers (splitmix64 of each word's position).
+fn expected(octets: u64) -> crate::lab::Hash {
+    let mut hash = Sha256::new();
+    let mut chunk = Vec::with_capacity(1 << 20);
+    let mut at = 0;
+    while at < octets {
+        chunk.clear();
+        while chunk.len() < 1 << 20 && at < octets {
+            let mut mixed = (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let word = (mixed ^ (mixed >> 31)).to_le_bytes();
+            let len = 8.min(octets - at);
+            chunk.extend(&word[..len as usize]);
+            at += len;
+        }
+        hash.update(&chunk);
+    }
+    hash.finalize()
+}
+
+fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
+    let bounded = [
+        "--silent",
+        "--show-error",
+        "--fail",
+        "--noproxy",
+        "*",
+        "--max-time",
+        "100",
+    ];
+    lab.run("curl", &[&bounded, arguments].concat())
+}
+
+/// Captures at the kernel's end until there are enough frames, and keeps asking for more until then.
+fn no_frame_is_malformed(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    let file = folder.file("capture");
+    let interface = lab.interface;
+    let watching = lab.start(
+        "tshark",
+        &["-q", "-i", interface, "-c", FRAMES, "-w", &file],
+    )?;
+    while !watching.has_ended()? {
+        let got = folder.file("got");
+        curl(
+            lab,
+            &["--output", &got, &format!("http://{OURS}/bytes/3000000")],
+        )?;
+        curl(lab, &["--upload-file", &got, &format!("http://{OURS}/sum")])?;
+    }
+    watching.finish()?;
+    let looked_at = lab.run("tshark", &["-r", &file, "-T", "fields", "-e", "ip.len"])?;
+    let bad = "_ws.malformed || tcp.flags.reset == 1 || ip.checksum.status == 0";
+    let check = ["-o", "ip.check_checksum:TRUE", "-r", &file, "-Y", bad];
+    let said = lab.run("tshark", &check)?;
+    if !said.trim().is_empty() {
+        return Err(format!("these should not be there:\n{said}").into());
+    }
+    figure(format!("{} frames looked at", looked_at.lines().count()));
+    same(
+        looked_at.lines().count().to_string() == FRAMES,
+        "the capture",
+    )
+}
