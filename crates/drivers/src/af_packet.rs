@@ -35,9 +35,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use transmit::AfPacketTx;
 
-/// Bytes of a slot of a TPACKET_V2 ring: the longest frame and the kernel's headers before it, in whole pages.
-const SLOT_LEN: u32 = 17 * 4096;
-const _: () = assert!(SLOT_LEN as usize >= MAX_FRAME_LEN + 128);
+/// Longest slot of a TPACKET_V2 ring that may be asked for, in bytes.
+const MAX_SLOT_LEN: usize = 1 << 20;
 
 /// Bytes of a block of a TPACKET_V3 ring. Many blocks of this length leave little of the ring unused, and the kernel
 /// finds the memory for them.
@@ -68,14 +67,19 @@ pub struct AfPacketOptions {
     /// Room for received frames that wait, in bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN`; without it
     /// there is less room. Default 8 MiB.
     pub receive_buffer: usize,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256. Only without
-    /// a ring.
+    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256. For frames
+    /// that are copied from the socket's queue.
     pub rx_pool: usize,
     /// Where received frames wait and are read. Default: [`RxRing::Slots`].
     pub ring: RxRing,
-    /// Length of the ring, in bytes: about 70 KB for each frame of [`RxRing::Slots`], 1 MiB for each block of
-    /// [`RxRing::Blocks`], of which there are at least 4. Default 16 MiB.
+    /// Length of the ring, in bytes: [`slot_bytes`](Self::slot_bytes) for each frame of [`RxRing::Slots`], 1 MiB for each
+    /// block of [`RxRing::Blocks`], of which there are at least 4. Default 16 MiB.
     pub ring_bytes: usize,
+    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. A longer frame, with about 90 bytes
+    /// for the kernel, waits in the socket's queue instead and is copied, in its turn. Default 4096: room for many
+    /// frames of an Ethernet's length, as a window of TCP without merging needs it. 69632 holds merged frames of 64 KB
+    /// in place.
+    pub slot_bytes: usize,
     /// Whether [`Frame::timestamp`](crate::Frame::timestamp) is the network card's, where it has one, instead of the
     /// kernel's. Default: no.
     pub hardware_timestamps: bool,
@@ -86,7 +90,7 @@ pub struct AfPacketOptions {
 #[non_exhaustive]
 pub enum RxRing {
     /// In the socket's queue, from which each is copied by a system call. [`AfPacketOptions::receive_buffer`] and
-    /// [`AfPacketOptions::rx_pool`] are for this.
+    /// [`AfPacketOptions::rx_pool`] are for this, and for frames that are too long for a slot.
     None,
     /// In a mapped ring of slots, one frame each, readable as soon as they come (TPACKET_V2).
     #[default]
@@ -150,6 +154,7 @@ impl Default for AfPacketOptions {
             rx_pool: 256,
             ring: RxRing::default(),
             ring_bytes: 16 << 20,
+            slot_bytes: 4096,
             hardware_timestamps: false,
         }
     }
@@ -207,6 +212,12 @@ impl AfPacketOptions {
     /// Sets [`ring_bytes`](Self::ring_bytes).
     pub fn ring_bytes(mut self, bytes: usize) -> Self {
         self.ring_bytes = bytes;
+        self
+    }
+
+    /// Sets [`slot_bytes`](Self::slot_bytes).
+    pub fn slot_bytes(mut self, bytes: usize) -> Self {
+        self.slot_bytes = bytes;
         self
     }
 
@@ -324,7 +335,13 @@ impl AfPacket {
             )),
             Some(memory) => {
                 let blocks = options.ring == RxRing::Blocks;
-                let ring = RingRx::new(Arc::clone(&link), event, memory, blocks);
+                let ring = RingRx::new(
+                    Arc::clone(&link),
+                    event,
+                    Pool::new(options.rx_pool),
+                    memory,
+                    blocks,
+                );
                 Rx::Ring(ring.map_err(system("watch the ring"))?)
             }
         };
@@ -415,10 +432,17 @@ fn make_ring(
     match options.ring {
         RxRing::None => Ok(None),
         RxRing::Slots => {
-            let slots = units(SLOT_LEN);
+            let page = sys::page_len();
+            let slot = options
+                .slot_bytes
+                .clamp(page, MAX_SLOT_LEN)
+                .next_multiple_of(page);
+            let slots = units(slot as u32);
             sys::packet_version(socket, libc::tpacket_versions::TPACKET_V2 as i32)?;
-            sys::packet_ring_v2(socket, slots, SLOT_LEN)?;
-            PacketMemory::new(socket, slots, SLOT_LEN as usize, false).map(Some)
+            // Any length: all frames that are cut are kept whole in the queue as well.
+            sys::set_packet_option(socket, libc::PACKET_COPY_THRESH, 1)?;
+            sys::packet_ring_v2(socket, slots, slot as u32)?;
+            PacketMemory::new(socket, slots, slot, false).map(Some)
         }
         RxRing::Blocks => {
             let blocks = units(BLOCK_LEN);

@@ -259,8 +259,8 @@ pub struct RxStats {
     pub dropped: u64,
     /// Frames dropped because they were longer than a buffer, or made no sense.
     pub truncated: u64,
-    /// Frames that were copied out of the device's ring when they were claimed: too much of the ring was in use, or a
-    /// VLAN tag had to be put back. Only for devices whose frames lie in a ring.
+    /// Frames that were copied out of the device's ring when they were claimed: too much of the ring was in use, a VLAN
+    /// tag had to be put back, or they were longer than a slot. Only for devices whose frames lie in a ring.
     pub copied: u64,
     /// How often AF_XDP had no chunk to put a frame into.
     pub starved: u64,

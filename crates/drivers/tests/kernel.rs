@@ -206,6 +206,10 @@ fn trials(missing: &Missing) -> Vec<Trial> {
     }
     trials.extend([
         missing.packet(
+            "packet_slots::long_frames_keep_their_turn",
+            long_frames_keep_their_turn,
+        ),
+        missing.packet(
             "packet::flows_stay_with_one_of_several_queues",
             flows_stay_with_one_of_several_queues,
         ),
@@ -1232,6 +1236,38 @@ fn a_full_ring_counts_what_it_drops(ring: RxRing) {
         assert!(Instant::now() < deadline, "{got} {:?}", port.rx.stats());
     }
     assert!(port.rx.stats().dropped > 100, "{:?}", port.rx.stats());
+}
+
+fn long_frames_keep_their_turn() {
+    let veth = Veth::new();
+    for interface in [&veth.left, &veth.right] {
+        ip(&format!("link set {interface} mtu 9000"));
+    }
+    let mut right = veth.open_right();
+    let lens = [60, 4006, 4007, 9014, 1514, 5000, 5000, 60];
+    for (slot, in_place) in [(0, 3990), (12_000, 9014)] {
+        let options = AfPacketOptions::default().slot_bytes(slot);
+        let mut left = veth.open_left_with(options);
+        let sent: Vec<_> = (0..)
+            .zip(lens.iter().cycle().take(80))
+            .map(|(number, &len)| experiment(left.mac, right.mac, number, len))
+            .collect();
+        for frame in &sent {
+            assert_eq!(right.tx.transmit(&[TxFrame::new(frame)]), Ok(1));
+        }
+        let got = left.claim_exactly(sent.len(), |frame| is_experiment(frame));
+        for (got, sent) in got.iter().zip(&sent) {
+            assert_eq!(got.bytes(), sent, "{} bytes", sent.len());
+            assert!(
+                got.is_in_place() || sent.len() > in_place,
+                "{} bytes",
+                sent.len()
+            );
+        }
+        let copied = got.iter().filter(|frame| !frame.is_in_place()).count() as u64;
+        assert_eq!(left.rx.stats().copied, copied);
+        assert_eq!(copied > 0, slot == 0);
+    }
 }
 
 fn flows_stay_with_one_of_several_queues() {

@@ -71,18 +71,9 @@ impl DeviceRx for CopyingRx {
                     }
                 }
             };
-            let fits = (ETHERNET_HEADER_LEN..=buffer.len() - VLAN_TAG_LEN).contains(&received.len);
-            let (Ok(meta), true) = (VnetHeader::from_bytes(&header).rx_meta(), fits) else {
-                self.pool.put(buffer);
+            let Some(frame) = frame(&mut self.pool, buffer, &header, &received) else {
                 self.stats.truncated += 1;
                 continue;
-            };
-            let frame = match received.vlan {
-                None => Frame::from_buffer(buffer, VLAN_TAG_LEN as u16, received.len, meta),
-                Some((protocol, control)) => {
-                    let meta = insert_vlan_tag(&mut buffer, protocol, control, meta);
-                    Frame::from_buffer(buffer, 0, received.len + VLAN_TAG_LEN, meta)
-                }
             };
             self.stats.bytes += frame.len() as u64;
             out.push(frame);
@@ -120,4 +111,26 @@ impl DeviceRx for CopyingRx {
             ..self.stats
         }
     }
+}
+
+/// The frame in a buffer that was filled behind room for a VLAN tag; `None` if it was cut or makes no sense.
+#[inline]
+pub(super) fn frame(
+    pool: &mut Pool,
+    mut buffer: Box<[u8]>,
+    header: &[u8; HEADER_LEN],
+    received: &sys::Received,
+) -> Option<Frame> {
+    let fits = (ETHERNET_HEADER_LEN..=buffer.len() - VLAN_TAG_LEN).contains(&received.len);
+    let (Ok(meta), true) = (VnetHeader::from_bytes(header).rx_meta(), fits) else {
+        pool.put(buffer);
+        return None;
+    };
+    Some(match received.vlan {
+        None => Frame::from_buffer(buffer, VLAN_TAG_LEN as u16, received.len, meta),
+        Some((protocol, control)) => {
+            let meta = insert_vlan_tag(&mut buffer, protocol, control, meta);
+            Frame::from_buffer(buffer, 0, received.len + VLAN_TAG_LEN, meta)
+        }
+    })
 }

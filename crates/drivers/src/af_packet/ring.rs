@@ -9,11 +9,15 @@
 //! 2. When more than three quarters are out, the units of the late frames are copied out: their readers go on in the
 //!    copy without noticing (see [`PacketMemory::detach`]), and the unit goes back.
 //!
-//! Both are counted, in [`RxStats::copied`] and [`RxStats::copied_out`].
+//! A frame that is longer than a slot waits whole in the socket's queue besides; it is copied from there when its slot's
+//! turn comes.
+//!
+//! All are counted, in [`RxStats::copied`] and [`RxStats::copied_out`].
 
-use super::insert_vlan_tag;
+use super::{copying, insert_vlan_tag};
 use crate::fd_event::FdEvent;
 use crate::link::{Link, Reporter};
+use crate::pool::Pool;
 use crate::umem::PacketMemory;
 use crate::vnet::{HEADER_LEN, VnetHeader};
 use crate::{
@@ -32,6 +36,8 @@ pub(super) struct RingRx {
     event: FdEvent,
     /// Tells of each frame once. The socket itself is readable as long as a unit is out.
     edge: OwnedFd,
+    /// Buffers for frames that do not fit a slot.
+    pool: Pool,
     memory: PacketMemory,
     blocks: bool,
     /// Units taken from the kernel, and units given back, since the beginning.
@@ -132,6 +138,7 @@ impl RingRx {
     pub(super) fn new(
         link: Arc<Link>,
         event: FdEvent,
+        pool: Pool,
         memory: PacketMemory,
         blocks: bool,
     ) -> io::Result<Self> {
@@ -141,6 +148,7 @@ impl RingRx {
             reporter: Reporter::new(link),
             event,
             edge,
+            pool,
             memory,
             blocks,
             taken: 0,
@@ -235,6 +243,9 @@ impl RingRx {
             within,
             header,
         } = *found;
+        if header.status & libc::TP_STATUS_COPY != 0 {
+            return self.queued();
+        }
         let (mac, len) = (usize::from(header.mac), header.len as usize);
         if header.snaplen != header.len || len < ETHERNET_HEADER_LEN || mac < HEADER_LEN {
             return None;
@@ -252,6 +263,32 @@ impl RingRx {
         }
         let lent = self.memory.lend(unit, within);
         Some(Frame::from_lent(lent, header.mac, header.len, meta))
+    }
+
+    /// The next frame that did not fit a slot: it is whole in the socket's queue, in the order of the slots.
+    fn queued(&mut self) -> Option<Frame> {
+        let mut header = [0; HEADER_LEN];
+        let mut buffer = self.pool.take();
+        let fd = self.reporter.link().fd();
+        loop {
+            match sys::receive_frame(fd, &mut header, &mut buffer[VLAN_TAG_LEN..]) {
+                Ok(received) => {
+                    self.stats.copied += 1;
+                    return copying::frame(&mut self.pool, buffer, &header, &received);
+                }
+                // An error of the link waits before the frame, and is fetched with this.
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                        self.reporter.link().report_trouble();
+                    }
+                    _ => {
+                        self.pool.put(buffer);
+                        return None;
+                    }
+                },
+            }
+        }
     }
 
     #[cold]
@@ -331,7 +368,7 @@ impl DeviceRx for RingRx {
     }
 
     fn release(&mut self, frames: &mut Vec<Frame>) {
-        frames.clear();
+        self.pool.release(frames);
         self.give_back();
     }
 
@@ -363,6 +400,7 @@ impl DeviceRx for RingRx {
         self.kernel_drops.set(self.kernel_drops.get() + new);
         RxStats {
             dropped: self.kernel_drops.get(),
+            pool_exhausted: self.pool.exhausted(),
             wakes: self.event.wakes(),
             ..self.stats
         }
