@@ -108,6 +108,20 @@ impl Frame {
         }
     }
 
+    /// The frame as one to send on: what is left to be done to it stays so. A checksum that somebody vouched for
+    /// or that is still to be verified stands in the frame.
+    pub fn as_tx(&self) -> TxFrame<'_> {
+        let checksum = match self.meta.checksum {
+            RxChecksum::Partial { start, offset } => TxChecksum::Partial { start, offset },
+            RxChecksum::Verify | RxChecksum::Valid => TxChecksum::Done,
+        };
+        let gso = self.meta.gso;
+        TxFrame {
+            meta: TxMeta { checksum, gso },
+            ..TxFrame::new(self.bytes())
+        }
+    }
+
     /// The frame's bytes, to be changed in place. A frame in a device's ring is copied out of it first, since rings
     /// are read only.
     #[inline]
@@ -298,6 +312,18 @@ impl<'a> TxFrame<'a> {
     /// Whether there are no bytes at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A copy as the receiver of the frame gets it.
+    pub fn to_frame(&self) -> Frame {
+        let mut buffer = zeroed(self.len());
+        self.copy_to(&mut buffer);
+        let checksum = match self.meta.checksum {
+            TxChecksum::Partial { start, offset } => RxChecksum::Partial { start, offset },
+            TxChecksum::Done => RxChecksum::Verify,
+        };
+        let gso = self.meta.gso;
+        Frame::from_buffer(buffer, 0, self.len(), RxMeta { checksum, gso })
     }
 
     /// Copies the frame into the start of `buffer`.

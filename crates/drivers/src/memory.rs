@@ -8,6 +8,7 @@
 mod faults;
 mod manual;
 
+pub(crate) use faults::Wire;
 pub use faults::{FaultStats, Faults};
 pub use manual::{ManualDevice, Script, scripted, scripted_with};
 
@@ -19,7 +20,6 @@ use crate::{
 };
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
-use faults::Wire;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -15,6 +15,11 @@ pub struct Faults {
     pub seed: u64,
     /// Frames that are lost.
     pub loss_ppm: u32,
+    /// Frames that begin a burst of losses, outside of one. Links lose frames in bursts (E. N. Gilbert, *Capacity of a
+    /// burst-noise channel*, 1960).
+    pub burst_ppm: u32,
+    /// How many frames in a row a burst takes, at most; 0 counts as 1. Each length from 1 on is as likely.
+    pub burst_frames: u32,
     /// Frames that arrive twice, the copy right behind.
     pub duplicate_ppm: u32,
     /// Frames that later ones overtake.
@@ -43,6 +48,13 @@ impl Faults {
         self
     }
 
+    /// Sets [`burst_ppm`](Self::burst_ppm) and [`burst_frames`](Self::burst_frames).
+    pub fn bursts(mut self, ppm: u32, frames: u32) -> Self {
+        self.burst_ppm = ppm;
+        self.burst_frames = frames;
+        self
+    }
+
     /// Sets [`duplicate_ppm`](Self::duplicate_ppm).
     pub fn duplicate(mut self, ppm: u32) -> Self {
         self.duplicate_ppm = ppm;
@@ -65,6 +77,7 @@ impl Faults {
     /// Whether nothing ever goes wrong.
     pub fn is_none(&self) -> bool {
         self.loss_ppm == 0
+            && self.burst_ppm == 0
             && self.duplicate_ppm == 0
             && self.reorder_ppm == 0
             && self.corrupt_ppm == 0
@@ -75,8 +88,10 @@ impl Faults {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultStats {
-    /// Lost.
+    /// Lost, in bursts or alone.
     pub lost: u64,
+    /// Bursts of losses that began.
+    pub bursts: u64,
     /// Delivered twice.
     pub duplicated: u64,
     /// Held back so that later ones could overtake.
@@ -87,10 +102,12 @@ pub struct FaultStats {
 
 /// Applies [`Faults`] to frames as the receiver takes them from the queue.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     faults: Faults,
     /// Frames that have come off the queue.
     index: u64,
+    /// Frames before this one are lost: a burst goes on.
+    burst_until: u64,
     /// Frames to deliver before anything else is taken from the queue.
     due: VecDeque<Frame>,
     /// Frames held back, each with the number of frames that may still overtake it.
@@ -107,30 +124,45 @@ enum Choice {
     Distance,
     Corrupt,
     Bit,
+    Burst,
+    BurstLength,
+    Late,
 }
 
 impl Wire {
-    pub(super) fn new(faults: Faults) -> Self {
+    pub(crate) fn new(faults: Faults) -> Self {
         Self {
             faults,
             index: 0,
+            burst_until: 0,
             due: VecDeque::new(),
             held: VecDeque::new(),
             stats: FaultStats::default(),
         }
     }
 
-    pub(super) fn stats(&self) -> FaultStats {
+    pub(crate) fn stats(&self) -> FaultStats {
         self.stats
     }
 
+    /// Nothing goes wrong from now on. What is held back stays so until others overtake it.
+    pub(crate) fn mend(&mut self) {
+        self.faults = Faults::new(self.faults.seed);
+        self.burst_until = 0;
+    }
+
+    /// How late frame `index` is, below or at `most`.
+    pub(crate) fn late(&self, index: u64, most: u64) -> u64 {
+        ((u128::from(self.draw(Choice::Late, index)) * (u128::from(most) + 1)) >> 64) as u64
+    }
+
     /// Whether there is a frame to deliver even if the queue is empty.
-    pub(super) fn holds_frames(&self) -> bool {
+    pub(crate) fn holds_frames(&self) -> bool {
         !self.due.is_empty() || !self.held.is_empty()
     }
 
     /// The next frame to deliver. `pop` takes one from the queue, `buffer` and `recycle` are the receiver's pool.
-    pub(super) fn next(
+    pub(crate) fn next(
         &mut self,
         mut pop: impl FnMut() -> Option<Frame>,
         buffer: impl Fn() -> Box<[u8]>,
@@ -140,38 +172,65 @@ impl Wire {
             if let Some(frame) = self.due.pop_front() {
                 return Some(frame);
             }
-            let Some(mut frame) = pop() else {
-                return self.held.pop_front().map(|(_, frame)| frame);
-            };
-            let index = self.index;
-            self.index += 1;
-            if self.happens(self.faults.loss_ppm, Choice::Loss, index) {
-                self.stats.lost += 1;
-                recycle(frame);
-                continue;
+            match pop() {
+                Some(frame) => self.accept(frame, &buffer, &recycle),
+                None => return self.pop_held(),
             }
-            if self.happens(self.faults.corrupt_ppm, Choice::Corrupt, index) {
-                self.corrupt(&mut frame, index);
-            }
-            if self.happens(self.faults.reorder_ppm, Choice::Reorder, index) {
-                let spread = u64::from(self.faults.reorder_distance.max(1));
-                let distance = 1 + (self.draw(Choice::Distance, index) % spread) as u32;
-                self.stats.reordered += 1;
-                self.held.push_back((distance, frame));
-                continue;
-            }
-            let copy = self
-                .happens(self.faults.duplicate_ppm, Choice::Duplicate, index)
-                .then(|| {
-                    self.stats.duplicated += 1;
-                    let mut copy = buffer();
-                    copy[..frame.len()].copy_from_slice(&frame);
-                    Frame::from_buffer(copy, 0, frame.len(), frame.meta)
-                });
-            self.due.push_back(frame);
-            self.due.extend(copy);
-            self.overtake();
         }
+    }
+
+    /// The next frame that has nothing to wait for.
+    pub(crate) fn pop_due(&mut self) -> Option<Frame> {
+        self.due.pop_front()
+    }
+
+    /// The oldest frame that is held back, overtaken or not.
+    pub(crate) fn pop_held(&mut self) -> Option<Frame> {
+        self.held.pop_front().map(|(_, frame)| frame)
+    }
+
+    /// Decides what becomes of the next frame: nothing, or it and what it lets go are due, or it is held back.
+    pub(crate) fn accept(
+        &mut self,
+        mut frame: Frame,
+        buffer: &impl Fn() -> Box<[u8]>,
+        recycle: &impl Fn(Frame),
+    ) {
+        let index = self.index;
+        self.index += 1;
+        if self.is_lost(index) {
+            self.stats.lost += 1;
+            return recycle(frame);
+        }
+        if self.happens(self.faults.corrupt_ppm, Choice::Corrupt, index) {
+            self.corrupt(&mut frame, index);
+        }
+        if self.happens(self.faults.reorder_ppm, Choice::Reorder, index) {
+            let spread = u64::from(self.faults.reorder_distance.max(1));
+            let distance = 1 + (self.draw(Choice::Distance, index) % spread) as u32;
+            self.stats.reordered += 1;
+            return self.held.push_back((distance, frame));
+        }
+        let copy = self
+            .happens(self.faults.duplicate_ppm, Choice::Duplicate, index)
+            .then(|| {
+                self.stats.duplicated += 1;
+                let mut copy = buffer();
+                copy[..frame.len()].copy_from_slice(&frame);
+                Frame::from_buffer(copy, 0, frame.len(), frame.meta)
+            });
+        self.due.push_back(frame);
+        self.due.extend(copy);
+        self.overtake();
+    }
+
+    fn is_lost(&mut self, index: u64) -> bool {
+        if index >= self.burst_until && self.happens(self.faults.burst_ppm, Choice::Burst, index) {
+            let spread = u64::from(self.faults.burst_frames.max(1));
+            self.burst_until = index + 1 + self.draw(Choice::BurstLength, index) % spread;
+            self.stats.bursts += 1;
+        }
+        index < self.burst_until || self.happens(self.faults.loss_ppm, Choice::Loss, index)
     }
 
     /// One frame has passed those that are held back.
@@ -292,6 +351,20 @@ mod tests {
         near(stats.reordered, 900);
         near(stats.duplicated, 2_200);
         assert_eq!(arrived.len() as u64, 50_000 - stats.lost + stats.duplicated);
+    }
+
+    #[test]
+    fn a_burst_takes_up_to_its_length_in_a_row() {
+        let mut wire = Wire::new(Faults::new(2).bursts(10_000, 8));
+        let arrived = numbers(&deliver(&mut wire, 20_000, 100));
+        let gaps = arrived.windows(2).map(|pair| pair[1] - pair[0] - 1);
+        // Two bursts may follow each other at once.
+        assert!(gaps.clone().all(|gap| gap <= 16));
+        assert!(gaps.filter(|&gap| gap >= 8).count() > 10);
+        let stats = wire.stats();
+        assert!(stats.bursts.abs_diff(190) < 40, "{stats:?}");
+        let mean = stats.lost as f64 / stats.bursts as f64;
+        assert!((4.0..5.0).contains(&mean), "{mean} frames a burst");
     }
 
     #[test]
