@@ -83,6 +83,8 @@ pub(super) struct Congestion {
     phase: Phase,
     /// Duplicate acknowledgments in a row.
     duplicates: u8,
+    /// Octets in flight when the first of them came: without what limited transmit sent.
+    flight: u32,
     growth: Growth,
 }
 
@@ -95,6 +97,7 @@ impl Congestion {
             recover: iss,
             phase: Phase::Open,
             duplicates: 0,
+            flight: 0,
             growth: Growth::Reno { acked: 0 },
         }
     }
@@ -174,6 +177,9 @@ impl Congestion {
         mss: u32,
     ) -> Verdict {
         self.duplicates = self.duplicates.saturating_add(1);
+        if self.duplicates == 1 {
+            self.flight = flight;
+        }
         if self.phase != Phase::Open {
             // Another segment has left the network.
             self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
@@ -183,7 +189,8 @@ impl Congestion {
         if self.duplicates != DUPLICATES || !una.after(self.recover) {
             return Verdict::Carry;
         }
-        self.ssthresh = self.growth.fallen(flight, mss);
+        // RFC 5681 section 3.2, step 2: what limited transmit sent must not be counted.
+        self.ssthresh = self.growth.fallen(self.flight, mss);
         self.recover = max;
         self.cwnd = (self.ssthresh + u32::from(DUPLICATES) * mss).min(WINDOW_MAX);
         self.phase = Phase::Recovery;
@@ -216,6 +223,7 @@ impl Congestion {
             recover,
             phase,
             duplicates,
+            flight,
             growth: Growth::Reno { acked },
         } = self;
         each("congestion.cwnd", u64::from(*cwnd));
@@ -223,6 +231,7 @@ impl Congestion {
         each("congestion.recover", u64::from(recover.0));
         each("congestion.phase", *phase as u64);
         each("congestion.duplicates", u64::from(*duplicates));
+        each("congestion.flight", u64::from(*flight));
         each("congestion.acked", u64::from(*acked));
     }
 }
