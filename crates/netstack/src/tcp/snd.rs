@@ -177,7 +177,10 @@ impl Snd {
             return Allowed { octets, fin };
         }
         let full = usable - usable % mss;
-        let octets = if full == 0 && flight == 0 && usable >= (self.wnd_max / 2).max(1) {
+        // What was sent already was worth a segment then: it does not wait for the window to be so again.
+        let again = self.nxt != self.max;
+        let worth = again || usable >= (self.wnd_max / 2).max(1);
+        let octets = if full == 0 && flight == 0 && worth {
             usable
         } else {
             full

@@ -35,6 +35,8 @@ pub(super) struct Pair {
     delay: Duration,
     /// When, to whom, what; in order of sending.
     flight: Vec<(Instant, usize, Wire)>,
+    /// Which end has answered a segment with a reset after its TIME-WAIT.
+    forgot: [bool; 2],
     /// Octets that each side will write.
     total: [u64; 2],
     iss: [SeqNum; 2],
@@ -52,6 +54,7 @@ impl Pair {
             faults,
             delay: Duration::from_millis(5),
             flight: Vec::new(),
+            forgot: [false; 2],
             total,
             iss,
         }
@@ -223,6 +226,7 @@ impl Pair {
             reset_for(&run[0].1.segment(), flow(side), Mac::default(), &mut cx);
             if let Some(Effect::Transmit(t)) = out.first() {
                 let wire = segments(t)[0].1;
+                self.forgot[side] = true;
                 self.flight.push((now + self.delay, 1 - side, wire));
             }
             return;
@@ -266,13 +270,13 @@ impl Pair {
             assert_eq!(end.seen.len() as u64, total);
             assert!(end.seen.iter().all(|&n| n == 1));
             assert!(end.events.contains(&Event::Established));
-            assert!(
-                end.events.contains(&Event::AllAcknowledged),
-                "{:?}",
-                end.events
-            );
+            // A timeout without measurements may outlast the other end's TIME-WAIT: then a reset is all that
+            // comes for our FIN.
+            let all = end.events.contains(&Event::AllAcknowledged);
+            assert!(all || self.forgot[1 - side], "{:?}", end.events);
             assert!(end.events.contains(&Event::PeerFinished { end: total }));
-            assert_eq!(end.events.len(), 3, "{:?}", end.events);
+            let others = end.events.len() - usize::from(all);
+            assert_eq!(others, 2, "{:?}", end.events);
         }
     }
 }
