@@ -84,6 +84,8 @@ pub mod error;
 pub mod seqnum;
 pub mod stats;
 pub mod tcp;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod time;
 pub mod variants;
 

@@ -1,0 +1,95 @@
+//! A seeded simulation: hosts with stacks of any variant, bad wires, virtual time, one thread.
+//!
+//! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each direction, which
+//! loses, repeats, reorders, damages and delays frames as its [`LinkConfig`] says. Time moves only from one event to the
+//! next. The workers of a replicated stack take their steps in random order, and may stall at every boundary between
+//! two steps. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many and says in one
+//! line how to repeat the one that failed.
+//!
+//! ```
+//! use core::ops::ControlFlow;
+//! use dominoes_drivers::impair::LinkConfig;
+//! use dominoes_drivers::memory::Faults;
+//! use dominoes_netstack::testkit::{HostConfig, Net, Talk, Variant};
+//! use dominoes_netstack::time::Duration;
+//!
+//! let mut net = Net::new(7);
+//! let bad = LinkConfig::default().faults(Faults::new(1).loss(50_000)).delay(core::time::Duration::from_millis(5));
+//! let server = net.add(HostConfig::new(Variant::Replicated(2)))?;
+//! let client = net.add(HostConfig::new(Variant::Single).wires(bad.clone(), bad))?;
+//!
+//! let listener = net.sockets(server).listen(7, 4)?;
+//! let mut connecting = net.sockets(client).begin_connect(net.address_of(server, 7))?;
+//! let (mut ours, mut theirs) = (None, None);
+//! net.run(Duration::from_secs(60), || {
+//!     if theirs.is_none() && let Ok((stream, _)) = listener.try_accept() {
+//!         theirs = Some(Talk::new(stream, 2, 1, 0, 20_000));
+//!     }
+//!     if ours.is_none() && let Some(stream) = connecting.try_finish()? {
+//!         ours = Some(Talk::new(stream, 1, 2, 20_000, 0));
+//!     }
+//!     let talks = [&mut ours, &mut theirs].into_iter().flatten();
+//!     let mut done = 0;
+//!     for talk in talks {
+//!         done += talk.step().expect("what was written is what is read");
+//!     }
+//!     let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
+//!     Ok(if over(&ours) && over(&theirs) { ControlFlow::Break(()) } else { ControlFlow::Continue(done) })
+//! })?;
+//! assert!(theirs.is_some_and(|talk| talk.received() == 20_000));
+//! net.check().expect("the replicas agree");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod cases;
+mod host;
+mod net;
+mod talk;
+
+pub use cases::Cases;
+pub use host::{Host, Stalls, Variant};
+pub use net::{HostConfig, HostId, Net, RunError};
+pub use talk::{Talk, Trouble};
+
+#[doc(no_inline)]
+pub use dominoes_drivers::impair::LinkConfig;
+
+/// A seeded generator: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, *Fast splittable pseudorandom number
+/// generators*, 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The numbers of `seed`.
+    pub const fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// The next number.
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `end`; 0 if there is none.
+    pub const fn below(&mut self, end: u64) -> u64 {
+        ((self.next() as u128 * end as u128) >> 64) as u64
+    }
+
+    /// True `ppm` times in a million.
+    pub const fn chance(&mut self, ppm: u32) -> bool {
+        self.below(1_000_000) < ppm as u64
+    }
+
+    /// A generator whose numbers have nothing to do with those of this one.
+    pub const fn fork(&mut self) -> Rng {
+        Rng(mix(self.next() ^ 0x5851_f42d_4c95_7f2d))
+    }
+}
+
+/// The finalizer of SplitMix64.
+const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,352 @@
+//! Hosts on a switch, each behind two wires, and the clock that they share.
+
+use core::fmt;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::ops::ControlFlow;
+
+use dominoes_drivers::Frame;
+use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
+
+use super::host::{Host, Stalls, Variant};
+use super::{Rng, mix};
+use crate::config::Limits;
+use crate::error::{ConfigError, SocketError};
+use crate::socket::Sockets;
+use crate::time::{Duration, Instant};
+use crate::variants::Setup;
+
+/// Rounds at one moment before the net counts as spinning.
+const SPINNING: usize = 1_000_000;
+
+/// A host that a [`Net`] is to have.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HostConfig {
+    /// How its stack is run.
+    pub variant: Variant,
+    /// The bounds of its stack.
+    pub limits: Limits,
+    /// How its workers stand still. Default: never.
+    pub stalls: Stalls,
+    /// What its frames meet on their way to the switch. The seed comes from the net.
+    pub up: LinkConfig,
+    /// What frames for it meet on their way from the switch. The seed comes from the net.
+    pub down: LinkConfig,
+}
+
+impl HostConfig {
+    /// Default bounds, perfect wires.
+    pub fn new(variant: Variant) -> Self {
+        HostConfig {
+            variant,
+            limits: Limits::default(),
+            stalls: Stalls::default(),
+            up: LinkConfig::default(),
+            down: LinkConfig::default(),
+        }
+    }
+
+    /// Sets [`limits`](Self::limits).
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets [`stalls`](Self::stalls).
+    pub fn stalls(mut self, stalls: Stalls) -> Self {
+        self.stalls = stalls;
+        self
+    }
+
+    /// Sets [`up`](Self::up) and [`down`](Self::down).
+    pub fn wires(mut self, up: LinkConfig, down: LinkConfig) -> Self {
+        self.up = up;
+        self.down = down;
+        self
+    }
+}
+
+/// Names a host of a [`Net`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostId(usize);
+
+/// Why [`Net::run`] ended before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The time is over and the applications are not.
+    OutOfTime,
+    /// Nothing will ever happen again, and the applications are not over.
+    Stuck,
+    /// A socket call of the applications failed.
+    Socket(SocketError),
+}
+
+impl From<SocketError> for RunError {
+    fn from(error: SocketError) -> Self {
+        RunError::Socket(error)
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::OutOfTime => f.write_str("the time is over and the applications are not"),
+            RunError::Stuck => f.write_str("nothing will ever happen again"),
+            RunError::Socket(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+struct Station {
+    host: Host,
+    address: Ipv4Addr,
+    up: Link,
+    down: Link,
+}
+
+/// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is 10.0.0.`i`/24.
+pub struct Net {
+    now: Instant,
+    seed: u64,
+    rng: Rng,
+    stations: Vec<Station>,
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Net")
+            .field("seed", &self.seed)
+            .field("now", &self.now)
+            .field("hosts", &self.stations.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Net {
+    /// Without hosts. Every choice in it comes from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Net {
+            now: Instant::ZERO,
+            seed,
+            rng: Rng::new(seed),
+            stations: Vec::new(),
+        }
+    }
+
+    /// One more host, at most 254.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn add(&mut self, config: HostConfig) -> Result<HostId, ConfigError> {
+        let index = self.stations.len();
+        let Some(number) = u8::try_from(index + 1).ok().filter(|&number| number < 255) else {
+            return Err(ConfigError::OutOfRange {
+                field: "hosts",
+                value: index as u64 + 1,
+                allowed: "1 to 254",
+            });
+        };
+        let address = Ipv4Addr::new(10, 0, 0, number);
+        let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
+        setup.limits = config.limits;
+        let mut host = Host::new(config.variant, setup, self.rng.next())?;
+        host.set_stalls(config.stalls);
+        self.stations.push(Station {
+            host,
+            address,
+            up: Link::new(config.up.seed(self.rng.next())),
+            down: Link::new(config.down.seed(self.rng.next())),
+        });
+        Ok(HostId(index))
+    }
+
+    /// The time.
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// A host.
+    pub fn host(&mut self, id: HostId) -> &mut Host {
+        &mut self.stations[id.0].host
+    }
+
+    /// The sockets of a host.
+    pub fn sockets(&self, id: HostId) -> &Sockets {
+        self.stations[id.0].host.sockets()
+    }
+
+    /// A port of a host.
+    pub fn address_of(&self, id: HostId, port: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(self.stations[id.0].address, port)
+    }
+
+    /// What the wires of a host did, to the switch and from it.
+    pub fn link_stats(&self, id: HostId) -> [LinkStats; 2] {
+        let station = &self.stations[id.0];
+        [station.up.stats(), station.down.stats()]
+    }
+
+    /// From now on no wire does harm and no worker stands still; delays and rates stay.
+    pub fn mend(&mut self) {
+        for station in &mut self.stations {
+            station.up.mend();
+            station.down.mend();
+            station.host.set_stalls(Stalls::default());
+        }
+    }
+
+    /// Everything that happens at this moment. Returns how much that was.
+    ///
+    /// # Panics
+    /// If it does not come to an end.
+    pub fn settle(&mut self) -> usize {
+        let mut all = 0;
+        for _ in 0..SPINNING {
+            let mut done = 0;
+            let now = span(self.now);
+            // Who goes first is nobody's right.
+            let first = self.rng.below(self.stations.len() as u64) as usize;
+            for i in 0..self.stations.len() {
+                let index = (first + i) % self.stations.len();
+                let station = &mut self.stations[index];
+                while let Some(frame) = station.down.take(now) {
+                    station.host.inject(frame.to_vec());
+                    done += 1;
+                }
+                done += station.host.turn(self.now);
+                for frame in station.host.take_sent() {
+                    station.up.offer(now, Frame::from_bytes(&frame));
+                    done += 1;
+                }
+                while let Some(frame) = self.stations[index].up.take(now) {
+                    self.forward(index, &frame);
+                    done += 1;
+                }
+            }
+            if done == 0 {
+                return all;
+            }
+            all += done;
+        }
+        panic!(
+            "seed {:#x}: the net spins at {} ns",
+            self.seed,
+            self.now.as_nanos()
+        );
+    }
+
+    /// As a switch does that knows all addresses.
+    fn forward(&mut self, from: usize, frame: &Frame) {
+        let now = span(self.now);
+        for (index, station) in self.stations.iter_mut().enumerate() {
+            let mac = Host::mac_of(station.address);
+            let to = frame.get(..6);
+            if index != from && (to == Some(&mac) || to == Some(&[0xff; 6])) {
+                station.down.offer(now, frame.clone());
+            }
+        }
+    }
+
+    /// When something happens next by itself; [`Instant::NEVER`]: not at all.
+    pub fn next_event(&mut self) -> Instant {
+        let mut next = Instant::NEVER;
+        for station in &mut self.stations {
+            next = next.min(station.host.next_event(self.now));
+            for arrival in [station.up.next_arrival(), station.down.next_arrival()] {
+                let at = arrival.map_or(Instant::NEVER, |at| {
+                    Instant::from_nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
+                });
+                next = next.min(at);
+            }
+        }
+        next.max(self.now)
+    }
+
+    /// Lets time pass to the next event, or to `limit` if that is earlier. Returns whether it was an event.
+    pub fn advance(&mut self, limit: Instant) -> bool {
+        let next = self.next_event();
+        let event = next <= limit && next != Instant::NEVER;
+        self.now = self.now.max(next.min(limit));
+        event
+    }
+
+    /// Runs until the applications are over, for `time` at most. `apps` does what applications can do at this moment
+    /// and says how much that was, or that all is over.
+    ///
+    /// # Errors
+    /// As `apps` does, or if it is not over in time.
+    pub fn run(
+        &mut self,
+        time: Duration,
+        mut apps: impl FnMut() -> Result<ControlFlow<(), usize>, SocketError>,
+    ) -> Result<(), RunError> {
+        let limit = self.now + time;
+        loop {
+            self.settle();
+            match apps()? {
+                ControlFlow::Break(()) => return Ok(()),
+                ControlFlow::Continue(0) => {}
+                ControlFlow::Continue(_) => continue,
+            }
+            // Something may have been asked of a stack even though nothing was done.
+            if self.settle() > 0 {
+                continue;
+            }
+            if !self.advance(limit) {
+                let silent = self.next_event() == Instant::NEVER;
+                return Err(if silent {
+                    RunError::Stuck
+                } else {
+                    RunError::OutOfTime
+                });
+            }
+        }
+    }
+
+    /// Lets `time` pass without applications.
+    pub fn pass(&mut self, time: Duration) {
+        let limit = self.now + time;
+        loop {
+            self.settle();
+            if !self.advance(limit) {
+                self.settle();
+                return;
+            }
+        }
+    }
+
+    /// As [`Host::check`], for every host.
+    ///
+    /// # Errors
+    /// Which host, and what differs.
+    pub fn check(&mut self) -> Result<usize, String> {
+        let mut compared = 0;
+        for station in &mut self.stations {
+            let checked = station.host.check();
+            compared += checked.map_err(|what| format!("{}: {what}", station.address))?;
+        }
+        Ok(compared)
+    }
+
+    /// A number that differs when anything that the wires carried differed, or the time it took.
+    pub fn fingerprint(&mut self) -> u64 {
+        let mut all = mix(self.now.as_nanos());
+        for station in &mut self.stations {
+            let [up, down] = [station.up.stats(), station.down.stats()];
+            for count in [up.offered, up.delivered, down.offered, down.delivered] {
+                all = mix(all ^ count);
+            }
+            for replica in station.host.replicas() {
+                all = mix(all ^ replica.fingerprint());
+            }
+        }
+        all
+    }
+}
+
+fn span(at: Instant) -> core::time::Duration {
+    core::time::Duration::from_nanos(at.as_nanos())
+}
