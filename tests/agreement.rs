@@ -20,7 +20,7 @@ mod faults;
 mod peer;
 mod plan;
 mod queues;
-mod segment;
+pub(crate) mod segment;
 mod stack;
 mod watch;
 mod wire;

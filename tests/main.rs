@@ -1,6 +1,8 @@
 //! Tests of the whole stack that need no privileges.
 
 mod agreement;
+mod conformance;
 mod layering;
+mod simulation;
 mod stall;
 mod support;

@@ -137,6 +137,11 @@ impl Segment {
                         (2, [a, b]) => self.mss = Some(u16::from_be_bytes([*a, *b])),
                         (3, [shift]) => self.scale = Some(*shift),
                         (4, []) => self.sack_permitted = true,
+                        (5, blocks) => {
+                            let edge = |b: &[u8]| u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
+                            let blocks = blocks.chunks_exact(8);
+                            self.sack = blocks.map(|b| (edge(b), edge(&b[4..]))).collect();
+                        }
                         (8, [a, b, c, d, e, f, g, h]) => {
                             self.timestamps = Some((
                                 u32::from_be_bytes([*a, *b, *c, *d]),

@@ -1,0 +1,776 @@
+//! Plays the peer and the application of a script.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_netstack::testkit::{Host, Stalls, Variant};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Connecting, SocketError, TcpListener, TcpStream};
+
+use super::script::Script;
+use crate::agreement::segment::{self, ACK, FAR, FIN, PSH, RST, STACK, SYN, Segment};
+
+const URG: u8 = 0x20;
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
+const FLAGS: [(&str, u8); 8] = [
+    ("FIN", FIN),
+    ("SYN", SYN),
+    ("RST", RST),
+    ("PSH", PSH),
+    ("ACK", ACK),
+    ("URG", URG),
+    ("ECE", ECE),
+    ("CWR", CWR),
+];
+const PEER_MAC: [u8; 6] = [2, 0, 10, 0, 0, 2];
+/// Where the stack listens, where the peer connects from, and where it listens.
+const PORT: u16 = 7;
+const PEER_PORT: u16 = 40_000;
+const PEER_LISTENS: u16 = 9;
+/// A window that is in nobody's way.
+const WIDE: u16 = 60_000;
+
+/// Octet `offset` of a stream.
+fn pattern(offset: u32) -> u8 {
+    (offset.wrapping_mul(2_654_435_761) >> 13) as u8
+}
+
+fn text(offset: u32, len: usize) -> Vec<u8> {
+    (0..len as u32)
+        .map(|i| pattern(offset.wrapping_add(i)))
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+enum Sent {
+    Tcp(Segment),
+    ArpRequest,
+    ArpReply,
+    EchoReply { id: u16, len: usize },
+    Other(Vec<u8>),
+}
+
+struct Runner {
+    host: Host,
+    now: Instant,
+    /// When the last step ended.
+    since: Instant,
+    sent: VecDeque<(Instant, Sent)>,
+    irs: u32,
+    iss: Option<u32>,
+    /// Peer's and stack's port.
+    ports: (u16, u16),
+    /// TSval of the newest segment of the stack.
+    echo: u32,
+    answers_arp: bool,
+    listener: Option<TcpListener>,
+    connecting: Option<Connecting>,
+    stream: Option<TcpStream>,
+    read: u32,
+    written: u32,
+    log: String,
+}
+
+/// Runs a script; an error says at which step, and what came instead.
+pub(crate) fn run(
+    script: &Script,
+    variant: Variant,
+    seed: u64,
+    verbose: bool,
+) -> Result<(), String> {
+    let mut setup = Setup::new(STACK.into(), 24, [seed, 2]);
+    for (name, &value) in &script.limits {
+        let limits = &mut setup.limits;
+        match name.as_str() {
+            "connections" => limits.connections = value,
+            "receive_buffer" => limits.receive_buffer = value,
+            "send_buffer" => limits.send_buffer = value,
+            "tx_slots" => limits.tx_slots = value,
+            "mtu" => limits.mtu = value as u16,
+            _ => return Err(format!("there is no limit `{name}`")),
+        }
+    }
+    let host = Host::new(variant, setup, seed).map_err(|error| error.to_string())?;
+    let mut runner = Runner {
+        host,
+        now: Instant::from_millis(1_000),
+        since: Instant::from_millis(1_000),
+        sent: VecDeque::new(),
+        irs: script.irs,
+        iss: None,
+        ports: (PEER_PORT, PORT),
+        echo: 0,
+        answers_arp: true,
+        listener: None,
+        connecting: None,
+        stream: None,
+        read: 0,
+        written: 0,
+        log: String::new(),
+    };
+    runner.host.set_stalls(Stalls::default());
+    let result = runner.play(script);
+    if verbose {
+        println!("{} [{variant}]\n{}", script.name, runner.log);
+    }
+    result
+}
+
+impl Runner {
+    fn play(&mut self, script: &Script) -> Result<(), String> {
+        for (place, line) in &script.steps {
+            let _ = writeln!(self.log, "{:>12.6}  {line}", seconds(self.now));
+            self.step(line)
+                .map_err(|what| format!("{place}, `{line}`: {what}"))?;
+            self.since = self.now;
+        }
+        self.settle();
+        if let Some((_, sent)) = self.sent.front() {
+            return Err(format!("at the end, {} came besides", self.show(sent)));
+        }
+        self.host.check().map(|_| ())
+    }
+
+    fn step(&mut self, line: &str) -> Result<(), String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match *words.as_slice() {
+            ["listen"] => self.listen(PORT),
+            ["unlisten"] => {
+                self.listener = None;
+                Ok(())
+            }
+            ["connect"] => {
+                self.ports = (PEER_LISTENS, 0);
+                let to = SocketAddrV4::new(Ipv4Addr::from(FAR), PEER_LISTENS);
+                self.connecting = Some(self.host.sockets().begin_connect(to).map_err(text_of)?);
+                Ok(())
+            }
+            ["connected"] => {
+                self.settle();
+                let connecting = self.connecting.as_mut().ok_or("nothing is being opened")?;
+                match connecting.try_finish() {
+                    Ok(Some(stream)) => {
+                        self.stream = Some(stream);
+                        Ok(())
+                    }
+                    Ok(None) => Err("not yet".to_owned()),
+                    Err(error) => Err(text_of(error)),
+                }
+            }
+            ["connect-error", error] => {
+                self.settle();
+                let connecting = self.connecting.as_mut().ok_or("nothing is being opened")?;
+                match connecting.try_finish() {
+                    Ok(Some(_)) => Err("it succeeded".to_owned()),
+                    Ok(None) => Err("nothing has happened yet".to_owned()),
+                    Err(is) => same(&format!("{is:?}"), error),
+                }
+            }
+            ["give-up"] => {
+                self.connecting = None;
+                Ok(())
+            }
+            ["accept", ref rest @ ..] => self.accept(rest),
+            ["write", ref rest @ ..] => self.write(rest),
+            ["read", ref rest @ ..] => self.read(rest),
+            ["shutdown"] => {
+                self.stream()?.shutdown_write();
+                Ok(())
+            }
+            ["close"] => {
+                self.stream()?;
+                self.stream = None;
+                Ok(())
+            }
+            ["abort"] => {
+                let stream = self.stream.take().ok_or("there is no connection")?;
+                stream.abort();
+                Ok(())
+            }
+            ["wait", time] => {
+                self.settle();
+                self.wait_until(self.now + span(time)?);
+                Ok(())
+            }
+            ["drain"] => {
+                self.settle();
+                self.sent.clear();
+                Ok(())
+            }
+            ["state", state] => {
+                self.settle();
+                same(&self.state(), state)
+            }
+            ["arp", "manual"] => {
+                self.answers_arp = false;
+                Ok(())
+            }
+            ["<", "arp", "request"] => self.inject(segment::arp(PEER_MAC, false)),
+            ["<", "arp", "reply"] => self.inject(segment::arp(PEER_MAC, true)),
+            [">", "arp", what, ref rest @ ..] => {
+                let sent = self.next_sent(rest)?;
+                match (what, &sent) {
+                    ("request", Sent::ArpRequest) | ("reply", Sent::ArpReply) => Ok(()),
+                    _ => Err(format!("{} came instead", self.show(&sent))),
+                }
+            }
+            ["<", "echo", ref rest @ ..] => self.echo(rest),
+            [">", "echo-reply", ref rest @ ..] => self.expect_echo(rest),
+            [">", "nothing", ref rest @ ..] => {
+                self.settle();
+                if let [time] = *rest {
+                    self.wait_until(self.now + span(time)?);
+                }
+                match self.sent.front() {
+                    None => Ok(()),
+                    Some((_, sent)) => Err(format!("{} came", self.show(sent))),
+                }
+            }
+            [">", "text", range, ref rest @ ..] => self.expect_text(range, rest),
+            ["<", flags, ref rest @ ..] => self.inject_segment(flags, rest),
+            [">", flags, ref rest @ ..] => self.expect_segment(flags, rest),
+            _ => Err("there is no such step".to_owned()),
+        }
+    }
+
+    // Time and frames.
+
+    fn settle(&mut self) {
+        loop {
+            self.host.turn(self.now);
+            let sent = self.host.take_sent();
+            if sent.is_empty() {
+                return;
+            }
+            for frame in sent {
+                let sent = self.parse(&frame);
+                if matches!(sent, Sent::ArpRequest) && self.answers_arp {
+                    self.host.inject(to_stack(segment::arp(PEER_MAC, true)));
+                    continue;
+                }
+                let shown = self.show(&sent);
+                let _ = writeln!(self.log, "{:>12.6}      sent {shown}", seconds(self.now));
+                self.sent.push_back((self.now, sent));
+            }
+        }
+    }
+
+    fn wait_until(&mut self, until: Instant) {
+        while self.now < until {
+            self.now = self.host.next_event(self.now).min(until);
+            self.settle();
+        }
+    }
+
+    fn parse(&mut self, frame: &[u8]) -> Sent {
+        if segment::asks_for_us(frame) {
+            return Sent::ArpRequest;
+        }
+        if frame.len() >= 42 && frame[12..14] == [8, 6] {
+            let good = frame[..6] == PEER_MAC && frame[20..22] == [0, 2] && frame[28..32] == STACK;
+            return if good {
+                Sent::ArpReply
+            } else {
+                Sent::Other(frame.to_vec())
+            };
+        }
+        if let Some(len) = echo_reply(frame) {
+            let id = u16::from_be_bytes([frame[38], frame[39]]);
+            return Sent::EchoReply { id, len };
+        }
+        let Some(segment) = Segment::read(frame) else {
+            return Sent::Other(frame.to_vec());
+        };
+        if segment.has(SYN) {
+            self.iss = Some(segment.seq);
+            if self.ports.1 == 0 {
+                self.ports.1 = segment.src_port;
+            }
+        }
+        if let Some((value, _)) = segment.timestamps {
+            self.echo = value;
+        }
+        Sent::Tcp(segment)
+    }
+
+    fn inject(&mut self, frame: Vec<u8>) -> Result<(), String> {
+        self.settle();
+        self.host.inject(to_stack(frame));
+        self.settle();
+        Ok(())
+    }
+
+    /// The next frame of the stack, if it comes when `times` says.
+    fn next_sent(&mut self, times: &[&str]) -> Result<Sent, String> {
+        self.settle();
+        let (mut earliest, mut latest) = (Instant::ZERO, self.now);
+        for word in times {
+            match word.split_once('=') {
+                Some(("within", time)) => latest = self.since + span(time)?,
+                Some(("after", times)) => {
+                    let (first, last) = times.split_once("..").ok_or("write after=1s..2s")?;
+                    earliest = self.since + span(first)?;
+                    latest = self.since + span(last)?;
+                }
+                _ => return Err(format!("`{word}` means nothing here")),
+            }
+        }
+        while self.sent.is_empty() && self.now < latest {
+            self.now = self.host.next_event(self.now).min(latest);
+            self.settle();
+        }
+        let Some((at, sent)) = self.sent.pop_front() else {
+            return Err("nothing came".to_owned());
+        };
+        if at < earliest {
+            let shown = self.show(&sent);
+            return Err(format!("{shown} came {:?} too early", earliest.since(at)));
+        }
+        Ok(sent)
+    }
+
+    // Segments.
+
+    fn inject_segment(&mut self, flags: &str, fields: &[&str]) -> Result<(), String> {
+        self.settle();
+        let mut segment = Segment {
+            src_port: self.ports.0,
+            dst_port: self.ports.1,
+            wnd: WIDE,
+            flags: flags_of(flags)?,
+            ..Segment::default()
+        };
+        let iss = self.iss.unwrap_or(0);
+        let (mut seq, mut len, mut bad, mut urgent) = (0, 0, false, 0_u16);
+        for field in fields {
+            let (name, value) = field.split_once('=').unwrap_or((field, ""));
+            match name {
+                "seq" => seq = number(value)? as u32,
+                "ack" => segment.ack = iss.wrapping_add(number(value)? as u32),
+                "win" => segment.wnd = number(value)? as u16,
+                "len" => len = number(value)? as usize,
+                "mss" => segment.mss = Some(number(value)? as u16),
+                "wscale" => segment.scale = Some(number(value)? as u8),
+                "sackok" => segment.sack_permitted = true,
+                "ts" => {
+                    let (value, echo) = value.split_once('/').ok_or("write ts=value/echo")?;
+                    let echo = match echo {
+                        "last" => self.echo,
+                        echo => number(echo)? as u32,
+                    };
+                    segment.timestamps = Some((number(value)? as u32, echo));
+                }
+                "sack" => {
+                    for block in value.split(',') {
+                        let (left, right) = block.split_once('-').ok_or("write sack=1-2,3-4")?;
+                        segment.sack.push((
+                            iss.wrapping_add(number(left)? as u32),
+                            iss.wrapping_add(number(right)? as u32),
+                        ));
+                    }
+                }
+                "urg" => urgent = number(value)? as u16,
+                "srcport" => segment.src_port = number(value)? as u16,
+                "port" => segment.dst_port = number(value)? as u16,
+                "bad-checksum" => bad = true,
+                _ => return Err(format!("`{field}` is no field")),
+            }
+        }
+        segment.seq = self.irs.wrapping_add(seq);
+        // Text begins behind a SYN; offset 0 is the octet of sequence number 1.
+        let first = seq.wrapping_add(u32::from(segment.has(SYN)));
+        segment.payload = text(first.wrapping_sub(1), len);
+        let mut frame = segment.frame(PEER_MAC);
+        if urgent > 0 {
+            patch(&mut frame, segment::LOWER + 18, urgent);
+        }
+        if bad {
+            frame[segment::LOWER + 16] ^= 0x55;
+        }
+        self.inject(frame)
+    }
+
+    fn expect_segment(&mut self, flags: &str, fields: &[&str]) -> Result<(), String> {
+        let is_time = |field: &&&str| field.starts_with("within=") || field.starts_with("after=");
+        let times: Vec<&str> = fields.iter().filter(is_time).copied().collect();
+        let sent = self.next_sent(&times)?;
+        let shown = self.show(&sent);
+        let instead = |what: String| format!("{what}: {shown} came");
+        let Sent::Tcp(segment) = sent else {
+            return Err(format!("{shown} came instead"));
+        };
+        let mut right = false;
+        for wanted in flags.split('|') {
+            let wanted = flags_of(wanted)?;
+            let ignored = if wanted & PSH == 0 { PSH } else { 0 };
+            right |= segment.flags & !ignored == wanted;
+        }
+        if !right {
+            return Err(instead("other flags".to_owned()));
+        }
+        let (irs, iss) = (self.irs, self.iss.unwrap_or(0));
+        let seq = segment.seq.wrapping_sub(iss);
+        for field in fields {
+            if is_time(&field) {
+                continue;
+            }
+            let at_least = field.split_once(">=");
+            let (name, value) = at_least.or(field.split_once('=')).unwrap_or((field, ""));
+            let is: i64 = match name {
+                "seq" => i64::from(seq),
+                "ack" => i64::from(segment.ack.wrapping_sub(irs)),
+                "win" => i64::from(segment.wnd),
+                "len" => segment.payload.len() as i64,
+                "mss" => segment.mss.map_or(-1, i64::from),
+                "wscale" => segment.scale.map_or(-1, i64::from),
+                "sackok" if segment.sack_permitted => continue,
+                "ts" if value.is_empty() && segment.timestamps.is_some() => continue,
+                "tsecr" => segment.timestamps.map_or(-1, |(_, echo)| i64::from(echo)),
+                "no-ts" if segment.timestamps.is_none() => continue,
+                "no-sackok" if !segment.sack_permitted => continue,
+                "no-wscale" if segment.scale.is_none() => continue,
+                "sack" => {
+                    let edge = |edge: u32| edge.wrapping_sub(irs).to_string();
+                    let blocks = segment.sack.iter();
+                    let blocks: Vec<_> = blocks
+                        .map(|(left, right)| format!("{}-{}", edge(*left), edge(*right)))
+                        .collect();
+                    if blocks.join(",") == value {
+                        continue;
+                    }
+                    return Err(instead(format!("SACK blocks are `{}`", blocks.join(","))));
+                }
+                "sackok" | "ts" | "no-ts" | "no-sackok" | "no-wscale" => {
+                    return Err(instead(format!("not {field}")));
+                }
+                _ => return Err(format!("`{field}` is no field")),
+            };
+            let wanted = number(value)?;
+            if at_least.is_some() && is < wanted || at_least.is_none() && is != wanted {
+                return Err(instead(format!("{name} is {is}, not {value}")));
+            }
+        }
+        let first = seq.wrapping_add(u32::from(segment.has(SYN)));
+        if segment.payload != text(first.wrapping_sub(1), segment.payload.len()) {
+            return Err(instead("wrong text".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Segments that carry exactly the octets of a range, in order.
+    fn expect_text(&mut self, range: &str, times: &[&str]) -> Result<(), String> {
+        let (from, to) = range.split_once("..").ok_or("write 1..1001")?;
+        let (mut at, to) = (number(from)?, number(to)?);
+        let mut times = times;
+        while at < to {
+            let sent = self.next_sent(times);
+            times = &[];
+            let sent = sent.map_err(|what| format!("at {at}: {what}"))?;
+            let shown = self.show(&sent);
+            let Sent::Tcp(segment) = sent else {
+                return Err(format!("at {at}: {shown} came instead"));
+            };
+            let seq = segment.seq.wrapping_sub(self.iss.unwrap_or(0));
+            let right = segment.flags & !PSH == ACK
+                && i64::from(seq) == at
+                && !segment.payload.is_empty()
+                && segment.payload == text(seq.wrapping_sub(1), segment.payload.len());
+            at += segment.payload.len() as i64;
+            if !right || at > to {
+                return Err(format!("{shown} came instead"));
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&self, sent: &Sent) -> String {
+        let segment = match sent {
+            Sent::Tcp(segment) => segment,
+            Sent::Other(frame) => return format!("{frame:02x?}"),
+            known => return format!("{known:?}"),
+        };
+        let names = FLAGS.iter().filter(|(_, bit)| segment.flags & bit != 0);
+        let names: Vec<_> = names.map(|(name, _)| *name).collect();
+        let mut shown = format!(
+            "{} seq={} ack={} win={} len={}",
+            names.join("-"),
+            segment.seq.wrapping_sub(self.iss.unwrap_or(0)),
+            segment.ack.wrapping_sub(self.irs),
+            segment.wnd,
+            segment.payload.len()
+        );
+        if let Some((value, echo)) = segment.timestamps {
+            let _ = write!(shown, " ts={value}/{echo}");
+        }
+        shown
+    }
+
+    // The application.
+
+    fn listen(&mut self, port: u16) -> Result<(), String> {
+        self.listener = Some(self.host.sockets().listen(port, 4).map_err(text_of)?);
+        self.settle();
+        Ok(())
+    }
+
+    fn accept(&mut self, rest: &[&str]) -> Result<(), String> {
+        self.settle();
+        let listener = self.listener.as_ref().ok_or("nobody listens")?;
+        match (listener.try_accept(), rest) {
+            (Ok((stream, _)), []) => {
+                self.stream = Some(stream);
+                (self.read, self.written) = (0, 0);
+                Ok(())
+            }
+            (Ok(_), _) => Err("there is a connection".to_owned()),
+            (Err(SocketError::WouldBlock), ["none"]) => Ok(()),
+            (Err(error), _) => Err(text_of(error)),
+        }
+    }
+
+    fn stream(&mut self) -> Result<&mut TcpStream, String> {
+        self.settle();
+        self.stream
+            .as_mut()
+            .ok_or_else(|| "there is no connection".to_owned())
+    }
+
+    fn write(&mut self, rest: &[&str]) -> Result<(), String> {
+        let written = self.written;
+        let stream = self.stream()?;
+        match *rest {
+            ["error", error] => match stream.try_write(&[0]) {
+                Ok(_) => Err("it was written".to_owned()),
+                Err(is) => same(&format!("{is:?}"), error),
+            },
+            ["none"] => match stream.try_write(&[pattern(written)]) {
+                Ok(_) => Err("it was written".to_owned()),
+                Err(is) => same(&format!("{is:?}"), "WouldBlock"),
+            },
+            [len] => {
+                let len = number(len)? as usize;
+                let octets = text(written, len);
+                let mut done = 0;
+                while done < len {
+                    done += stream
+                        .try_write(&octets[done..])
+                        .map_err(|error| format!("{error:?} after {done} octets"))?;
+                }
+                self.written += len as u32;
+                self.settle();
+                Ok(())
+            }
+            _ => Err("write how many?".to_owned()),
+        }
+    }
+
+    fn read(&mut self, rest: &[&str]) -> Result<(), String> {
+        let read = self.read;
+        let stream = self.stream()?;
+        let mut buffer = vec![0; 1 << 16];
+        match *rest {
+            ["none"] => match stream.try_read(&mut buffer) {
+                Ok(len) => Err(format!("there were {len} octets")),
+                Err(is) => same(&format!("{is:?}"), "WouldBlock"),
+            },
+            ["eof"] => match stream.try_read(&mut buffer) {
+                Ok(0) => Ok(()),
+                Ok(len) => Err(format!("there were {len} octets")),
+                Err(is) => Err(format!("{is:?}")),
+            },
+            ["error", error] => match stream.try_read(&mut buffer) {
+                Ok(len) => Err(format!("there were {len} octets")),
+                Err(is) => same(&format!("{is:?}"), error),
+            },
+            [len] => {
+                let len = number(len)? as usize;
+                let mut got: Vec<u8> = Vec::new();
+                while got.len() < len {
+                    let most = (len - got.len()).min(buffer.len());
+                    match stream.try_read(&mut buffer[..most]) {
+                        Ok(0) => return Err(format!("the end came after {}", got.len())),
+                        Ok(more) => got.extend(&buffer[..more]),
+                        Err(error) => {
+                            return Err(format!("{error:?} after {} octets", got.len()));
+                        }
+                    }
+                }
+                if got != text(read, len) {
+                    return Err("other octets than were sent".to_owned());
+                }
+                self.read += len as u32;
+                self.settle();
+                Ok(())
+            }
+            _ => Err("read how many?".to_owned()),
+        }
+    }
+
+    /// The state of the connection with the peer's port, by the RFC's name.
+    fn state(&mut self) -> String {
+        let ports = self.ports;
+        let replicas = self.host.replicas();
+        let mut tcbs = replicas[0].connections().map(|(_, tcb)| tcb);
+        let tcb = tcbs.find(|tcb| {
+            let flow = tcb.flow();
+            flow.remote.port() == ports.0 && (ports.1 == 0 || flow.local.port() == ports.1)
+        });
+        let name = tcb.map_or("Closed".to_owned(), |tcb| format!("{:?}", tcb.state()));
+        let mut shown = String::new();
+        for (at, c) in name.char_indices() {
+            if at > 0 && (c.is_ascii_uppercase() || c.is_ascii_digit()) {
+                shown.push('-');
+            }
+            shown.push(c.to_ascii_uppercase());
+        }
+        shown
+    }
+
+    // ICMP.
+
+    fn echo(&mut self, fields: &[&str]) -> Result<(), String> {
+        let (mut len, mut id, mut bad) = (0, 1, false);
+        for field in fields {
+            match field.split_once('=') {
+                Some(("len", value)) => len = number(value)? as usize,
+                Some(("id", value)) => id = number(value)? as u16,
+                None if *field == "bad-checksum" => bad = true,
+                _ => return Err(format!("`{field}` is no field")),
+            }
+        }
+        let mut icmp = vec![8, 0, 0, 0];
+        icmp.extend(id.to_be_bytes());
+        icmp.extend([0, 1]);
+        icmp.extend(text(0, len));
+        let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
+        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut frame = Vec::new();
+        frame.extend([0; 6]);
+        frame.extend(PEER_MAC);
+        frame.extend([8, 0, 0x45, 0]);
+        frame.extend(((20 + icmp.len()) as u16).to_be_bytes());
+        frame.extend([0, 7, 0, 0, 64, 1, 0, 0]);
+        frame.extend(FAR);
+        frame.extend(STACK);
+        let header = !self::sum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&header.to_be_bytes());
+        frame.extend(icmp);
+        self.inject(frame)
+    }
+
+    fn expect_echo(&mut self, fields: &[&str]) -> Result<(), String> {
+        let sent = self.next_sent(&[])?;
+        let Sent::EchoReply { id, len } = sent else {
+            return Err(format!("{} came instead", self.show(&sent)));
+        };
+        for field in fields {
+            let is = match field.split_once('=') {
+                Some(("len", value)) => (len as i64, number(value)?),
+                Some(("id", value)) => (i64::from(id), number(value)?),
+                _ => return Err(format!("`{field}` is no field")),
+            };
+            if is.0 != is.1 {
+                return Err(format!("{field}, but it is {}", is.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The frame as it is addressed to the stack.
+fn to_stack(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[..6].copy_from_slice(&Host::mac_of(Ipv4Addr::from(STACK)));
+    frame
+}
+
+/// Length of the data of an echo reply to the peer that is right in all fields.
+fn echo_reply(frame: &[u8]) -> Option<usize> {
+    let total = usize::from(u16::from_be_bytes([*frame.get(16)?, *frame.get(17)?]));
+    let icmp = frame.get(34..14 + total)?;
+    let right = frame[..6] == PEER_MAC
+        && frame[12..15] == [8, 0, 0x45]
+        && frame[23] == 1
+        && frame[26..30] == STACK
+        && frame[30..34] == FAR
+        && sum(&frame[14..34]) == 0xffff
+        && icmp.len() >= 8
+        && icmp[..2] == [0, 0]
+        && sum(icmp) == 0xffff
+        && icmp[8..] == text(0, icmp.len() - 8);
+    right.then(|| icmp.len() - 8)
+}
+
+/// RFC 1071, without the complement.
+fn sum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = 0;
+    for pair in bytes.chunks(2) {
+        sum += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |&low| u32::from(low));
+    }
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
+}
+
+/// Changes a field of a segment that is zero, and its checksum with it (RFC 1624).
+fn patch(frame: &mut [u8], at: usize, value: u16) {
+    frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    let field = segment::LOWER + 16;
+    let old = !u16::from_be_bytes([frame[field], frame[field + 1]]);
+    let new = u32::from(old) + u32::from(value);
+    let new = !((new >> 16) as u16 + new as u16);
+    frame[field..field + 2].copy_from_slice(&new.to_be_bytes());
+}
+
+fn flags_of(names: &str) -> Result<u8, String> {
+    if names == "none" {
+        return Ok(0);
+    }
+    let bit = |name: &str| FLAGS.iter().find(|(known, _)| *known == name);
+    names.split('-').try_fold(0, |all, name| match bit(name) {
+        Some((_, bit)) => Ok(all | bit),
+        None => Err(format!("`{name}` is no flag")),
+    })
+}
+
+/// A sum of numbers, such as `1+1460`.
+fn number(text: &str) -> Result<i64, String> {
+    text.split('+').try_fold(0, |sum, part| {
+        let number: Result<i64, _> = part.parse();
+        Ok(sum + number.map_err(|_| format!("`{text}` is no number"))?)
+    })
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    let at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .ok_or_else(|| format!("`{text}` has no unit"))?;
+    let count: u64 = text[..at]
+        .parse()
+        .map_err(|_| format!("`{text}` is no time"))?;
+    match &text[at..] {
+        "us" => Ok(Duration::from_micros(count)),
+        "ms" => Ok(Duration::from_millis(count)),
+        "s" => Ok(Duration::from_secs(count)),
+        unit => Err(format!("`{unit}` is no unit")),
+    }
+}
+
+fn same(is: &str, wanted: &str) -> Result<(), String> {
+    if is == wanted {
+        Ok(())
+    } else {
+        Err(format!("it is {is}"))
+    }
+}
+
+fn text_of(error: SocketError) -> String {
+    format!("{error:?}")
+}
+
+fn seconds(at: Instant) -> f64 {
+    at.as_nanos() as f64 / 1e9
+}

@@ -1,0 +1,159 @@
+//! The language of the scripts: lines of words.
+//!
+//! | step | meaning |
+//! |---|---|
+//! | `listen [port]` | the stack listens, on port 7 unless told otherwise |
+//! | `connect`, `connected`, `connect-error E` | it opens a connection to port 9 of the peer; that has succeeded; failed |
+//! | `accept`, `accept none` | it takes a connection that is established; there is none |
+//! | `write N`, `write none`, `write error E` | the application writes N octets; there is no room; it fails |
+//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N octets; there are none; the end; it fails |
+//! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; lets go of the socket; resets; stops listening |
+//! | `< FLAGS field=value ...` | the peer sends a segment |
+//! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or so long after the step before |
+//! | `> text A..B` | the stack's next segments carry octets A to B - 1, in order |
+//! | `> nothing [T]` | the stack sends nothing, now or for T |
+//! | `drain` | what the stack has sent so far does not matter |
+//! | `wait T` | time passes |
+//! | `state S` | the state of the connection, `CLOSED` if there is none |
+//! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
+//! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
+//!
+//! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives. PSH is compared only if the script names it.
+//! `seq` and `ack` count from the SYN of the side whose octets they name; `len` is text. Text is always a pattern that
+//! depends on its place in the stream, and is compared. Times: `10ms`, `2s`, `500us`. `#` begins a comment.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// What the placeholders of a script stand for.
+pub(crate) type Row = BTreeMap<String, String>;
+
+/// A file of scripts.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct File {
+    /// Steps that scripts begin with, by name.
+    #[serde(default)]
+    pub(crate) prelude: BTreeMap<String, String>,
+    /// Tables that scripts are repeated for, by name.
+    #[serde(default)]
+    pub(crate) rows: BTreeMap<String, Vec<Row>>,
+    #[serde(default)]
+    pub(crate) script: Vec<Written>,
+}
+
+/// A script as it is written, or a table of scripts.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Written {
+    name: String,
+    /// RFC, section, and what it says.
+    rule: String,
+    #[serde(default)]
+    pending: Option<String>,
+    /// Bounds of the stack that differ from the default.
+    #[serde(default)]
+    limits: BTreeMap<String, u32>,
+    /// The peer's initial sequence number.
+    #[serde(default = "irs")]
+    irs: u32,
+    #[serde(default)]
+    prelude: Option<String>,
+    steps: String,
+    /// A script for each: every `{key}` stands for a value.
+    #[serde(default)]
+    each: Vec<Row>,
+    /// The same, by the names of tables.
+    #[serde(default)]
+    rows: Vec<String>,
+}
+
+fn irs() -> u32 {
+    // Soon the sequence numbers wrap around.
+    0xffff_ff00
+}
+
+/// One conversation.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) name: String,
+    pub(crate) rule: String,
+    pub(crate) pending: Option<String>,
+    pub(crate) limits: BTreeMap<String, u32>,
+    pub(crate) irs: u32,
+    /// Where each step stands, and its words.
+    pub(crate) steps: Vec<(String, String)>,
+}
+
+impl Script {
+    /// A script without anything but steps; the first line is line 0.
+    pub(crate) fn of_steps(steps: &str) -> Script {
+        Script {
+            name: "a test".to_owned(),
+            rule: String::new(),
+            pending: None,
+            limits: BTreeMap::new(),
+            irs: irs(),
+            steps: lines("line", 0, steps),
+        }
+    }
+}
+
+fn lines(place: &str, first: usize, text: &str) -> Vec<(String, String)> {
+    let code = |line: &str| line.split('#').next().unwrap_or("").trim().to_owned();
+    text.lines()
+        .enumerate()
+        .map(|(number, line)| (format!("{place} {}", first + number), code(line)))
+        .filter(|(_, line)| !line.is_empty())
+        .collect()
+}
+
+impl Written {
+    /// The scripts that it stands for.
+    pub(crate) fn expand(&self, shared: &File) -> Result<Vec<Script>, String> {
+        let mut rows: Vec<&Row> = self.each.iter().collect();
+        for table in &self.rows {
+            let table = shared.rows.get(table);
+            rows.extend(table.ok_or_else(|| format!("`{}`: no such table", self.name))?);
+        }
+        let once = Row::new();
+        if rows.is_empty() {
+            rows.push(&once);
+        }
+        let scripts = rows.iter();
+        scripts
+            .map(|row| self.script(row, &shared.prelude))
+            .collect()
+    }
+
+    fn script(&self, row: &Row, preludes: &BTreeMap<String, String>) -> Result<Script, String> {
+        let fill = |text: &str| {
+            row.iter().fold(text.to_owned(), |text, (key, value)| {
+                text.replace(&format!("{{{key}}}"), value)
+            })
+        };
+        let name = fill(&self.name);
+        let mut steps = Vec::new();
+        if let Some(prelude) = &self.prelude {
+            for part in fill(prelude).split_whitespace() {
+                let text = preludes
+                    .get(part)
+                    .ok_or_else(|| format!("`{name}`: there is no prelude `{part}`"))?;
+                steps.extend(lines(&format!("{part}, line"), 1, text));
+            }
+        }
+        steps.extend(lines("line", 1, &fill(&self.steps)));
+        if let Some((_, line)) = steps.iter().find(|(_, line)| line.contains(['{', '}'])) {
+            return Err(format!("`{name}`: nothing says what `{line}` means"));
+        }
+        Ok(Script {
+            name,
+            rule: fill(&self.rule),
+            pending: row.get("pending").cloned().or_else(|| self.pending.clone()),
+            limits: self.limits.clone(),
+            irs: self.irs,
+            steps,
+        })
+    }
+}
