@@ -12,7 +12,7 @@ use crate::socket::Sockets;
 use crate::stats::{EffectStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout};
+use crate::variants::replicated::{Group, Layout, Primaries};
 use crate::variants::single::Single;
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
@@ -103,12 +103,18 @@ impl Host {
                 // Small pieces, so that a short run crosses many boundaries.
                 let layout = Layout {
                     replicas,
+                    primaries: if rng.chance(500_000) {
+                        Primaries::ByPublisher
+                    } else {
+                        Primaries::ByPosition
+                    },
                     log: 64 << rng.below(3),
                     request_chunk: 1 << rng.below(5),
                     frame_chunk: 1 << rng.below(6),
                     ahead_bytes: 1 << (10 + rng.below(8)),
                     keep: 16,
                     fingerprint_every: 1 + rng.below(32),
+                    ..Layout::default()
                 };
                 let group = Group::new(setup, layout, device)?;
                 let sockets = group.sockets();

@@ -96,6 +96,13 @@ impl Talk {
         }
     }
 
+    /// Octets `from..from + len` of the pattern `key`, for another kind of application at the other end.
+    pub fn octets(key: u64, from: u64, len: u64) -> Vec<u8> {
+        let mut octets = Vec::new();
+        fill(&mut octets, key, from, len);
+        octets
+    }
+
     /// Whether both ends have said all and heard all. The socket is let go of then.
     pub const fn is_over(&self) -> bool {
         self.shut && self.eof
