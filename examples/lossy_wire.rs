@@ -1,0 +1,296 @@
+//! A bad wire between two TAP devices: loss, bursts, duplicates, reordering, bit errors, delay, rate, a queue.
+//!
+//! ```text
+//! cargo run --release --example lossy_wire                      # a test of itself, in memory, no privileges
+//! cargo build --release --example lossy_wire
+//! sudo target/release/examples/lossy_wire tap0 tap1 --loss 1% --delay 5ms --rate 100Mbit --queue 125kB --seed 7 &
+//! sudo ip netns add left;  sudo ip link set tap0 netns left
+//! sudo ip netns add right; sudo ip link set tap1 netns right
+//! sudo ip -n left  addr add 10.9.0.1/24 dev tap0;  sudo ip -n left  link set tap0 up
+//! sudo ip -n right addr add 10.9.0.2/24 dev tap1;  sudo ip -n right link set tap1 up
+//! sudo ip netns exec left ping -c 100 10.9.0.2                  # about 2 % lost, 10 ms
+//! ```
+//!
+//! What happens to a frame depends on the seed and on how many came before it on its way, so the same traffic meets
+//! the same fate. It ends when standard input does (or on a signal), and prints what each direction did.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
+use dominoes_drivers::memory::{self, Faults, MemoryConfig};
+use dominoes_drivers::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
+use dominoes_netstack::Stack;
+use lexopt::prelude::*;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Frames moved at once.
+const BATCH: usize = 64;
+/// How often a quiet wire looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+fn main() -> Outcome<()> {
+    let mut config = LinkConfig::default();
+    let mut names = Vec::new();
+    let mut args = lexopt::Parser::from_env();
+    let mut faulty = false;
+    while let Some(arg) = args.next()? {
+        let faults = &mut config.faults;
+        match arg {
+            Long("loss") => faults.loss_ppm = ppm(&args.value()?.string()?)?,
+            Long("bursts") => {
+                faults.burst_ppm = ppm(&args.value()?.string()?)?;
+                faults.burst_frames = 8;
+            }
+            Long("duplicate") => faults.duplicate_ppm = ppm(&args.value()?.string()?)?,
+            Long("reorder") => {
+                faults.reorder_ppm = ppm(&args.value()?.string()?)?;
+                faults.reorder_distance = 3;
+            }
+            Long("corrupt") => faults.corrupt_ppm = ppm(&args.value()?.string()?)?,
+            Long("seed") => faults.seed = args.value()?.parse()?,
+            Long("delay") => config.delay = time(&args.value()?.string()?)?,
+            Long("jitter") => config.jitter = time(&args.value()?.string()?)?,
+            Long("rate") => config.rate = amount(&args.value()?.string()?, "bit")?,
+            Long("queue") => config.queue = amount(&args.value()?.string()?, "B")?,
+            Value(name) => {
+                names.push(name.string()?);
+                continue;
+            }
+            _ => return Err(arg.unexpected().into()),
+        }
+        faulty = true;
+    }
+    match names.as_slice() {
+        [] if !faulty => test_itself(),
+        [first, second] => bridge_taps(first, second, &config),
+        _ => Err("name two TAP devices, or give no arguments at all".into()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn bridge_taps(first: &str, second: &str, config: &LinkConfig) -> Outcome<()> {
+    use dominoes_drivers::tap::Tap;
+    // Without offloads every segment is a frame of its own, with a fate of its own.
+    let open = |name: &str| Tap::options().offloads(false).open(name);
+    let (first, second) = (open(first)?, open(second)?);
+    let over = AtomicBool::new(false);
+    let stats = thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            let mut rest = [0; 512];
+            while std::io::stdin().read(&mut rest).is_ok_and(|len| len > 0) {}
+            over.store(true, Ordering::Relaxed);
+        });
+        let stats = bridge(Box::new(first), Box::new(second), config, &over);
+        // An error ends the wire before standard input ends.
+        if stats.is_ok() {
+            let _ = ended.join();
+        }
+        stats
+    })?;
+    print(&stats);
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bridge_taps(_: &str, _: &str, _: &LinkConfig) -> Outcome<()> {
+    Err("TAP devices are Linux's".into())
+}
+
+/// Carries frames between two devices until `over`, a thread for each direction.
+fn bridge(
+    first: Box<dyn Device>,
+    second: Box<dyn Device>,
+    config: &LinkConfig,
+    over: &AtomicBool,
+) -> Outcome<[LinkStats; 2]> {
+    let (first_rx, first_tx) = first.split();
+    let (second_rx, second_tx) = second.split();
+    let start = Instant::now();
+    let other = config.clone().seed(!config.faults.seed);
+    thread::scope(|scope| {
+        let there = scope.spawn(move || carry(first_rx, second_tx, config.clone(), start, over));
+        let back = scope.spawn(move || carry(second_rx, first_tx, other, start, over));
+        let mut stats = [LinkStats::default(); 2];
+        for (stats, way) in stats.iter_mut().zip([there, back]) {
+            *stats = way.join().map_err(|_| "a wire panicked")??;
+        }
+        Ok(stats)
+    })
+}
+
+/// One direction.
+fn carry(
+    mut rx: Box<dyn DeviceRx>,
+    mut tx: Box<dyn DeviceTx>,
+    config: LinkConfig,
+    start: Instant,
+    over: &AtomicBool,
+) -> Result<LinkStats, DeviceError> {
+    let mut link = Link::new(config);
+    let mut frames = Vec::new();
+    // ORDERING: Relaxed, here and where it is stored: it orders nothing, and soon is soon enough.
+    while !over.load(Ordering::Relaxed) {
+        match rx.claim(BATCH, &mut frames) {
+            Ok(_) => {}
+            // Interfaces come up late and go down early.
+            Err(DeviceError::Down { .. }) => thread::sleep(LOOK),
+            Err(error) => return Err(error),
+        }
+        let now = start.elapsed();
+        for frame in &frames {
+            link.offer(now, frame.clone());
+        }
+        rx.release(&mut frames);
+        let arrived: Vec<Frame> = std::iter::from_fn(|| link.take(now)).collect();
+        let mut rest: Vec<TxFrame<'_>> = arrived.iter().map(Frame::as_tx).collect();
+        while !rest.is_empty() {
+            match tx.transmit(&rest) {
+                Ok(0) => thread::yield_now(),
+                Ok(taken) => drop(rest.drain(..taken)),
+                Err(DeviceError::Down { .. }) => rest.clear(),
+                Err(error) => return Err(error),
+            }
+        }
+        let next = link
+            .next_arrival()
+            .map_or(LOOK, |at| at.saturating_sub(start.elapsed()));
+        if next > Duration::ZERO {
+            match rx.wait(Some(next.min(LOOK))) {
+                Ok(()) | Err(DeviceError::Down { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(link.stats())
+}
+
+/// Moves a mebibyte from one stack to another over a wire that loses 1 %, and checks every octet.
+fn test_itself() -> Outcome<()> {
+    const OCTETS: usize = 1 << 20;
+    let faults = Faults::new(7)
+        .loss(10_000)
+        .duplicate(5_000)
+        .reorder(10_000, 3)
+        .corrupt(2_000);
+    let config = LinkConfig::default()
+        .faults(faults)
+        .delay(Duration::from_millis(2))
+        .rate(100_000_000, 125_000);
+    let mac = |last| [2, 0, 0, 0, 0, last];
+    let (left, left_end) = memory::pair(MemoryConfig::default().macs(mac(1), mac(11)));
+    let (right, right_end) = memory::pair(MemoryConfig::default().macs(mac(2), mac(12)));
+    let over = AtomicBool::new(false);
+    let stats = thread::scope(|scope| {
+        let wire = scope.spawn(|| bridge(Box::new(left_end), Box::new(right_end), &config, &over));
+        let moved = move_octets(left, right, OCTETS);
+        over.store(true, Ordering::Relaxed);
+        let stats = wire.join().map_err(|_| "the wire panicked")?;
+        println!(
+            "1 MiB arrived unharmed in {:.2} s: 1 % lost, 0.5 % twice, 1 % reordered, 0.2 % damaged, 4 ms round trip",
+            moved?.as_secs_f64()
+        );
+        stats
+    })?;
+    print(&stats);
+    let lost: u64 = stats.iter().map(|way| way.faults.lost).sum();
+    if lost == 0 {
+        return Err("the wire lost nothing".into());
+    }
+    Ok(())
+}
+
+fn move_octets(
+    left: memory::MemoryDevice,
+    right: memory::MemoryDevice,
+    octets: usize,
+) -> Outcome<Duration> {
+    let left = Stack::builder("10.0.0.1/24").replicas(2).start(left)?;
+    let right = Stack::builder("10.0.0.2/24").start(right)?;
+    let sent: Vec<u8> = (0..octets as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let listener = right.listen(7, 1)?;
+    let start = Instant::now();
+    let got = thread::scope(|scope| -> Outcome<Vec<u8>> {
+        let reader = scope.spawn(|| -> Outcome<Vec<u8>> {
+            let (stream, _) = listener.accept()?;
+            let mut got = Vec::new();
+            stream.split().0.read_to_end(&mut got)?;
+            Ok(got)
+        });
+        let stream = left.connect(SocketAddrV4::new("10.0.0.2".parse()?, 7))?;
+        let (_reader, mut writer) = stream.split();
+        writer.write_all(&sent)?;
+        writer.shutdown();
+        reader.join().map_err(|_| "the reader panicked")?
+    })?;
+    if got != sent {
+        return Err("what arrived is not what was sent".into());
+    }
+    Ok(start.elapsed())
+}
+
+fn print(stats: &[LinkStats; 2]) {
+    println!("direction  offered  delivered  lost  bursts  twice  reordered  damaged  overflowed");
+    for (name, way) in ["there", "back"].iter().zip(stats) {
+        println!(
+            "{name:<9} {:>8} {:>10} {:>5} {:>7} {:>6} {:>10} {:>8} {:>11}",
+            way.offered,
+            way.delivered,
+            way.faults.lost,
+            way.faults.bursts,
+            way.faults.duplicated,
+            way.faults.reordered,
+            way.faults.corrupted,
+            way.overflowed
+        );
+    }
+}
+
+/// `1%`, `0.05%`, or parts per million.
+fn ppm(text: &str) -> Outcome<u32> {
+    let parts: f64 = match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>()? * 10_000.0,
+        None => text.parse()?,
+    };
+    if (0.0..=1_000_000.0).contains(&parts) {
+        Ok(parts as u32)
+    } else {
+        Err(format!("`{text}` is no share").into())
+    }
+}
+
+/// `5ms`, `200us`, `1s`.
+fn time(text: &str) -> Outcome<Duration> {
+    let at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let count = text[..at].parse()?;
+    match &text[at..] {
+        "us" => Ok(Duration::from_micros(count)),
+        "ms" => Ok(Duration::from_millis(count)),
+        "s" => Ok(Duration::from_secs(count)),
+        _ => Err(format!("`{text}` is no time; write it like 5ms").into()),
+    }
+}
+
+/// `100Mbit`, `125kB`.
+fn amount(text: &str, unit: &str) -> Outcome<u64> {
+    let number = text.strip_suffix(unit).unwrap_or(text);
+    let (digits, factor) = match number.chars().last() {
+        Some('k') => (&number[..number.len() - 1], 1_000),
+        Some('M') => (&number[..number.len() - 1], 1_000_000),
+        Some('G') => (&number[..number.len() - 1], 1_000_000_000),
+        _ => (number, 1),
+    };
+    let count: u64 = digits.parse()?;
+    count
+        .checked_mul(factor)
+        .ok_or_else(|| format!("`{text}` is too much").into())
+}
