@@ -2,6 +2,7 @@
 
 mod agreement;
 mod conformance;
+mod differential;
 mod layering;
 mod simulation;
 mod stall;

@@ -1,0 +1,374 @@
+//! Our stack on one side, smoltcp on the other, over the same bad wires: what one application writes is what the
+//! other reads, whoever opens, whoever closes first.
+//!
+//! Applications write and read in pieces of random sizes and rest between them, as their seeds say.
+//! `DIFFERENTIAL_CASES=10000` asks for more, `DIFFERENTIAL_SEED=0x...` repeats one.
+
+use std::collections::VecDeque;
+use std::net::SocketAddrV4;
+
+use dominoes_drivers::Frame;
+use dominoes_drivers::impair::{Link, LinkConfig};
+use dominoes_drivers::memory::Faults;
+use dominoes_netstack::testkit::{Cases, Host, Rng, Stalls, Talk, Variant};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener};
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{self, DeviceCapabilities, Medium};
+use smoltcp::socket::tcp;
+use smoltcp::time::Instant as Moment;
+use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
+
+const OURS: [u8; 4] = [10, 0, 0, 1];
+const THEIRS: [u8; 4] = [10, 0, 0, 2];
+const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const PORT: u16 = 7;
+/// The wires are mended after so much virtual time.
+const FAULTS_END: Duration = Duration::from_secs(60);
+/// And everything must be over after so much.
+const LIMIT: Duration = Duration::from_secs(400);
+/// Octets that an application reads or writes at once, at most.
+const PIECE: u64 = 4000;
+
+/// smoltcp's device: two queues.
+#[derive(Default)]
+struct Port {
+    arrived: VecDeque<Vec<u8>>,
+    sent: Vec<Vec<u8>>,
+}
+
+struct Arrived(Vec<u8>);
+
+struct Sending<'a>(&'a mut Vec<Vec<u8>>);
+
+impl phy::Device for Port {
+    type RxToken<'a> = Arrived;
+    type TxToken<'a> = Sending<'a>;
+
+    fn receive(&mut self, _now: Moment) -> Option<(Arrived, Sending<'_>)> {
+        let frame = self.arrived.pop_front()?;
+        Some((Arrived(frame), Sending(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _now: Moment) -> Option<Sending<'_>> {
+        Some(Sending(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut caps = DeviceCapabilities::default();
+        caps.medium = Medium::Ethernet;
+        caps.max_transmission_unit = 1514;
+        caps
+    }
+}
+
+impl phy::RxToken for Arrived {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+impl phy::TxToken for Sending<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut frame = vec![0; len];
+        let result = f(&mut frame);
+        self.0.push(frame);
+        result
+    }
+}
+
+/// smoltcp, its socket, and the application on it.
+struct Them {
+    interface: Interface,
+    port: Port,
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    rng: Rng,
+    keys: [u64; 2],
+    lens: [u64; 2],
+    written: u64,
+    read: u64,
+    closed: bool,
+    eof: bool,
+    rests_until: Instant,
+}
+
+fn moment(at: Instant) -> Moment {
+    Moment::from_micros((at.as_nanos() / 1000) as i64)
+}
+
+impl Them {
+    fn new(rng: &mut Rng, keys: [u64; 2], lens: [u64; 2]) -> Self {
+        let mut port = Port::default();
+        let mut config = Config::new(EthernetAddress(THEIR_MAC).into());
+        config.random_seed = rng.next();
+        let mut interface = Interface::new(config, &mut port, moment(Instant::ZERO));
+        interface.update_ip_addrs(|addresses| {
+            let pushed = addresses.push(IpCidr::new(Ipv4Address::from(THEIRS).into(), 24));
+            assert!(pushed.is_ok(), "there is room for one address");
+        });
+        let mut buffer = || tcp::SocketBuffer::new(vec![0; 1 << (11 + rng.below(6))]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        socket.set_nagle_enabled(rng.chance(500_000));
+        let mut sockets = SocketSet::new(Vec::new());
+        let handle = sockets.add(socket);
+        Them {
+            interface,
+            port,
+            sockets,
+            handle,
+            rng: rng.fork(),
+            keys,
+            lens,
+            written: 0,
+            read: 0,
+            closed: false,
+            eof: false,
+            rests_until: Instant::ZERO,
+        }
+    }
+
+    fn socket(&mut self) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        let to = (Ipv4Address::from(OURS), PORT);
+        let socket = self.sockets.get_mut::<tcp::Socket<'_>>(self.handle);
+        let opened = socket.connect(self.interface.context(), to, 40_000);
+        opened.map_err(|error| error.to_string())
+    }
+
+    /// What the application can do now.
+    fn work(&mut self, now: Instant) -> Result<usize, String> {
+        if self.rests_until > now {
+            return Ok(0);
+        }
+        if self.rng.chance(50_000) {
+            self.rests_until = now + Duration::from_millis(self.rng.below(300));
+            return Ok(0);
+        }
+        let mut done = 0;
+        let sizes = [0, 1].map(|_| 1 + self.rng.below(PIECE));
+        let (keys, lens, read) = (self.keys, self.lens, self.read);
+        let (written, closed) = (self.written, self.closed);
+        let socket = self.socket();
+        if socket.may_send() && written < lens[0] {
+            let piece = Talk::octets(keys[0], written, sizes[0].min(lens[0] - written));
+            let sent = socket
+                .send_slice(&piece)
+                .map_err(|error| error.to_string())?;
+            self.written += sent as u64;
+            done += usize::from(sent > 0);
+        } else if socket.may_send() && !closed {
+            socket.close();
+            self.closed = true;
+            done += 1;
+        }
+        let mut piece = vec![0; sizes[1] as usize];
+        let socket = self.socket();
+        match socket.recv_slice(&mut piece) {
+            Ok(0) => {}
+            Ok(len) => {
+                let wanted = Talk::octets(keys[1], read, len as u64);
+                if piece[..len] != wanted {
+                    return Err(format!("smoltcp read something else from octet {read} on"));
+                }
+                self.read += len as u64;
+                done += 1;
+            }
+            Err(tcp::RecvError::Finished) => {
+                done += usize::from(!self.eof);
+                self.eof = true;
+            }
+            // Not open yet, or over: a connection that ended badly does not get to `eof`.
+            Err(tcp::RecvError::InvalidState) => {}
+        }
+        Ok(done)
+    }
+
+    fn is_over(&self) -> bool {
+        self.closed && self.eof && self.read == self.lens[1]
+    }
+}
+
+/// Our side: who opens, and the application.
+enum Us {
+    Listening(TcpListener),
+    Opening(Connecting),
+    Talking(Box<Talk>),
+}
+
+impl Us {
+    fn work(&mut self, sockets: &Sockets, keys: [u64; 2], lens: [u64; 2]) -> Result<usize, String> {
+        let opened = match self {
+            Us::Listening(listener) => listener.try_accept().map(|(stream, _)| Some(stream)),
+            Us::Opening(connecting) => connecting.try_finish(),
+            Us::Talking(talk) => return talk.step().map_err(|what| format!("{what}: {talk:?}")),
+        };
+        match opened {
+            Ok(None) | Err(SocketError::WouldBlock) => Ok(0),
+            Ok(Some(stream)) => {
+                let talk = Talk::new(stream, keys[1], keys[0], lens[1], lens[0]);
+                *self = Us::Talking(Box::new(talk));
+                Ok(1)
+            }
+            // Everything was lost for so long: the application tries again.
+            Err(SocketError::Unreachable | SocketError::TimedOut) => {
+                let to = SocketAddrV4::new(THEIRS.into(), PORT);
+                let again = sockets
+                    .begin_connect(to)
+                    .map_err(|error| error.to_string())?;
+                *self = Us::Opening(again);
+                Ok(1)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self, Us::Talking(talk) if talk.is_over())
+    }
+}
+
+fn wire(rng: &mut Rng) -> LinkConfig {
+    let mut part = |most| rng.below(most) as u32 * u32::from(rng.chance(600_000));
+    let faults = Faults::new(0)
+        .loss(part(40_000))
+        .duplicate(part(20_000))
+        .reorder(part(40_000), 4)
+        .corrupt(part(20_000));
+    LinkConfig::default()
+        .faults(faults)
+        .delay(core::time::Duration::from_micros(rng.below(20_000)))
+        .seed(rng.next())
+}
+
+fn span(at: Instant) -> core::time::Duration {
+    core::time::Duration::from_nanos(at.as_nanos())
+}
+
+fn conversation(seed: u64) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let variant = Variant::ALL[rng.below(4) as usize];
+    let mut setup = Setup::new(OURS.into(), 24, [rng.next(), rng.next()]);
+    setup.limits.connections = 4;
+    setup.limits.receive_buffer = 1 << (10 + rng.below(7));
+    setup.limits.send_buffer = 1 << (10 + rng.below(7));
+    setup.limits.tx_slots = 16;
+    let host = Host::new(variant, setup, rng.next());
+    let mut host = host.map_err(|error| error.to_string())?;
+    if rng.chance(300_000) {
+        host.set_stalls(Stalls {
+            ppm: 2_000,
+            longest: Duration::from_millis(10),
+        });
+    }
+    let mut links = [Link::new(wire(&mut rng)), Link::new(wire(&mut rng))];
+    let keys = [rng.next(), rng.next()];
+    let lens = [rng.below(30_000), rng.below(30_000)];
+    let mut them = Them::new(&mut rng, keys, lens);
+    let sockets = host.sockets().clone();
+    let we_open = rng.chance(500_000);
+    let mut us = if we_open {
+        them.socket()
+            .listen(PORT)
+            .map_err(|error| error.to_string())?;
+        let to = SocketAddrV4::new(THEIRS.into(), PORT);
+        Us::Opening(
+            sockets
+                .begin_connect(to)
+                .map_err(|error| error.to_string())?,
+        )
+    } else {
+        Us::Listening(sockets.listen(PORT, 4).map_err(|error| error.to_string())?)
+    };
+    let mut now = Instant::from_millis(1);
+    let limit = now + LIMIT;
+    let mut they_open = !we_open;
+    let mut mended = false;
+    while now < limit {
+        if now > Instant::ZERO + FAULTS_END && !mended {
+            links.iter_mut().for_each(Link::mend);
+            host.set_stalls(Stalls::default());
+            mended = true;
+        }
+        let mut done = host.turn(now);
+        for frame in host.take_sent() {
+            links[0].offer(span(now), Frame::from_bytes(&frame));
+            done += 1;
+        }
+        while let Some(frame) = links[0].take(span(now)) {
+            them.port.arrived.push_back(frame.to_vec());
+            done += 1;
+        }
+        if they_open {
+            they_open = false;
+            them.open()?;
+        }
+        them.interface
+            .poll(moment(now), &mut them.port, &mut them.sockets);
+        for frame in them.port.sent.drain(..) {
+            links[1].offer(span(now), Frame::from_bytes(&frame));
+            done += 1;
+        }
+        while let Some(frame) = links[1].take(span(now)) {
+            host.inject(frame.to_vec());
+            done += 1;
+        }
+        done += us.work(&sockets, keys, lens)?;
+        done += them
+            .work(now)
+            .map_err(|what| format!("{what}, {us_open}", us_open = role(we_open)))?;
+        if us.is_over() && them.is_over() {
+            return host.check().map(|_| ());
+        }
+        if done > 0 {
+            continue;
+        }
+        let mut next = host.next_event(now).min(limit);
+        for link in &links {
+            if let Some(at) = link.next_arrival() {
+                next = next.min(Instant::from_nanos(at.as_nanos() as u64));
+            }
+        }
+        if let Some(at) = them.interface.poll_at(moment(now), &them.sockets) {
+            next = next.min(Instant::from_nanos(at.total_micros().max(0) as u64 * 1000));
+        }
+        if them.rests_until > now {
+            next = next.min(them.rests_until);
+        }
+        // smoltcp counts microseconds, and may want to be asked again at once.
+        now = next.max(now + Duration::from_micros(1));
+    }
+    let state = them.socket().state();
+    let us = match &us {
+        Us::Talking(talk) => format!("{talk:?}"),
+        Us::Listening(_) => "we listen".to_owned(),
+        Us::Opening(_) => "we open".to_owned(),
+    };
+    Err(format!(
+        "no end, {}: {us}; smoltcp is in {state}, wrote {} of {}, read {} of {}",
+        role(we_open),
+        them.written,
+        lens[0],
+        them.read,
+        lens[1]
+    ))
+}
+
+const fn role(we_open: bool) -> &'static str {
+    if we_open {
+        "we opened"
+    } else {
+        "smoltcp opened"
+    }
+}
+
+#[test]
+fn conversations_with_smoltcp_arrive_whole_in_both_roles() {
+    let command = "cargo test --release --test main conversations_with_smoltcp";
+    let done = Cases::new("DIFFERENTIAL", command, 1_000).run(conversation);
+    println!("{} conversations", done.len());
+}
