@@ -3,14 +3,16 @@
 //! `SIMULATION_CASES=1000000` sets the number of connections, `SIMULATION_FIRST=0x...` begins with fresh seeds,
 //! `SIMULATION_SEED=0x...` repeats one.
 
+use core::cell::RefCell;
 use core::ops::ControlFlow;
+use std::rc::Rc;
 
 use dominoes_drivers::impair::LinkStats;
 use dominoes_drivers::memory::Faults;
 use dominoes_netstack::testkit::{
     Cases, HostConfig, HostId, LinkConfig, Net, Rng, RunError, Stalls, Talk, Variant,
 };
-use dominoes_netstack::time::Duration;
+use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{Limits, SocketError};
 
 /// Octets each way, about.
@@ -33,7 +35,9 @@ struct Tally {
     overflowed: u64,
     stalls: u64,
     frames: u64,
-    repeated_octets: u64,
+    retransmissions: u64,
+    zero_windows: u64,
+    window_probes: u64,
     reopened: u64,
     seconds: u64,
 }
@@ -48,7 +52,9 @@ impl Tally {
         self.overflowed += other.overflowed;
         self.stalls += other.stalls;
         self.frames += other.frames;
-        self.repeated_octets += other.repeated_octets;
+        self.retransmissions += other.retransmissions;
+        self.zero_windows += other.zero_windows;
+        self.window_probes += other.window_probes;
         self.reopened += other.reopened;
         self.seconds += other.seconds;
     }
@@ -118,6 +124,48 @@ fn host(rng: &mut Rng) -> HostConfig {
         .wires(wire(rng), wire(rng))
 }
 
+/// What can be seen on the wires.
+#[derive(Debug, Default)]
+struct Eyes {
+    retransmissions: u64,
+    zero_windows: u64,
+    window_probes: u64,
+    /// For each host, the number after its newest octet of the newest connection, and whether its newest window
+    /// was zero.
+    newest: [(u32, bool); 2],
+}
+
+impl Eyes {
+    fn see(&mut self, from: usize, frame: &[u8]) {
+        let Some(tcp) = frame
+            .get(34..)
+            .filter(|tcp| tcp.len() >= 20 && frame[23] == 6)
+        else {
+            return;
+        };
+        let seq = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+        let (flags, len) = (tcp[13], (tcp.len() - usize::from(tcp[12] >> 4) * 4) as u32);
+        if flags & 0x04 != 0 {
+            return;
+        }
+        let closed = tcp[14..16] == [0, 0] && flags & 0x02 == 0;
+        self.zero_windows += u64::from(closed && !self.newest[from].1);
+        self.newest[from].1 = closed;
+        let newest = &mut self.newest[from].0;
+        if flags & 0x02 != 0 {
+            *newest = seq.wrapping_add(1);
+        } else if len > 0 {
+            let end = seq.wrapping_add(len);
+            self.window_probes += u64::from(len == 1 && self.newest[1 - from].1);
+            if (end.wrapping_sub(*newest) as i32) > 0 {
+                *newest = end;
+            } else {
+                self.retransmissions += 1;
+            }
+        }
+    }
+}
+
 /// What both stacks know of their connections.
 fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
     let mut all = format!("at {} ms", net.now().as_nanos() / 1_000_000);
@@ -141,6 +189,10 @@ fn connection(seed: u64) -> Result<Tally, String> {
     let mut net = Net::new(rng.next());
     let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
+    let eyes = Rc::new(RefCell::new(Eyes::default()));
+    let seen = Rc::clone(&eyes);
+    let first = hosts[0];
+    net.watch(move |_, from, frame| seen.borrow_mut().see(usize::from(from != first), frame));
     let lens = [0, 1].map(|_| match rng.below(4) {
         0 => 0,
         _ => OCTETS / 2 + rng.below(OCTETS),
@@ -157,8 +209,11 @@ fn connection(seed: u64) -> Result<Tally, String> {
     let keys = [rng.next(), rng.next()];
     let mut talks: [Option<Talk>; 2] = [None, None];
     let mut trouble = None;
+    // Applications that rest now and then fill windows.
+    let resting = rng.below(2) * rng.below(20);
+    let mut rests = [Instant::ZERO; 2];
     for (time, mend) in [(FAULTS_END, true), (GRACE, false)] {
-        let run = net.run(time, || {
+        let run = net.run(time, |moment| {
             if talks[0].is_none()
                 && let Ok((stream, _)) = listener.try_accept()
             {
@@ -180,7 +235,15 @@ fn connection(seed: u64) -> Result<Tally, String> {
                 }
             }
             let mut done = 0;
-            for talk in talks.iter_mut().flatten() {
+            for (talk, rest) in talks.iter_mut().zip(&mut rests) {
+                let Some(talk) = talk else { continue };
+                if resting > 0 && rng.below(100) < resting && *rest <= moment.now() {
+                    *rest = moment.now() + Duration::from_millis(rng.below(2_000));
+                }
+                if *rest > moment.now() {
+                    moment.wake_at(*rest);
+                    continue;
+                }
                 match talk.step() {
                     Ok(did) => done += did,
                     Err(what) => trouble = Some(format!("{what}: {talk:?}")),
@@ -218,14 +281,16 @@ fn connection(seed: u64) -> Result<Tally, String> {
         tally.stalls += host.stall_count();
         let stats = host.effect_stats();
         tally.frames += stats.frames;
-        tally.repeated_octets += stats.sent_bytes;
         for replica in host.replicas() {
             if let Some((conn, tcb)) = replica.connections().next() {
                 return Err(format!("{conn:?} is left in {:?}", tcb.state()));
             }
         }
     }
-    tally.repeated_octets -= (lens[0] + lens[1]).min(tally.repeated_octets);
+    let eyes = eyes.borrow();
+    tally.retransmissions = eyes.retransmissions;
+    tally.zero_windows = eyes.zero_windows;
+    tally.window_probes = eyes.window_probes;
     Ok(tally)
 }
 
@@ -247,7 +312,9 @@ fn every_connection_over_a_bad_wire_ends_with_every_octet() {
             sum.corrupted,
             sum.overflowed,
             sum.stalls,
-            sum.repeated_octets,
+            sum.retransmissions,
+            sum.zero_windows,
+            sum.window_probes,
         ];
         assert!(
             happened.iter().all(|&count| count > 100),

@@ -21,7 +21,7 @@
 //! let listener = net.sockets(server).listen(7, 4)?;
 //! let mut connecting = net.sockets(client).begin_connect(net.address_of(server, 7))?;
 //! let (mut ours, mut theirs) = (None, None);
-//! net.run(Duration::from_secs(60), || {
+//! net.run(Duration::from_secs(60), |_| {
 //!     if theirs.is_none() && let Ok((stream, _)) = listener.try_accept() {
 //!         theirs = Some(Talk::new(stream, 2, 1, 0, 20_000));
 //!     }
@@ -48,7 +48,7 @@ mod talk;
 
 pub use cases::Cases;
 pub use host::{Host, Stalls, Variant};
-pub use net::{HostConfig, HostId, Net, RunError};
+pub use net::{HostConfig, HostId, Moment, Net, RunError};
 pub use talk::{Talk, Trouble};
 
 #[doc(no_inline)]

@@ -70,6 +70,27 @@ impl HostConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostId(usize);
 
+/// A moment in which applications act.
+#[derive(Debug)]
+pub struct Moment {
+    now: Instant,
+    wake_at: Instant,
+}
+
+impl Moment {
+    /// The time.
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Asks to be called again at `at` even if nothing happens. A moment that is over already does not count.
+    pub fn wake_at(&mut self, at: Instant) {
+        if at > self.now {
+            self.wake_at = self.wake_at.min(at);
+        }
+    }
+}
+
 /// Why [`Net::run`] ended before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -113,7 +134,11 @@ pub struct Net {
     seed: u64,
     rng: Rng,
     stations: Vec<Station>,
+    watcher: Option<Watcher>,
 }
+
+/// Sees every frame that a host sends, before its wire does.
+type Watcher = Box<dyn FnMut(Instant, HostId, &[u8])>;
 
 impl fmt::Debug for Net {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,7 +158,13 @@ impl Net {
             seed,
             rng: Rng::new(seed),
             stations: Vec::new(),
+            watcher: None,
         }
+    }
+
+    /// Shows every frame that a host sends to `watcher` from now on, before anything happens to it.
+    pub fn watch(&mut self, watcher: impl FnMut(Instant, HostId, &[u8]) + 'static) {
+        self.watcher = Some(Box::new(watcher));
     }
 
     /// One more host, at most 254.
@@ -218,6 +249,9 @@ impl Net {
                 }
                 done += station.host.turn(self.now);
                 for frame in station.host.take_sent() {
+                    if let Some(watcher) = &mut self.watcher {
+                        watcher(self.now, HostId(index), &frame);
+                    }
                     station.up.offer(now, Frame::from_bytes(&frame));
                     done += 1;
                 }
@@ -274,19 +308,24 @@ impl Net {
     }
 
     /// Runs until the applications are over, for `time` at most. `apps` does what applications can do at this moment
-    /// and says how much that was, or that all is over.
+    /// and says how much that was, or that all is over. It is called again when something has happened, or when it
+    /// asked for that.
     ///
     /// # Errors
     /// As `apps` does, or if it is not over in time.
     pub fn run(
         &mut self,
         time: Duration,
-        mut apps: impl FnMut() -> Result<ControlFlow<(), usize>, SocketError>,
+        mut apps: impl FnMut(&mut Moment) -> Result<ControlFlow<(), usize>, SocketError>,
     ) -> Result<(), RunError> {
         let limit = self.now + time;
         loop {
             self.settle();
-            match apps()? {
+            let mut moment = Moment {
+                now: self.now,
+                wake_at: Instant::NEVER,
+            };
+            match apps(&mut moment)? {
                 ControlFlow::Break(()) => return Ok(()),
                 ControlFlow::Continue(0) => {}
                 ControlFlow::Continue(_) => continue,
@@ -295,7 +334,8 @@ impl Net {
             if self.settle() > 0 {
                 continue;
             }
-            if !self.advance(limit) {
+            let until = limit.min(moment.wake_at);
+            if !self.advance(until) && moment.wake_at > limit {
                 let silent = self.next_event() == Instant::NEVER;
                 return Err(if silent {
                     RunError::Stuck
