@@ -223,6 +223,9 @@ impl Tcb {
         };
         if !acceptable {
             if !reset {
+                if (from, seg_len) == (-1, 0) {
+                    self.hear_behind_a_probe(seg, cx);
+                }
                 self.reject(seg, cx);
             }
             return None;
@@ -230,9 +233,21 @@ impl Tcb {
         Some(Acceptable { seg, from })
     }
 
+    /// A segment from one before RCV.NXT, without text. If each side has taken the octet by which the other probed its
+    /// window, and neither knows, both speak from there, and neither may listen: the acknowledgment has to count.
+    fn hear_behind_a_probe<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        let news = seg.flags.has(Flags::ACK) && seg.ack.after(self.snd.una);
+        if news && self.persists() {
+            self.acknowledge(&Acceptable { seg, from: -1 }, cx);
+        }
+    }
+
     /// An unacceptable segment is answered with where we stand. What carries text is answered always, as
     /// its sender waits for just that; bare segments could answer each other for ever.
     fn reject<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if self.state == State::Closed {
+            return;
+        }
         if self.state == State::TimeWait && seg.flags.has(Flags::FIN) {
             // The eighth step there: our acknowledgment of the FIN was lost.
             self.wait_for_old_segments(cx);
