@@ -1,6 +1,10 @@
 //! Contexts: pinned threads that run domains.
 
-use crate::domain::{Domain, Turn};
+use crate::{
+    Meter,
+    domain::{Domain, Turn},
+    stats::DomainStats,
+};
 use std::{
     fmt, io,
     sync::{
@@ -12,33 +16,54 @@ use std::{
     time::Duration,
 };
 
-/// Idle rounds with pauses, then idle rounds with yields, before a context sleeps.
-const SPIN_ROUNDS: u32 = 256;
+/// Idle rounds with pauses before the first yield: between these, by what came of it before.
+const SPIN_LEAST: u32 = 16;
+const SPIN_MOST: u32 = 1024;
+/// Idle rounds with yields, before a context sleeps.
 const YIELD_ROUNDS: u32 = 2;
-/// A context with several domains has no single thing to sleep on; it looks again after this.
-const DOZE: Duration = Duration::from_micros(200);
+/// A context with several domains, or one that waits, has no single thing to sleep on; it looks
+/// again after this, which doubles from the first to the last.
+const DOZE_FIRST: Duration = Duration::from_micros(50);
+const DOZE_LAST: Duration = Duration::from_millis(1);
 
 /// A pinned thread with its domains. It polls them in turn, and when all are idle it spins, then
-/// yields, then sleeps.
+/// yields, then sleeps. How long it spins adapts: longer where spinning was rewarded, shorter where
+/// it slept after all.
 ///
 /// Like an operating system process that owns a core: the domains on it share nothing with other
-/// contexts but channels.
+/// contexts but channels. Domains are added, removed and moved while it runs; see
+/// [`ContextHandle`] and [`ContextControl`].
 #[derive(Debug)]
 pub struct Context;
 
-/// State shared by a context's thread and its handle.
+/// State shared by a context's thread and its handles.
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,
     /// Something is in `inbox`, or it is closed.
     mail: AtomicBool,
     inbox: Mutex<Inbox>,
+    /// Every domain that is here, with its counts.
+    roster: Mutex<Vec<Listed>>,
+}
+
+struct Listed {
+    id: u64,
+    name: String,
+    meter: Arc<Meter>,
 }
 
 #[derive(Default)]
 struct Inbox {
-    domains: Vec<Box<dyn Domain>>,
+    letters: Vec<Letter>,
     closed: bool,
+}
+
+/// What the control channel carries.
+enum Letter {
+    Add(Box<dyn Domain>),
+    Remove(u64, mpsc::Sender<Box<dyn Domain>>),
+    Move(u64, ContextControl, mpsc::Sender<bool>),
 }
 
 impl Context {
@@ -64,100 +89,284 @@ impl Context {
                     let pinned = core.is_some_and(|id| {
                         core_affinity::set_for_current(core_affinity::CoreId { id })
                     });
+                    let mut crew = Crew::new(&control);
+                    domains.into_iter().for_each(|domain| crew.add(domain));
                     // The other end waits for this, or is gone because starting failed.
                     let _ = tell.send(pinned);
-                    run(&control, domains)
+                    run(&control, crew)
                 })?
         };
         let pinned = told.recv().unwrap_or(false);
         Ok(ContextHandle {
-            control,
+            control: ContextControl {
+                control,
+                thread: thread.thread().clone(),
+            },
             thread,
             pinned,
         })
     }
 }
 
-/// Takes new domains in; false if nothing came.
-fn take_mail(control: &Control, domains: &mut Vec<Box<dyn Domain>>) {
-    // ORDERING: Acquire, pairs with the Release in `ContextHandle::add`; the lock orders the rest.
-    if control.mail.swap(false, Ordering::Acquire) {
-        domains.append(&mut lock(&control.inbox).domains);
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+/// The domains of a context.
+struct Crew<'a> {
+    control: &'a Control,
+    domains: Vec<(Box<dyn Domain>, Arc<Meter>)>,
+}
+
+impl<'a> Crew<'a> {
+    fn new(control: &'a Control) -> Self {
+        Crew {
+            control,
+            domains: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, domain: Box<dyn Domain>) {
+        // A domain that keeps no counts is counted as far as the context can.
+        let meter = domain.meter().unwrap_or_default();
+        lock(&self.control.roster).push(Listed {
+            id: domain.id(),
+            name: domain.name().to_owned(),
+            meter: meter.clone(),
+        });
+        self.domains.push((domain, meter));
+    }
+
+    fn remove(&mut self, at: usize) -> Box<dyn Domain> {
+        let (domain, meter) = self.domains.remove(at);
+        lock(&self.control.roster).retain(|listed| !Arc::ptr_eq(&listed.meter, &meter));
+        domain
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.domains
+            .iter()
+            .position(|(domain, _)| domain.id() == id)
+    }
+
+    /// Does what the letters say.
+    fn read(&mut self, letters: Vec<Letter>) {
+        for letter in letters {
+            match letter {
+                Letter::Add(domain) => self.add(domain),
+                Letter::Remove(id, reply) => {
+                    let Some(at) = self.find(id) else { continue };
+                    if let Err(mpsc::SendError(domain)) = reply.send(self.remove(at)) {
+                        self.add(domain); // nobody waits for it any more
+                    }
+                }
+                Letter::Move(id, to, reply) => {
+                    let Some(at) = self.find(id) else { continue };
+                    let moved = match to.add(self.remove(at)) {
+                        Ok(()) => true,
+                        Err(domain) => {
+                            self.add(domain);
+                            false
+                        }
+                    };
+                    // It does not matter if nobody wants to know.
+                    let _ = reply.send(moved);
+                }
+            }
+        }
     }
 }
 
-fn lock(inbox: &Mutex<Inbox>) -> std::sync::MutexGuard<'_, Inbox> {
-    inbox.lock().unwrap_or_else(|poison| poison.into_inner())
-}
-
-fn run(control: &Control, mut domains: Vec<Box<dyn Domain>>) -> Vec<Box<dyn Domain>> {
-    /// However the thread ends, nobody adds a domain afterwards.
+fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
+    /// However the thread ends, nobody adds a domain afterwards, nor waits for an answer.
     struct Close<'a>(&'a Control);
     impl Drop for Close<'_> {
         fn drop(&mut self) {
-            lock(&self.0.inbox).closed = true;
+            let mut inbox = lock(&self.0.inbox);
+            inbox.closed = true;
+            inbox
+                .letters
+                .retain(|letter| matches!(letter, Letter::Add(_)));
+            lock(&self.0.roster).clear();
         }
     }
     let close = Close(control);
     let mut finished = Vec::new();
-    let mut idle = 0;
+    let (mut idle, mut spins, mut doze) = (0, SPIN_MOST / 4, DOZE_FIRST);
     loop {
-        // ORDERING: Acquire, pairs with the Release in `ContextHandle::stop`.
+        // ORDERING: Acquire, pairs with the Release in `ContextControl::stop`.
         if control.stop.load(Ordering::Acquire) {
             break;
         }
-        if control.mail.load(Ordering::Relaxed) {
-            take_mail(control, &mut domains);
+        // ORDERING: Acquire, pairs with the Release in `ContextControl::send`; the lock orders the
+        // rest.
+        if control.mail.load(Ordering::Relaxed) && control.mail.swap(false, Ordering::Acquire) {
+            let letters = std::mem::take(&mut lock(&control.inbox).letters);
+            crew.read(letters);
             idle = 0;
         }
-        let mut worked = false;
+        let (mut worked, mut waiting) = (false, false);
         let mut next = 0;
-        while next < domains.len() {
-            match domains[next].run() {
+        while next < crew.domains.len() {
+            match crew.domains[next].0.run() {
                 Turn::Worked => worked = true,
                 Turn::Idle => {}
+                Turn::Waiting => waiting = true,
                 Turn::Finished => {
-                    finished.push(domains.remove(next));
+                    finished.push(crew.remove(next));
                     worked = true;
                     continue;
                 }
             }
             next += 1;
         }
-        if domains.is_empty() && !finished.is_empty() {
+        if crew.domains.is_empty() && !finished.is_empty() {
             let mut inbox = lock(&control.inbox);
-            if inbox.domains.is_empty() {
+            if inbox.letters.is_empty() {
                 inbox.closed = true;
                 break;
             }
             continue;
         }
         if worked {
-            idle = 0;
+            if idle > 0 && idle < spins {
+                spins = (spins * 2).min(SPIN_MOST);
+            }
+            (idle, doze) = (0, DOZE_FIRST);
             continue;
         }
         idle += 1;
-        if idle < SPIN_ROUNDS {
+        if idle < spins {
             std::hint::spin_loop();
-        } else if idle < SPIN_ROUNDS + YIELD_ROUNDS {
+        } else if idle < spins + YIELD_ROUNDS {
             thread::yield_now();
         } else {
-            match &mut domains[..] {
+            spins = (spins / 2).max(SPIN_LEAST);
+            idle = spins; // after sleeping, a look; then to sleep again
+            for (_, meter) in &crew.domains {
+                meter.parked();
+            }
+            match &mut crew.domains[..] {
                 [] => thread::park(),
-                [only] => only.park(),
-                _ => thread::park_timeout(DOZE),
+                [(only, _)] if !waiting => only.park(),
+                _ => {
+                    thread::park_timeout(doze);
+                    doze = (doze * 2).min(DOZE_LAST);
+                }
             }
         }
     }
     drop(close);
-    finished.append(&mut domains);
-    finished.append(&mut lock(&control.inbox).domains);
+    finished.extend(crew.domains.into_iter().map(|(domain, _)| domain));
+    let rest = std::mem::take(&mut lock(&control.inbox).letters);
+    finished.extend(rest.into_iter().filter_map(|letter| match letter {
+        Letter::Add(domain) => Some(domain),
+        _ => None,
+    }));
     finished
+}
+
+/// The control channel of a [`Context`]: tells it to take in, give up and move domains. Cheap to
+/// clone, may go to any thread.
+#[derive(Clone)]
+pub struct ContextControl {
+    control: Arc<Control>,
+    thread: thread::Thread,
+}
+
+impl ContextControl {
+    /// Gives the letter back if the context has ended.
+    fn send(&self, letter: Letter) -> Result<(), Letter> {
+        {
+            let mut inbox = lock(&self.control.inbox);
+            if inbox.closed {
+                return Err(letter);
+            }
+            inbox.letters.push(letter);
+            // ORDERING: Release, pairs with the Acquire in `run`.
+            self.control.mail.store(true, Ordering::Release);
+        }
+        self.thread.unpark();
+        Ok(())
+    }
+
+    /// Tells the context to stop after its current turn. Does not wait.
+    pub fn stop(&self) {
+        // ORDERING: Release, pairs with the Acquire in `run`.
+        self.control.stop.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+
+    /// Hands the context another domain.
+    ///
+    /// # Errors
+    /// Gives the domain back if the context has ended.
+    pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
+        self.send(Letter::Add(domain))
+            .map_err(|letter| match letter {
+                Letter::Add(domain) => domain,
+                _ => unreachable!("the letter that was refused is the one that was sent"),
+            })
+    }
+
+    /// Asks for the first domain with this id; it is given up between two of its turns.
+    pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
+        let (tell, told) = mpsc::channel();
+        // If the context has ended, `tell` is dropped, and the reply says so.
+        let _ = self.send(Letter::Remove(id, tell));
+        Reply(told)
+    }
+
+    /// Moves the first domain with this id to another context, between two of its turns. The answer
+    /// is false if that one has ended; then the domain stays.
+    pub fn move_to(&self, id: u64, to: &ContextControl) -> Reply<bool> {
+        let (tell, told) = mpsc::channel();
+        let _ = self.send(Letter::Move(id, to.clone(), tell));
+        Reply(told)
+    }
+
+    /// The counts of the domains that are here.
+    pub fn stats(&self) -> Vec<DomainStats> {
+        lock(&self.control.roster)
+            .iter()
+            .map(|listed| listed.meter.stats(listed.id, &*listed.name))
+            .collect()
+    }
+
+    /// The thread, for waking it up.
+    pub fn thread(&self) -> &thread::Thread {
+        &self.thread
+    }
+}
+
+impl fmt::Debug for ContextControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextControl")
+            .field("name", &self.thread.name())
+            .finish()
+    }
+}
+
+/// The answer of a [`Context`], when it comes.
+#[derive(Debug)]
+pub struct Reply<T>(mpsc::Receiver<T>);
+
+impl<T> Reply<T> {
+    /// Waits for the answer; `None` if the context has no such domain, or has ended. Domains must
+    /// not call it: they would wait for themselves.
+    pub fn wait(self) -> Option<T> {
+        self.0.recv().ok()
+    }
+
+    /// The answer, if it is there. Does not wait.
+    pub fn poll(&self) -> Option<T> {
+        self.0.try_recv().ok()
+    }
 }
 
 /// The owner's view of a [`Context`]. Dropping it lets the context run on by itself.
 pub struct ContextHandle {
-    control: Arc<Control>,
+    control: ContextControl,
     thread: thread::JoinHandle<Vec<Box<dyn Domain>>>,
     pinned: bool,
 }
@@ -168,11 +377,14 @@ impl ContextHandle {
         self.pinned
     }
 
+    /// The control channel.
+    pub fn control(&self) -> ContextControl {
+        self.control.clone()
+    }
+
     /// Tells the context to stop after its current turn. Does not wait.
     pub fn stop(&self) {
-        // ORDERING: Release, pairs with the Acquire in `run`.
-        self.control.stop.store(true, Ordering::Release);
-        self.thread.thread().unpark();
+        self.control.stop();
     }
 
     /// Waits for the thread to end; call [`stop`](Self::stop) first unless its domains finish by
@@ -192,17 +404,22 @@ impl ContextHandle {
     /// # Errors
     /// Gives the domain back if the context has ended.
     pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
-        {
-            let mut inbox = lock(&self.control.inbox);
-            if inbox.closed {
-                return Err(domain);
-            }
-            inbox.domains.push(domain);
-            // ORDERING: Release, pairs with the Acquire in `take_mail`.
-            self.control.mail.store(true, Ordering::Release);
-        }
-        self.thread.thread().unpark();
-        Ok(())
+        self.control.add(domain)
+    }
+
+    /// Asks for the first domain with this id; it is given up between two of its turns.
+    pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
+        self.control.remove(id)
+    }
+
+    /// Moves the first domain with this id to another context; see [`ContextControl::move_to`].
+    pub fn move_to(&self, id: u64, to: &ContextControl) -> Reply<bool> {
+        self.control.move_to(id, to)
+    }
+
+    /// The counts of the domains that are here.
+    pub fn stats(&self) -> Vec<DomainStats> {
+        self.control.stats()
     }
 
     /// The thread, for waking it up.
@@ -307,5 +524,98 @@ mod tests {
         }
         assert_eq!(healthy.try_next_batch().unwrap().len(), 1);
         assert_eq!(healthy.try_next_batch().unwrap_err(), NoBatch::Empty);
+    }
+
+    /// Counts entries under an id.
+    fn adder(id: u64, log: &crate::Log<u32, SpinYield>) -> Box<dyn Domain> {
+        let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
+        Box::new(Replica::new("adder", 0u64, log.subscribe().unwrap(), add).with_id(id))
+    }
+
+    fn handled(control: &ContextControl, id: u64) -> Option<u64> {
+        let all = control.stats();
+        all.iter()
+            .find(|domain| domain.id == id)
+            .map(|domain| domain.handled)
+    }
+
+    #[test]
+    fn a_domain_moves_between_running_contexts_and_misses_nothing() {
+        let (mut publisher, log) = channel::<u32, SpinYield>(8);
+        let (one, two) = (
+            Context::spawn("one", None, vec![adder(1, &log), adder(2, &log)]).unwrap(),
+            Context::spawn("two", None, Vec::new()).unwrap(),
+        );
+        for round in 0..20u32 {
+            for n in 0..10 {
+                publisher.publish(n).unwrap();
+            }
+            let (from, to) = if round % 2 == 0 {
+                (&one, &two)
+            } else {
+                (&two, &one)
+            };
+            assert_eq!(from.move_to(1, &to.control()).wait(), Some(true));
+        }
+        assert_eq!(
+            two.move_to(1, &one.control()).wait(),
+            None,
+            "it is back at the first"
+        );
+        drop(publisher);
+        while handled(&one.control(), 1).is_some_and(|n| n < 200) {
+            thread::yield_now();
+        }
+        two.stop();
+        assert_eq!(two.join().unwrap().len(), 0);
+        let domains = one.join().unwrap();
+        assert_eq!(domains.len(), 2);
+        for domain in domains {
+            assert_eq!(domain.meter().unwrap().stats(0, "").handled, 200);
+        }
+    }
+
+    #[test]
+    fn a_removed_domain_is_given_back_and_can_run_elsewhere() {
+        let (mut publisher, log) = channel::<u32, SpinYield>(64);
+        let context = Context::spawn("t", None, vec![adder(7, &log)]).unwrap();
+        publisher.publish_all(0..10).unwrap();
+        while handled(&context.control(), 7) != Some(10) {
+            thread::yield_now();
+        }
+        let mut domain = context.remove(7).wait().unwrap();
+        assert!(context.stats().is_empty());
+        assert!(context.remove(7).wait().is_none());
+        publisher.publish_all(0..5).unwrap();
+        assert_eq!(domain.run(), Turn::Worked);
+        assert_eq!(domain.meter().unwrap().stats(7, "").handled, 15);
+        context.stop();
+        assert_eq!(context.join().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn moving_to_a_context_that_has_ended_leaves_the_domain_where_it_is() {
+        let (_publisher, log) = channel::<u32, SpinYield>(8);
+        let gone = Context::spawn("gone", None, Vec::new()).unwrap();
+        let control = gone.control();
+        gone.stop();
+        gone.join().unwrap();
+        let context = Context::spawn("t", None, vec![adder(7, &log)]).unwrap();
+        assert_eq!(context.move_to(7, &control).wait(), Some(false));
+        assert_eq!(handled(&context.control(), 7), Some(0));
+        context.stop();
+        assert_eq!(context.join().unwrap().len(), 1);
+        assert!(control.remove(7).wait().is_none());
+    }
+
+    #[test]
+    fn an_idle_context_sleeps_and_says_so() {
+        let (_publisher, log) = channel::<u32, SpinYield>(8);
+        let context = Context::spawn("t", None, vec![adder(1, &log), adder(2, &log)]).unwrap();
+        while context.stats().iter().any(|domain| domain.parks < 3) || context.stats().is_empty() {
+            thread::yield_now();
+        }
+        context.stop();
+        assert_eq!(context.join().unwrap().len(), 2);
     }
 }

@@ -1,7 +1,7 @@
 //! Domains: typed state with what drives it, run by a [`Context`](crate::Context).
 
-use crate::{Seq, SpinYield, Subscription, Wait};
-use std::{any::Any, fmt, time::Duration};
+use crate::{Meter, Seq, SpinYield, Subscription, Wait};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 /// What a turn of a domain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +10,8 @@ pub enum Turn {
     Worked,
     /// There was nothing to do.
     Idle,
+    /// There is something to do, but it waits for somebody else: ask again later.
+    Waiting,
     /// There will never be anything to do again.
     Finished,
 }
@@ -29,6 +31,17 @@ pub trait Domain: Send + Any {
     /// A name for reports.
     fn name(&self) -> &str {
         "domain"
+    }
+
+    /// A number by which its context finds it, to remove or move it. Need not be unique: the first
+    /// is meant.
+    fn id(&self) -> u64 {
+        0
+    }
+
+    /// Its counts, if it keeps any.
+    fn meter(&self) -> Option<Arc<Meter>> {
+        None
     }
 }
 
@@ -61,6 +74,8 @@ pub struct Replica<S, T, W: Wait = SpinYield, F = fn(&mut S, Seq, &T)> {
     state: S,
     subscription: Subscription<T, W>,
     handler: F,
+    id: u64,
+    meter: Arc<Meter>,
 }
 
 impl<S, T, W, F> Replica<S, T, W, F>
@@ -81,7 +96,15 @@ where
             state,
             subscription,
             handler,
+            id: 0,
+            meter: Arc::default(),
         }
+    }
+
+    /// With a number by which its context finds it.
+    pub fn with_id(mut self, id: u64) -> Self {
+        self.id = id;
+        self
     }
 
     /// The state.
@@ -101,16 +124,19 @@ where
 
     /// Applies what is there now, at most a batch.
     pub fn turn(&mut self) -> Turn {
-        match self.subscription.try_next_batch() {
+        let handled = match self.subscription.try_next_batch() {
             Ok(batch) => {
                 for (seq, entry) in &batch {
                     (self.handler)(&mut self.state, seq, entry);
                 }
-                Turn::Worked
+                batch.len() as u64
             }
-            Err(crate::NoBatch::Empty) => Turn::Idle,
-            Err(crate::NoBatch::Closed | crate::NoBatch::Evicted) => Turn::Finished,
-        }
+            Err(crate::NoBatch::Empty) => return Turn::Idle,
+            Err(crate::NoBatch::Closed | crate::NoBatch::Evicted) => return Turn::Finished,
+        };
+        self.meter.handled(handled);
+        self.meter.set_lag(self.subscription.lag());
+        Turn::Worked
     }
 }
 
@@ -133,6 +159,14 @@ where
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn meter(&self) -> Option<Arc<Meter>> {
+        Some(self.meter.clone())
     }
 }
 

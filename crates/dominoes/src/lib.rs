@@ -79,7 +79,9 @@
 //! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
 //! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
 //! | [`Units`] | how far that part is, so that others can take it over |
-//! | [`Context`], [`Domain`], [`Replica`] | pinned threads that run state machines |
+//! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
+//! | [`Wheel`] | timers |
+//! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
 //! | [`Fingerprints`] | do the copies still agree? |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
 //! | [`EventCount`], [`Wait`] | sleeping without losing a wake-up |
@@ -132,10 +134,14 @@ mod log;
 mod membership;
 mod primary;
 mod publisher;
+mod semaphore;
 mod seq;
+mod service;
 mod share;
+mod stats;
 mod subscription;
 mod sync;
+mod timer;
 mod wait;
 mod work;
 
@@ -150,7 +156,7 @@ mod ring;
 pub use cell::{Attachments, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use consistency::{Fingerprints, Mismatch};
-pub use context::{Context, ContextHandle};
+pub use context::{Context, ContextControl, ContextHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, NoBatch, SubscribeError, TryPublishError};
 pub use log::{Log, channel, channel_with_slots};
@@ -161,8 +167,14 @@ pub use primary::{
 };
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;
+pub use semaphore::Semaphore;
 pub use seq::Seq;
+pub use service::{
+    Feed, FeedId, FeedView, Priority, RoundRobin, Scheduler, Served, Service, Step, Then,
+};
 pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
+pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
+pub use timer::{Tick, TimerId, Wheel};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
 pub use work::{Begun, Standing, Units};

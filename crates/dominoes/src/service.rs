@@ -1,0 +1,300 @@
+//! A domain with several subscriptions: typed state, a scheduler that picks whose entry is next,
+//! and waiting that is an answer and not a call.
+//!
+//! This is the domain of C. D. Sizemore, *Parallel network protocol stacks using replication*,
+//! University of New Mexico, 2011, section 3.2.4. One thing is different. There, code that had to
+//! wait on a semaphore called back into the scheduler from inside a request (section 4.3.1, figure
+//! 4.4), so waits nested on one stack: they had to be released in the opposite order, and could
+//! deadlock. Here a handler that cannot go on returns [`Step::Wait`]. Its entry stays where it is,
+//! its subscription stands still, and the domain's other subscriptions, like all other domains of
+//! the context, go on; at the next turn the handler is shown the entry again.
+
+mod feed;
+mod schedule;
+
+pub use feed::{Feed, Served, Then};
+pub use schedule::{FeedView, Priority, RoundRobin, Scheduler};
+
+use crate::{Domain, Meter, Seq, Subscription, Turn, Wait};
+use feed::LogFeed;
+use std::{fmt, sync::Arc, time::Duration};
+
+/// What became of an entry, as its handler says. A handler that returns nothing is
+/// [`Done`](Step::Done).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It was handled.
+    Done,
+    /// It was handled, and so many units of work were done as its primary.
+    Primary(u32),
+    /// It was handled, and so many units of work were done in another primary's place.
+    Stolen(u32),
+    /// It has to wait: show it again later. The handler must not have changed anything that it
+    /// would change again.
+    Wait,
+}
+
+impl From<()> for Step {
+    fn from((): ()) -> Self {
+        Step::Done
+    }
+}
+
+/// Names a subscription of a [`Service`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FeedId(u64);
+
+type Hook<S> = Box<dyn FnMut(&mut S, FeedId) + Send>;
+
+struct Entry<S> {
+    feed: Box<dyn Feed<S>>,
+    view: FeedView,
+}
+
+/// A domain: state, an id, subscriptions with a handler each, a scheduler, and hooks for
+/// subscribing and unsubscribing.
+///
+/// ```
+/// use dominoes::{Domain, Priority, Service, SpinYield, Turn, channel};
+///
+/// let (mut data, data_log) = channel::<u32, SpinYield>(8);
+/// let (mut control, control_log) = channel::<&str, SpinYield>(8);
+/// let mut service = Service::new(7, "adder", (0, Vec::new())).with_scheduler(Priority);
+/// service.subscribe(0, data_log.subscribe()?, |state: &mut (u32, Vec<&str>), _, n: &u32| {
+///     state.0 += n;
+/// });
+/// service.subscribe(1, control_log.subscribe()?, |state: &mut (u32, Vec<&str>), _, s: &&str| {
+///     state.1.push(*s);
+/// });
+/// data.publish_all([1, 2, 3])?;
+/// control.publish("urgent")?;
+/// assert_eq!(service.run_one(), Turn::Worked);
+/// assert_eq!(service.state(), &(0, vec!["urgent"]));
+/// while service.run() == Turn::Worked {}
+/// assert_eq!(service.state().0, 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Service<S> {
+    id: u64,
+    name: String,
+    state: S,
+    feeds: Vec<Entry<S>>,
+    next_feed: u64,
+    scheduler: Box<dyn Scheduler>,
+    batch: usize,
+    on_subscribe: Option<Hook<S>>,
+    on_unsubscribe: Option<Hook<S>>,
+    meter: Arc<Meter>,
+    /// Views of the feeds, kept for their memory.
+    views: Vec<FeedView>,
+}
+
+impl<S: Send + 'static> Service<S> {
+    /// A domain with this state and no subscriptions, which go round robin, a batch of up to 64
+    /// entries each.
+    ///
+    /// The id means nothing here; handlers and reports may use it, and a context finds the domain
+    /// by it.
+    pub fn new(id: u64, name: impl Into<String>, state: S) -> Self {
+        Service {
+            id,
+            name: name.into(),
+            state,
+            feeds: Vec::new(),
+            next_feed: 0,
+            scheduler: Box::new(RoundRobin::default()),
+            batch: 64,
+            on_subscribe: None,
+            on_unsubscribe: None,
+            meter: Arc::default(),
+            views: Vec::new(),
+        }
+    }
+
+    /// With another scheduler: [`Priority`], or one's own.
+    pub fn with_scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
+        self.scheduler = Box::new(scheduler);
+        self
+    }
+
+    /// With another bound on the entries that a turn handles, at least 1.
+    pub fn with_batch(mut self, entries: usize) -> Self {
+        self.batch = entries.max(1);
+        self
+    }
+
+    /// With a hook that is called after a subscription was added.
+    pub fn on_subscribe(mut self, hook: impl FnMut(&mut S, FeedId) + Send + 'static) -> Self {
+        self.on_subscribe = Some(Box::new(hook));
+        self
+    }
+
+    /// With a hook that is called after a subscription was removed, also when its channel ended.
+    pub fn on_unsubscribe(mut self, hook: impl FnMut(&mut S, FeedId) + Send + 'static) -> Self {
+        self.on_unsubscribe = Some(Box::new(hook));
+        self
+    }
+
+    /// Adds a subscription to a multicast channel. A larger priority is more urgent, for schedulers
+    /// that look at it.
+    pub fn subscribe<T, W, R>(
+        &mut self,
+        priority: u8,
+        subscription: Subscription<T, W>,
+        handler: impl FnMut(&mut S, Seq, &T) -> R + Send + 'static,
+    ) -> FeedId
+    where
+        T: Send + Sync + 'static,
+        W: Wait,
+        R: Into<Step> + 'static,
+    {
+        self.add_feed(
+            priority,
+            LogFeed::new(subscription, handler, self.meter.clone()),
+        )
+    }
+
+    /// Adds anything that can be served.
+    pub fn add_feed(&mut self, priority: u8, feed: impl Feed<S> + 'static) -> FeedId {
+        let id = FeedId(self.next_feed);
+        self.next_feed += 1;
+        self.feeds.push(Entry {
+            feed: Box::new(feed),
+            view: FeedView::new(id, priority),
+        });
+        if let Some(hook) = &mut self.on_subscribe {
+            hook(&mut self.state, id);
+        }
+        id
+    }
+
+    /// Removes a subscription; what it has not handled is let go. False if there is none.
+    pub fn unsubscribe(&mut self, id: FeedId) -> bool {
+        let at = self.feeds.iter().position(|entry| entry.view.id == id);
+        if let Some(at) = at {
+            self.remove(at);
+        }
+        at.is_some()
+    }
+
+    fn remove(&mut self, at: usize) {
+        let id = self.feeds[at].view.id;
+        drop(self.feeds.remove(at));
+        if let Some(hook) = &mut self.on_unsubscribe {
+            hook(&mut self.state, id);
+        }
+    }
+
+    /// Handles one entry.
+    pub fn run_one(&mut self) -> Turn {
+        self.run_batch(1)
+    }
+
+    /// Handles up to `limit` entries of one subscription, the first that has any, in the order in
+    /// which the scheduler asks.
+    ///
+    /// [`Turn::Waiting`] if nothing could be handled and an entry waits; [`Turn::Finished`] if there
+    /// were subscriptions and all have ended.
+    pub fn run_batch(&mut self, limit: usize) -> Turn {
+        for entry in &mut self.feeds {
+            entry.view.asked = false;
+            entry.view.lag = entry.feed.lag();
+        }
+        let mut waiting = false;
+        loop {
+            self.views.clear();
+            self.views.extend(self.feeds.iter().map(|entry| entry.view));
+            let Some(next) = self.scheduler.next(&self.views) else {
+                break;
+            };
+            let Some(entry) = self.feeds.get_mut(next).filter(|entry| !entry.view.asked) else {
+                break; // a scheduler that repeats itself gives up its turn
+            };
+            let served = entry.feed.serve(&mut self.state, limit);
+            entry.view.asked = true;
+            entry.view.waiting = served.then == Then::Waiting;
+            if entry.view.waiting {
+                waiting = true;
+                self.meter.waited();
+            }
+            if served.then == Then::Ended {
+                self.remove(next);
+            }
+            if served.handled > 0 {
+                self.meter.handled(served.handled as u64);
+                let lag = |entry: &Entry<S>| entry.feed.lag();
+                self.meter.set_lag(self.feeds.iter().map(lag).sum());
+                return Turn::Worked;
+            }
+        }
+        if self.feeds.is_empty() && self.next_feed > 0 {
+            Turn::Finished
+        } else if waiting {
+            Turn::Waiting
+        } else {
+            Turn::Idle
+        }
+    }
+
+    /// The state.
+    pub fn state(&self) -> &S {
+        &self.state
+    }
+
+    /// The state, for whoever owns the domain between turns.
+    pub fn state_mut(&mut self) -> &mut S {
+        &mut self.state
+    }
+
+    /// Gives up the subscriptions and returns the state.
+    pub fn into_state(self) -> S {
+        self.state
+    }
+
+    /// The subscriptions, in the order in which they were made.
+    pub fn feeds(&self) -> Vec<FeedId> {
+        self.feeds.iter().map(|entry| entry.view.id).collect()
+    }
+}
+
+impl<S: Send + 'static> Domain for Service<S> {
+    fn run(&mut self) -> Turn {
+        self.run_batch(self.batch)
+    }
+
+    fn park(&mut self) {
+        // What an entry waits for tells nobody, so look again soon; and a context that is stopped
+        // must notice.
+        let waiting = self.feeds.iter().any(|entry| entry.view.waiting);
+        match &mut self.feeds[..] {
+            [only] if !waiting => only.feed.park(Duration::from_millis(10)),
+            _ => std::thread::park_timeout(Duration::from_micros(200)),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn meter(&self) -> Option<Arc<Meter>> {
+        Some(self.meter.clone())
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Service<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .field("state", &self.state)
+            .field("feeds", &self.feeds.len())
+            .finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,122 @@
+//! What a service can be fed from.
+
+use super::Step;
+use crate::{Meter, NoBatch, Seq, Subscription, Wait};
+use std::{
+    marker::PhantomData,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How a look at a [`Feed`] went on after the entries that were handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// There may be more.
+    More,
+    /// Nothing more is there now.
+    Empty,
+    /// The next entry waits for something.
+    Waiting,
+    /// Nothing will ever come again.
+    Ended,
+}
+
+/// What a look at a [`Feed`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Served {
+    /// Entries handled.
+    pub handled: usize,
+    /// What came after them.
+    pub then: Then,
+}
+
+/// Something a [`Service`](crate::Service) with state `S` takes entries from: a subscription with a
+/// handler, a timer channel, or a kind of one's own.
+pub trait Feed<S>: Send {
+    /// Handles up to `limit` entries. Never blocks.
+    fn serve(&mut self, state: &mut S, limit: usize) -> Served;
+
+    /// Entries that are there and not handled. A moment's view.
+    fn lag(&self) -> u64;
+
+    /// Sleeps until there may be entries, the thread is unparked, or the time is up.
+    fn park(&mut self, timeout: Duration) {
+        std::thread::park_timeout(timeout);
+    }
+}
+
+/// A subscription with the handler of its entries.
+pub(super) struct LogFeed<T, W: Wait, F, R> {
+    subscription: Subscription<T, W>,
+    handler: F,
+    meter: Arc<Meter>,
+    result: PhantomData<fn() -> R>,
+}
+
+impl<T, W: Wait, F, R> LogFeed<T, W, F, R> {
+    pub(super) fn new(subscription: Subscription<T, W>, handler: F, meter: Arc<Meter>) -> Self {
+        LogFeed {
+            subscription,
+            handler,
+            meter,
+            result: PhantomData,
+        }
+    }
+}
+
+impl<S, T, W, F, R> Feed<S> for LogFeed<T, W, F, R>
+where
+    T: Send + Sync,
+    W: Wait,
+    F: FnMut(&mut S, Seq, &T) -> R + Send,
+    R: Into<Step>,
+{
+    fn serve(&mut self, state: &mut S, limit: usize) -> Served {
+        let mut batch = match self.subscription.try_next_batch() {
+            Ok(batch) => batch,
+            Err(reason) => {
+                let then = match reason {
+                    NoBatch::Empty => Then::Empty,
+                    NoBatch::Closed | NoBatch::Evicted => Then::Ended,
+                };
+                return Served { handled: 0, then };
+            }
+        };
+        let first = batch.first_seq();
+        let (mut end, mut then) = (first, Then::More);
+        let (mut primary, mut stolen) = (0, 0);
+        for (seq, entry) in batch.iter().take(limit) {
+            match (self.handler)(state, seq, entry).into() {
+                Step::Done => {}
+                Step::Primary(units) => primary += u64::from(units),
+                Step::Stolen(units) => stolen += u64::from(units),
+                Step::Wait => {
+                    then = Then::Waiting;
+                    break;
+                }
+            }
+            end = seq + 1;
+        }
+        // What was not handled stays for the next look.
+        batch.truncate(end);
+        drop(batch);
+        if primary > 0 {
+            self.meter.primary(primary);
+        }
+        if stolen > 0 {
+            self.meter.stole(stolen);
+        }
+        Served {
+            handled: (end - first) as usize,
+            then,
+        }
+    }
+
+    fn lag(&self) -> u64 {
+        self.subscription.lag()
+    }
+
+    fn park(&mut self, timeout: Duration) {
+        self.subscription.wait(Some(Instant::now() + timeout));
+    }
+}
