@@ -80,7 +80,7 @@
 //! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
 //! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
-//! | [`Wheel`] | timers |
+//! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, of a domain or published |
 //! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
 //! | [`Fingerprints`] | do the copies still agree? |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
@@ -175,6 +175,8 @@ pub use service::{
 pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
-pub use timer::{Tick, TimerId, Wheel};
+pub use timer::{
+    Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
+};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
 pub use work::{Begun, Standing, Units};

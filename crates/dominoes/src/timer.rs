@@ -13,8 +13,10 @@
 //! Time is a number of *ticks* that somebody says, from any origin: a [`Clock`] that runs, or one
 //! that a test moves by hand.
 
+mod channel;
 mod wheel;
 
+pub use channel::{Clock, ManualClock, SystemClock, TimerControl, TimerFeed, TimerPublisher};
 pub use wheel::{TimerId, Wheel};
 
 /// A point in time, in ticks. What a tick is, the user decides: a [`SystemClock`] is told.

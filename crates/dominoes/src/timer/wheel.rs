@@ -8,6 +8,7 @@
 //! timers costs nothing per tick.
 
 use super::Tick;
+use std::cmp::Reverse;
 
 /// log2 of the slots in a level.
 const BITS: u32 = 6;
@@ -68,8 +69,8 @@ pub struct Wheel<T> {
     occupied: [u64; LEVELS],
     len: usize,
     started: u64,
-    /// Timers of the tick that fires now, kept for its memory.
-    firing: Vec<(u64, u32)>,
+    /// Timers of the tick that fires now: start, place and generation of each, the first at the end.
+    firing: Vec<(u64, u32, u32)>,
 }
 
 impl<T> Wheel<T> {
@@ -151,20 +152,36 @@ impl<T> Wheel<T> {
     }
 
     /// Moves time on to `now` and fires what is due. Time does not go back: an earlier `now` does
-    /// nothing.
+    /// not move it.
     ///
     /// Costs a constant for each timer that fires or moves down a level, a logarithm for those that
     /// fire in the same tick, and a few words for the time that passes.
     pub fn advance(&mut self, now: Tick, mut fire: impl FnMut(Tick, T)) {
-        while self.now < now {
-            if self.len == 0 {
-                self.now = now;
-                return;
+        while let Some((deadline, value)) = self.pop_due(now) {
+            fire(deadline, value);
+        }
+    }
+
+    /// Moves time on towards `now` until a timer is due, and fires that one: its deadline and its
+    /// value. `None` when time has reached `now` and nothing more is due. For those who start and
+    /// cancel between two expiries; a timer that has not been returned can still be cancelled.
+    pub fn pop_due(&mut self, now: Tick) -> Option<(Tick, T)> {
+        loop {
+            while let Some((_, place, generation)) = self.firing.pop() {
+                if self.nodes[place as usize].generation != generation {
+                    continue; // it was cancelled meanwhile
+                }
+                self.unlink(place);
+                let deadline = self.nodes[place as usize].deadline;
+                return self.release(place).map(|value| (deadline, value));
+            }
+            if self.now >= now {
+                return None;
             }
             // The next tick at which a slot comes up, in any level.
             let Some(next) = self.next_event().filter(|next| *next <= now) else {
                 self.now = now;
-                return;
+                return None;
             };
             self.now = next;
             for level in (1..LEVELS).rev() {
@@ -173,13 +190,19 @@ impl<T> Wheel<T> {
                     self.move_down(level, slot(next, level));
                 }
             }
-            self.fire_slot(slot(next, 0), &mut fire);
+            self.gather(slot(next, 0));
         }
     }
 
     /// When the next timer fires, exactly; `None` if none runs. Looks at the timers of one slot per
     /// level.
     pub fn next_deadline(&self) -> Option<Tick> {
+        let due = |(_, place, generation): &(u64, u32, u32)| {
+            self.nodes[*place as usize].generation == *generation
+        };
+        if self.firing.iter().any(due) {
+            return Some(self.now);
+        }
         (0..LEVELS)
             .filter_map(|level| {
                 let first = self.first_slot(level)?;
@@ -302,26 +325,18 @@ impl<T> Wheel<T> {
         }
     }
 
-    fn fire_slot(&mut self, slot: usize, fire: &mut impl FnMut(Tick, T)) {
-        let mut firing = std::mem::take(&mut self.firing);
+    /// Lines up the timers of the tick that has come. They stay where they are until they fire.
+    fn gather(&mut self, slot: usize) {
         let mut at = self.heads[0][slot].0;
         while at != NONE {
             let node = &self.nodes[at as usize];
             debug_assert_eq!(node.deadline, self.now, "level 0 has one tick per slot");
-            firing.push((node.started, at));
+            self.firing.push((node.started, at, node.generation));
             at = node.next;
         }
         // A list keeps the order of starts, except that what came down stands behind what did not.
-        firing.sort_unstable();
-        for (_, place) in firing.drain(..) {
-            // One at a time, so that a panic in `fire` leaves a wheel that works.
-            self.unlink(place);
-            let deadline = self.nodes[place as usize].deadline;
-            if let Some(value) = self.release(place) {
-                fire(deadline, value);
-            }
-        }
-        self.firing = firing;
+        // The last is taken first.
+        self.firing.sort_unstable_by_key(|firing| Reverse(firing.0));
     }
 }
 
@@ -392,6 +407,22 @@ mod tests {
         assert!(outcome.is_err());
         assert_eq!(wheel.len(), 1);
         assert_eq!(wheel.next_deadline(), Some(7));
+    }
+
+    #[test]
+    fn a_timer_that_is_due_can_be_cancelled_by_one_that_fires_before_it() {
+        let mut wheel = Wheel::new(0);
+        let ids: Vec<_> = ["a", "b", "c"].map(|name| wheel.start(9, name)).into();
+        assert_eq!(wheel.pop_due(20), Some((9, "a")));
+        assert_eq!(wheel.cancel(ids[1]), Some("b"));
+        assert_eq!(wheel.next_deadline(), Some(9));
+        let late = wheel.start(0, "late");
+        assert_eq!(wheel.pop_due(20), Some((9, "c")));
+        assert_eq!(wheel.pop_due(20), Some((10, "late")));
+        assert_eq!(
+            (wheel.pop_due(20), wheel.now(), wheel.cancel(late)),
+            (None, 20, None)
+        );
     }
 
     #[derive(Debug, Clone)]
