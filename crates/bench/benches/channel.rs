@@ -87,7 +87,9 @@ fn options() -> Options {
             }
             "--no-latency" => options.latency = false,
             // `cargo bench NAME` says the name to every bench; it is another one that is meant.
-            "scalability" | "instructions" | "micro" => std::process::exit(0),
+            "scalability" | "instructions" | "micro" | "synthetic" | "timer" => {
+                std::process::exit(0)
+            }
             _ => {} // cargo's own, such as --bench
         }
     }

@@ -25,7 +25,7 @@ const QUICK: (usize, usize) = (7, 3);
 const FULL: (usize, usize) = (40, 12);
 /// Names of this bench and of its siblings, which are asked for by the same words.
 const OWN_NAME: &str = "scalability";
-const SIBLINGS: &[&str] = &["channel", "instructions", "micro"];
+const SIBLINGS: &[&str] = &["channel", "instructions", "micro", "synthetic", "timer"];
 
 #[derive(Debug)]
 struct Options {

@@ -1,5 +1,9 @@
 //! Fingerprints of replicated state, compared at equal positions, out of band.
 
+mod manager;
+
+pub use manager::{Action, Joined, Joiner, Manager, Observe, Seat, Verdict};
+
 use crate::{
     Seq,
     sync::{AtomicU64, LOAD_BEFORE_FENCE, Ordering, STORE_AFTER_FENCE, fence},
@@ -156,8 +160,17 @@ impl Fingerprints {
     /// # Errors
     /// The earliest position at which replicas differ.
     pub fn compare(&self) -> Result<usize, Mismatch> {
+        self.compare_among(|_| true).0
+    }
+
+    /// The same among some of the replicas; and the newest position at which at least two of them
+    /// were found, all equal, before any at which they differ.
+    pub(crate) fn compare_among(
+        &self,
+        of: impl Fn(usize) -> bool,
+    ) -> (Result<usize, Mismatch>, Option<Seq>) {
         let mut posts: Vec<(Seq, usize, u64)> = Vec::new();
-        for (replica, ring) in self.rings.iter().enumerate() {
+        for (replica, ring) in self.rings.iter().enumerate().filter(|(r, _)| of(*r)) {
             posts.extend(
                 ring.iter()
                     .filter_map(Self::read)
@@ -165,21 +178,25 @@ impl Fingerprints {
             );
         }
         posts.sort_unstable();
-        let mut checked = 0;
+        let (mut checked, mut agreed) = (0, None);
         for at in posts.chunk_by(|a, b| a.0 == b.0) {
             if at.iter().any(|(_, _, print)| *print != at[0].2) {
                 let fingerprints = at
                     .iter()
                     .map(|(_, replica, print)| (*replica, *print))
                     .collect();
-                return Err(Mismatch {
+                let mismatch = Mismatch {
                     position: at[0].0,
                     fingerprints,
-                });
+                };
+                return (Err(mismatch), agreed);
             }
-            checked += usize::from(at.len() > 1);
+            if at.len() > 1 {
+                checked += 1;
+                agreed = Some(at[0].0);
+            }
         }
-        Ok(checked)
+        (Ok(checked), agreed)
     }
 }
 

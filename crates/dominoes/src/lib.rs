@@ -82,7 +82,7 @@
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, of a domain or published |
 //! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
-//! | [`Fingerprints`] | do the copies still agree? |
+//! | [`Fingerprints`], [`Manager`] | do the copies still agree, and what is done if not |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
 //! | [`EventCount`], [`Wait`] | sleeping without losing a wake-up |
 //!
@@ -155,7 +155,9 @@ mod ring;
 
 pub use cell::{Attachments, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
-pub use consistency::{Fingerprints, Mismatch};
+pub use consistency::{
+    Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, Seat, Verdict,
+};
 pub use context::{Context, ContextControl, ContextHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, NoBatch, SubscribeError, TryPublishError};

@@ -65,6 +65,8 @@ pub struct Wheel<T> {
     free: u32,
     /// The first and the last timer of each slot.
     heads: [[(u32, u32); SLOTS]; LEVELS],
+    /// No slot with timers comes up before this.
+    quiet_until: Tick,
     /// A bit per slot with timers.
     occupied: [u64; LEVELS],
     len: usize,
@@ -81,6 +83,7 @@ impl<T> Wheel<T> {
             nodes: Vec::new(),
             free: NONE,
             heads: [[(NONE, NONE); SLOTS]; LEVELS],
+            quiet_until: Tick::MAX,
             occupied: [0; LEVELS],
             len: 0,
             started: 0,
@@ -178,11 +181,16 @@ impl<T> Wheel<T> {
             if self.now >= now {
                 return None;
             }
-            // The next tick at which a slot comes up, in any level.
-            let Some(next) = self.next_event().filter(|next| *next <= now) else {
+            if now < self.quiet_until {
                 self.now = now;
                 return None;
-            };
+            }
+            // The next tick at which a slot comes up, in any level.
+            let next = self.next_event().unwrap_or(Tick::MAX);
+            self.quiet_until = next;
+            if next > now {
+                continue;
+            }
             self.now = next;
             for level in (1..LEVELS).rev() {
                 // A slot of this level comes up when the time is a multiple of its width.
@@ -268,7 +276,15 @@ impl<T> Wheel<T> {
     }
 
     fn link(&mut self, place: u32) {
-        let (level, slot) = self.home(self.nodes[place as usize].deadline);
+        let deadline = self.nodes[place as usize].deadline;
+        let (level, slot) = self.home(deadline);
+        // When its slot comes up; in the top level that may be rounds before.
+        let comes_up = if level + 1 < LEVELS {
+            deadline >> (BITS * level as u32) << (BITS * level as u32)
+        } else {
+            self.now
+        };
+        self.quiet_until = self.quiet_until.min(comes_up);
         let (_, last) = self.heads[level][slot];
         let node = &mut self.nodes[place as usize];
         node.list = (level as u8, slot as u8);

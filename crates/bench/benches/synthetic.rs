@@ -1,0 +1,163 @@
+//! `cargo bench -p dominoes-bench --bench synthetic [-- --quick] [--rounds N] [--millis N]
+//! [--threads 1,2,4] [--sequential NS] [--seed N]`
+//!
+//! Requests with a sequential part of about 100 ns and 100, 10, 2 or half times as much
+//! parallelizable work, on 1 to 16 threads, with the state behind a coarse lock, behind a lock for
+//! the sequential part alone, made of atomics, or replicated and fed from one log (Sizemore 2011,
+//! section 5.2, figures 5.1 and 5.2). All strategies do the same work, which is verified first.
+//!
+//! Threads are pinned, thread `t` to core `t % cores`; more threads than cores are over-committed.
+//! Rounds are interleaved: each measures every row once, and speed-ups are taken within a round. A
+//! slice in which a thread had to wait for its core is measured again.
+//! Prints a table and writes `target/synthetic/synthetic.{json,svg}`.
+
+#[path = "../src/synthetic/mod.rs"]
+mod synthetic;
+
+use core_affinity::CoreId;
+use dominoes_bench::topology::{self, Machine};
+use std::{path::Path, sync::OnceLock, thread};
+use synthetic::{
+    RATIOS, Work,
+    report::{Report, Row},
+    strategies::{Strategy, verify},
+};
+
+/// The cores, asked for before any thread is pinned: afterwards a thread knows only its own.
+static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
+
+fn cores() -> &'static [CoreId] {
+    CORES.get_or_init(topology::cores)
+}
+
+/// Pins the calling thread, if the system says what cores there are.
+pub(crate) fn pin(core: usize) -> bool {
+    let cores = cores();
+    !cores.is_empty() && core_affinity::set_for_current(cores[core % cores.len()])
+}
+
+struct Options {
+    rounds: usize,
+    /// Roughly, of one thread's work in a slice.
+    millis: f64,
+    threads: Vec<usize>,
+    sequential_ns: f64,
+    seed: u64,
+}
+
+fn options() -> Options {
+    let mut options = Options {
+        rounds: 9,
+        millis: 10.0,
+        threads: vec![1, 2, 3, 4, 6, 8, 12, 16],
+        sequential_ns: 100.0,
+        seed: 1,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().expect("an option is followed by its value");
+        match arg.as_str() {
+            "--quick" => (options.rounds, options.threads) = (5, vec![1, 2, 4]),
+            "--rounds" => options.rounds = value().parse().expect("a number"),
+            "--millis" => options.millis = value().parse().expect("a number"),
+            "--sequential" => options.sequential_ns = value().parse().expect("nanoseconds"),
+            "--seed" => options.seed = value().parse().expect("a number"),
+            "--threads" => {
+                let list = value();
+                let parse = |n: &str| n.parse().expect("numbers, like 1,2,4");
+                options.threads = list.split(',').map(parse).collect();
+            }
+            // `cargo bench NAME` says the name to every bench; it is another one that is meant.
+            "scalability" | "channel" | "instructions" | "micro" | "timer" => std::process::exit(0),
+            _ => {} // cargo's own, such as --bench
+        }
+    }
+    options
+}
+
+fn main() {
+    let options = options();
+    let cores = cores().len().max(1);
+    let machine = Machine::here();
+    let calibrate = || {
+        pin(0);
+        synthetic::calibrate()
+    };
+    let (sequential_step, parallel_step) =
+        thread::scope(|scope| scope.spawn(calibrate).join()).expect("no panic");
+    let steps = |ns: f64, step: f64| (ns / step).round().max(1.0) as u32;
+    let works = RATIOS.map(|(parallel, sequential)| {
+        let parallel_ns = options.sequential_ns * f64::from(parallel) / f64::from(sequential);
+        Work {
+            sequential: steps(options.sequential_ns, sequential_step),
+            parallel: steps(parallel_ns, parallel_step),
+            requests: (options.millis * 1e6 / (parallel_ns + options.sequential_ns)) as u64,
+            seed: options.seed,
+        }
+    });
+    for work in works {
+        verify(
+            Work {
+                requests: 3001,
+                ..work
+            },
+            cores,
+        );
+    }
+    println!(
+        "verified: every strategy leaves the same state; a step takes {sequential_step:.2} ns in the sequential part, {parallel_step:.2} in the other"
+    );
+    let mut rows = Vec::new();
+    for ratio in RATIOS {
+        for strategy in Strategy::ALL {
+            for &threads in &options.threads {
+                rows.push(Row {
+                    ratio,
+                    strategy,
+                    threads,
+                    rates: Vec::new(),
+                });
+            }
+        }
+    }
+    let before = topology::line_transfer_ns();
+    let (mut repeated, mut disturbed) = (0, 0);
+    for _ in 0..options.rounds {
+        for row in &mut rows {
+            let at = RATIOS.iter().position(|r| *r == row.ratio).expect("listed");
+            // A slice in which somebody else had a core says little: again, if not for ever. With
+            // more threads than cores they always wait, for each other.
+            let mut patience = if row.threads <= cores { 8 } else { 0 };
+            let slice = loop {
+                let (slice, _) = row.strategy.run(works[at], row.threads, cores);
+                if slice.waited < slice.took / 50 || patience == 0 {
+                    break slice;
+                }
+                patience -= 1;
+                repeated += 1;
+            };
+            disturbed += usize::from(row.threads <= cores && slice.waited >= slice.took / 50);
+            row.rates
+                .push(works[at].requests as f64 / slice.took.as_secs_f64());
+        }
+    }
+    let report = Report {
+        machine,
+        seed: options.seed,
+        sequential_ns: options.sequential_ns,
+        line_ns: [before, topology::line_transfer_ns()],
+        rows,
+    };
+    print!("{}", report.table());
+    println!(
+        "{repeated} slices were measured again because a thread had to wait for its core, {disturbed} kept although one had"
+    );
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/synthetic");
+    match report.write(&directory) {
+        Ok(()) => println!(
+            "wrote synthetic.json and synthetic.svg to {}",
+            directory.display()
+        ),
+        Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
+    }
+}

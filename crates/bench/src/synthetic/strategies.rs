@@ -1,0 +1,263 @@
+//! How the state is kept consistent.
+
+use super::{Outcome, WORDS, Work, parallel, plain, request, sequential, table};
+use crate::pin;
+use dominoes::{Assignment, ByPosition, Log, NoBatch, Publisher, Role, SpinYield, channel};
+use std::{
+    sync::{
+        Barrier, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Requests that a thread takes at once, and entries of the log that have one primary.
+const CHUNK: u64 = 16;
+/// Entries of the log.
+const CAPACITY: usize = 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// One mutex around the whole request: the dissertation's coarse-grained locking.
+    CoarseLock,
+    /// One mutex around the sequential part alone, which is fairer to locks.
+    StateLock,
+    /// The state is made of atomics, which all threads update.
+    Atomics,
+    /// A copy of the state in each thread; every copy sees all requests through one log, and one
+    /// thread does the parallelizable part of each.
+    Replication,
+}
+
+impl Strategy {
+    pub(crate) const ALL: [Strategy; 4] = [
+        Strategy::CoarseLock,
+        Strategy::StateLock,
+        Strategy::Atomics,
+        Strategy::Replication,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Strategy::CoarseLock => "coarse lock",
+            Strategy::StateLock => "lock, state only",
+            Strategy::Atomics => "atomics",
+            Strategy::Replication => "replication",
+        }
+    }
+
+    /// Runs all requests on so many threads; returns how that went and what came out of each copy of
+    /// the state.
+    pub(crate) fn run(self, work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+        match self {
+            Strategy::CoarseLock => locked(work, threads, cores, true),
+            Strategy::StateLock => locked(work, threads, cores, false),
+            Strategy::Atomics => atomics(work, threads, cores),
+            Strategy::Replication => replicated(work, threads, cores),
+        }
+    }
+}
+
+/// How a run went.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slice {
+    /// From the first begin to the last end.
+    pub(crate) took: Duration,
+    /// The longest that a thread waited for its core although it could have run.
+    pub(crate) waited: Duration,
+}
+
+/// How long the calling thread has waited for a core, if the system says so.
+fn waited() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let ns = stat
+        .split_whitespace()
+        .nth(1)
+        .and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(ns.unwrap_or(0))
+}
+
+/// Runs `body` on pinned threads that begin together.
+fn timed<R: Send>(
+    threads: usize,
+    cores: usize,
+    body: impl Fn(usize) -> R + Sync,
+) -> (Slice, Vec<R>) {
+    let barrier = Barrier::new(threads);
+    let results: Vec<(Instant, Instant, Duration, R)> = thread::scope(|scope| {
+        let run = |me: usize| {
+            let (barrier, body) = (&barrier, &body);
+            move || {
+                pin(me % cores);
+                barrier.wait();
+                let (before, begin) = (waited(), Instant::now());
+                let result = body(me);
+                let end = Instant::now();
+                (begin, end, waited().saturating_sub(before), result)
+            }
+        };
+        let handles: Vec<_> = (0..threads).map(|me| scope.spawn(run(me))).collect();
+        handles
+            .into_iter()
+            .map(|handle| handle.join().expect("no panic"))
+            .collect()
+    });
+    let begin = results.iter().map(|(begin, ..)| *begin).min();
+    let end = results.iter().map(|(_, end, ..)| *end).max();
+    let slice = Slice {
+        took: begin.zip(end).map_or(Duration::ZERO, |(b, e)| e - b),
+        waited: results
+            .iter()
+            .map(|(_, _, w, _)| *w)
+            .max()
+            .unwrap_or_default(),
+    };
+    (slice, results.into_iter().map(|(.., r)| r).collect())
+}
+
+/// Chunks of requests, first come, first served, as a shared queue would give them out.
+fn chunks(next: &AtomicU64, total: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let from = next.fetch_add(CHUNK, Ordering::Relaxed);
+        (from < total).then(|| from..(from + CHUNK).min(total))
+    })
+    .flatten()
+}
+
+fn add(sums: Vec<u64>) -> u64 {
+    sums.into_iter().fold(0, u64::wrapping_add)
+}
+
+fn locked(work: Work, threads: usize, cores: usize, whole: bool) -> (Slice, Vec<Outcome>) {
+    let (state, next) = (Mutex::new(vec![0u64; WORDS]), AtomicU64::new(0));
+    let (took, sums) = timed(threads, cores, |_| {
+        let (table, mut sum) = (table(), 0u64);
+        for n in chunks(&next, work.requests) {
+            let request = request(work.seed, n);
+            let mut guard = state.lock().expect("no panic");
+            sequential(request, work.sequential, |i, x| {
+                guard[i] = guard[i].wrapping_add(x);
+            });
+            let held = whole.then_some(guard);
+            sum = sum.wrapping_add(parallel(request, work.parallel, &table));
+            drop(held);
+        }
+        sum
+    });
+    let state = state.into_inner().expect("no panic");
+    let sum = add(sums);
+    (took, vec![Outcome { state, sum }])
+}
+
+fn atomics(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+    let state: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+    let next = AtomicU64::new(0);
+    let (took, sums) = timed(threads, cores, |_| {
+        let (table, mut sum) = (table(), 0u64);
+        for n in chunks(&next, work.requests) {
+            let request = request(work.seed, n);
+            sequential(request, work.sequential, |i, x| {
+                state[i].fetch_add(x, Ordering::Relaxed);
+            });
+            sum = sum.wrapping_add(parallel(request, work.parallel, &table));
+        }
+        sum
+    });
+    let state = state.into_iter().map(AtomicU64::into_inner).collect();
+    let sum = add(sums);
+    (took, vec![Outcome { state, sum }])
+}
+
+/// Puts requests into the log: whoever finds nothing to read does it, a few at a time.
+struct Source {
+    publisher: Publisher<u64, SpinYield>,
+    next: u64,
+}
+
+impl Source {
+    fn publish(&mut self, work: Work) {
+        if self.next == work.requests {
+            self.publisher.close();
+            return;
+        }
+        let mut some = [0; 64];
+        let n = (work.requests - self.next).min(some.len() as u64);
+        for (i, entry) in some[..n as usize].iter_mut().enumerate() {
+            *entry = request(work.seed, self.next + i as u64);
+        }
+        if self
+            .publisher
+            .try_publish_slice(&some[..n as usize])
+            .is_ok()
+        {
+            self.next += n;
+        }
+    }
+}
+
+fn replicated(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+    let (publisher, log): (_, Log<u64, SpinYield>) = channel(CAPACITY);
+    let source = Role::new(Source { publisher, next: 0 });
+    let subscriptions: Vec<_> = (0..threads)
+        .map(|_| {
+            let subscription = log.subscribe().expect("at most 16 threads");
+            Role::new(Some(subscription))
+        })
+        .collect();
+    let (took, results) = timed(threads, cores, |me| {
+        let mut subscription = subscriptions[me]
+            .try_take()
+            .and_then(|mut mine| mine.take())
+            .expect("each thread takes its own, once");
+        subscription.set_batch_limit(64);
+        let (table, mut state, mut sum) = (table(), vec![0u64; WORDS], 0u64);
+        loop {
+            match subscription.try_next_batch() {
+                Ok(batch) => {
+                    for (seq, &request) in &batch {
+                        sequential(request, work.sequential, |i, x| {
+                            state[i] = state[i].wrapping_add(x);
+                        });
+                        let piece = dominoes::Work::chunk(seq / CHUNK);
+                        if ByPosition.is_mine(piece, me, threads) {
+                            sum = sum.wrapping_add(parallel(request, work.parallel, &table));
+                        }
+                    }
+                }
+                Err(NoBatch::Closed) => break,
+                Err(_) => match source.try_take() {
+                    Some(mut source) => {
+                        let before = source.next;
+                        source.publish(work);
+                        if source.next == before && threads > cores {
+                            thread::yield_now(); // full: somebody else has to run
+                        }
+                    }
+                    None if threads > cores => thread::yield_now(),
+                    None => std::hint::spin_loop(),
+                },
+            }
+        }
+        (state, sum)
+    });
+    let sum = add(results.iter().map(|(_, sum)| *sum).collect());
+    let outcome = |(state, _)| Outcome { state, sum };
+    (took, results.into_iter().map(outcome).collect())
+}
+
+/// Checks that every strategy does the same work, all of it and once.
+pub(crate) fn verify(work: Work, cores: usize) {
+    let expected = plain(work);
+    for strategy in Strategy::ALL {
+        for threads in [1, 2, 3, 5] {
+            for outcome in strategy.run(work, threads, cores).1 {
+                assert!(
+                    outcome == expected,
+                    "{} on {threads} threads computes something else",
+                    strategy.name()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Timers in a wheel, a heap and a map, doing the same.
+
+use dominoes::{TimerId, Wheel};
+use dominoes_bench::{record::Spread, topology::Machine};
+use serde::Serialize;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashSet},
+    fmt::Write as _,
+    fs, io,
+    path::Path,
+    time::Instant,
+};
+
+/// Deadlines are up to this many ticks ahead: two minutes of milliseconds.
+const AHEAD: u64 = 120_000;
+
+/// Keeps timers.
+pub(crate) trait Timers: Default {
+    const NAME: &'static str;
+    type Id: Copy;
+    fn start(&mut self, deadline: u64, value: u64) -> Self::Id;
+    fn cancel(&mut self, id: Self::Id);
+    /// Fires what is due, in order of deadline, then of start.
+    fn advance(&mut self, now: u64, fire: impl FnMut(u64, u64));
+}
+
+pub(crate) struct Wheels(Wheel<u64>);
+
+impl Default for Wheels {
+    fn default() -> Self {
+        Wheels(Wheel::new(0))
+    }
+}
+
+impl Timers for Wheels {
+    const NAME: &'static str = "wheel";
+    type Id = TimerId;
+    fn start(&mut self, deadline: u64, value: u64) -> TimerId {
+        self.0.start(deadline, value)
+    }
+    fn cancel(&mut self, id: TimerId) {
+        self.0.cancel(id);
+    }
+    fn advance(&mut self, now: u64, fire: impl FnMut(u64, u64)) {
+        self.0.advance(now, fire);
+    }
+}
+
+/// A binary heap, with cancelled timers remembered until they come up: the usual way.
+#[derive(Default)]
+pub(crate) struct Heap {
+    heap: BinaryHeap<Reverse<(u64, u64, u64)>>,
+    running: HashSet<u64>,
+    started: u64,
+}
+
+impl Timers for Heap {
+    const NAME: &'static str = "binary heap";
+    type Id = u64;
+    fn start(&mut self, deadline: u64, value: u64) -> u64 {
+        self.started += 1;
+        self.heap.push(Reverse((deadline, self.started, value)));
+        self.running.insert(self.started);
+        self.started
+    }
+    fn cancel(&mut self, id: u64) {
+        self.running.remove(&id);
+    }
+    fn advance(&mut self, now: u64, mut fire: impl FnMut(u64, u64)) {
+        while let Some(&Reverse((deadline, id, value))) = self.heap.peek() {
+            if deadline > now {
+                return;
+            }
+            self.heap.pop();
+            if self.running.remove(&id) {
+                fire(deadline, value);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Map {
+    map: BTreeMap<(u64, u64), u64>,
+    started: u64,
+}
+
+impl Timers for Map {
+    const NAME: &'static str = "sorted map";
+    type Id = (u64, u64);
+    fn start(&mut self, deadline: u64, value: u64) -> (u64, u64) {
+        self.started += 1;
+        self.map.insert((deadline, self.started), value);
+        (deadline, self.started)
+    }
+    fn cancel(&mut self, id: (u64, u64)) {
+        self.map.remove(&id);
+    }
+    fn advance(&mut self, now: u64, mut fire: impl FnMut(u64, u64)) {
+        while let Some(first) = self.map.first_entry().filter(|first| first.key().0 <= now) {
+            let ((deadline, _), value) = first.remove_entry();
+            fire(deadline, value);
+        }
+    }
+}
+
+/// xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+fn filled<T: Timers>(running: usize, random: &mut Random) -> (T, Vec<T::Id>) {
+    let mut timers = T::default();
+    let start = |n: usize| timers.start(1 + random.below(AHEAD), n as u64);
+    let ids = (0..running).map(start).collect();
+    (timers, ids)
+}
+
+/// Nanoseconds to cancel a timer and start another, as each segment does with a retransmission
+/// timer, while so many run.
+pub(crate) fn start_cancel<T: Timers>(running: usize, seed: u64) -> f64 {
+    const TIMES: usize = 100_000;
+    let mut random = Random::new(seed);
+    let (mut timers, mut ids) = filled::<T>(running, &mut random);
+    let begin = Instant::now();
+    for n in 0..TIMES {
+        let which = random.below(running as u64) as usize;
+        timers.cancel(ids[which]);
+        ids[which] = timers.start(1 + random.below(AHEAD), n as u64);
+    }
+    begin.elapsed().as_nanos() as f64 / TIMES as f64
+}
+
+/// Nanoseconds per timer to fire all of them, while time moves on tick by tick.
+pub(crate) fn fire<T: Timers>(running: usize, seed: u64) -> f64 {
+    let (mut timers, _) = filled::<T>(running, &mut Random::new(seed));
+    let mut fired = 0;
+    let begin = Instant::now();
+    for now in 1..=AHEAD {
+        timers.advance(now, |_, _| fired += 1);
+    }
+    let took = begin.elapsed().as_nanos() as f64;
+    assert_eq!(fired, running, "{} lost timers", T::NAME);
+    took / running as f64
+}
+
+/// Random starts, cancels and steps of time: everybody must fire the same.
+pub(crate) fn verify(seed: u64) {
+    fn run<T: Timers>(seed: u64) -> Vec<(u64, u64)> {
+        let mut random = Random::new(seed);
+        let (mut timers, mut ids) = filled::<T>(1000, &mut random);
+        let (mut now, mut fired) = (0, Vec::new());
+        for n in 0..20_000 {
+            match random.below(3) {
+                0 => ids.push(timers.start(now + 1 + random.below(AHEAD), n)),
+                1 => {
+                    let which = random.below(ids.len() as u64) as usize;
+                    timers.cancel(ids[which]);
+                }
+                _ => {
+                    now += random.below(300);
+                    timers.advance(now, |at, value| fired.push((at, value)));
+                }
+            }
+        }
+        fired
+    }
+    let wheel = run::<Wheels>(seed);
+    assert!(wheel.len() > 1000, "few timers fired: {}", wheel.len());
+    assert!(
+        wheel == run::<Heap>(seed),
+        "wheel and heap differ, seed {seed}"
+    );
+    assert!(
+        wheel == run::<Map>(seed),
+        "wheel and map differ, seed {seed}"
+    );
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) kind: &'static str,
+    /// Timers that run.
+    pub(crate) running: usize,
+    pub(crate) start_cancel_ns: Spread,
+    pub(crate) fire_ns: Spread,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) machine: Machine,
+    pub(crate) seed: u64,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Report {
+    pub(crate) fn table(&self) -> String {
+        let m = &self.machine;
+        let mut out = format!(
+            "{}, load {:?}, commit {}, seed {}; ns per operation [quartiles]; deadlines within {AHEAD} ticks\n{:>9} {:<12} {:>24} {:>24}\n",
+            m.cpu,
+            m.load_1min.unwrap_or(f64::NAN),
+            m.commit.as_deref().unwrap_or("?"),
+            self.seed,
+            "running",
+            "",
+            "cancel and start",
+            "fire"
+        );
+        let cell = |s: &Spread| format!("{:.0} [{:.0} {:.0}]", s.median, s.q1, s.q3);
+        for row in &self.rows {
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                out,
+                "{:>9} {:<12} {:>24} {:>24}",
+                row.running,
+                row.kind,
+                cell(&row.start_cancel_ns),
+                cell(&row.fire_ns)
+            );
+        }
+        out + "published: Sizemore 2011, section 3.2.5: constant time to start and cancel, without figures\n"
+    }
+
+    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
+        fs::create_dir_all(directory)?;
+        let json = serde_json::to_string_pretty(self)?;
+        fs::write(directory.join("timer.json"), json + "\n")?;
+        fs::write(directory.join("timer.svg"), self.picture())
+    }
+
+    /// A bar per row, for cancelling and starting.
+    fn picture(&self) -> String {
+        let most = |row: &Row| row.start_cancel_ns.median;
+        let scale = 500.0 / self.rows.iter().map(most).fold(1.0, f64::max);
+        let mut out = format!(
+            "<svg xmlns='http://www.w3.org/2000/svg' width='800' height='{}' font-family='sans-serif' font-size='11'>\n<rect width='100%' height='100%' fill='white'/>\n<text x='190' y='16'>nanoseconds to cancel a timer and start another</text>\n",
+            40 + 18 * self.rows.len()
+        );
+        for (i, row) in self.rows.iter().enumerate() {
+            let y = 28 + 18 * i;
+            let colour = if row.kind == Wheels::NAME {
+                "#c22"
+            } else {
+                "#999"
+            };
+            let ns = row.start_cancel_ns.median;
+            let _ = writeln!(
+                out,
+                "<text x='180' y='{}' text-anchor='end'>{} of {}</text><rect x='190' y='{y}' width='{:.1}' height='13' fill='{colour}'/><text x='{:.1}' y='{}'>{ns:.0}</text>",
+                y + 11,
+                row.kind,
+                row.running,
+                ns * scale,
+                196.0 + ns * scale,
+                y + 11
+            );
+        }
+        out + "</svg>\n"
+    }
+}
