@@ -14,7 +14,7 @@ use dominoes_bench::instructions::{callgrind, cases, processor};
 use lexopt::prelude::*;
 
 /// Words that name other benches: `cargo bench NAME` says them to all.
-const SIBLINGS: [&str; 3] = ["channel", "micro", "scalability"];
+const SIBLINGS: [&str; 5] = ["channel", "micro", "scalability", "synthetic", "timer"];
 const OWN_NAME: &str = "instructions";
 
 #[derive(Debug, Default)]
