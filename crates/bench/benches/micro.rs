@@ -18,7 +18,13 @@ use std::{
 };
 
 /// Words that name other benches: `cargo bench NAME` says them to all.
-const SIBLINGS: [&str; 5] = ["channel", "instructions", "scalability", "synthetic", "timer"];
+const SIBLINGS: [&str; 5] = [
+    "channel",
+    "instructions",
+    "scalability",
+    "synthetic",
+    "timer",
+];
 const OWN_NAME: &str = "micro";
 
 const BATCHES: [usize; 3] = [1, 16, 64];

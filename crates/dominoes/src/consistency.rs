@@ -147,6 +147,12 @@ impl Fingerprints {
             .then(|| (position - 1, fingerprint))
     }
 
+    /// The newest position that `replica` has posted.
+    pub(crate) fn newest(&self, replica: usize) -> Option<Seq> {
+        let posts = self.rings[replica].iter().filter_map(Self::read);
+        posts.map(|(position, _)| position).max()
+    }
+
     /// Forgets what `replica` has posted: it left, or was replaced.
     pub fn forget(&self, replica: usize) {
         for post in self.rings[replica].iter() {

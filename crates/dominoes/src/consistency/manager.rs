@@ -340,6 +340,11 @@ where
                 all
             });
         }
+        // Two against each other: wait for a third that is on its way and can tell who is right.
+        let behind = |n: &usize| self.shared.prints[0].newest(*n) < Some(position);
+        if minority.is_none() && self.healthy().iter().any(behind) {
+            return None;
+        }
         let agreed = compared.iter().map(|(_, agreed)| *agreed).min().flatten();
         let (_, first) = here().next()?;
         Some(Verdict {
@@ -673,6 +678,20 @@ mod tests {
             5,
             "nothing is left of the old subscriptions"
         );
+    }
+
+    #[test]
+    fn no_verdict_without_a_majority_while_a_third_replica_is_on_its_way() {
+        let mut group = Group::new(3);
+        group.run(4);
+        group.replicas[0].1.sum ^= 1;
+        let late = group.replicas.pop().unwrap();
+        group.run(4);
+        assert_eq!(group.manager.check(), None, "two against each other");
+        group.replicas.push(late);
+        group.run(1);
+        let verdict = group.manager.check().unwrap();
+        assert_eq!((verdict.position, verdict.minority), (8, Some(vec![0])));
     }
 
     #[test]
