@@ -317,6 +317,10 @@ where
 
     fn compare(&self) -> Option<Verdict> {
         let healthy = |n: usize| self.shared.status(n) == HEALTHY;
+        // How far everybody has posted for certain: looked up before comparing, and in the field that
+        // is posted last.
+        let newest = |n: usize| self.shared.prints.last().and_then(|p| p.newest(n));
+        let slowest = self.healthy().into_iter().map(newest).min().flatten();
         let compared: Vec<_> = self
             .shared
             .prints
@@ -341,8 +345,7 @@ where
             });
         }
         // Two against each other: wait for a third that is on its way and can tell who is right.
-        let behind = |n: &usize| self.shared.prints[0].newest(*n) < Some(position);
-        if minority.is_none() && self.healthy().iter().any(behind) {
+        if minority.is_none() && slowest < Some(position) {
             return None;
         }
         let agreed = compared.iter().map(|(_, agreed)| *agreed).min().flatten();
