@@ -62,6 +62,21 @@ pub(crate) fn frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &
     f
 }
 
+/// Gives a frame the identification `id` (RFC 6864: of no use where fragments are forbidden, so that it may say
+/// which of several prebuilt frames this is).
+pub(crate) fn identify(frame: &mut [u8], id: u16) {
+    frame[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&id.to_be_bytes());
+    frame[ETHERNET + 10..ETHERNET + 12].fill(0);
+    let checksum = !fold(sum(&frame[ETHERNET..TCP]));
+    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// What [`identify`] stored.
+#[inline]
+pub(crate) fn identification(frame: &[u8]) -> u16 {
+    u16::from_be_bytes([frame[ETHERNET + 4], frame[ETHERNET + 5]])
+}
+
 /// Octets of the timestamps option as it is usually sent, with two octets of padding before it.
 pub(crate) const STAMP: usize = 12;
 
@@ -288,6 +303,15 @@ mod tests {
         assert_eq!(window_scale(&f[HEADERS..]), 9);
         assert_eq!(window_scale(&[]), 0);
         assert_eq!(window_scale(&[2, 0, 0]), 0);
+    }
+
+    #[test]
+    fn a_frame_keeps_its_identification_and_a_right_header_checksum() {
+        let mut f = frame(&any_ends(), flags::ACK, 7, &[], &[1, 2, 3]);
+        identify(&mut f, 0x1234);
+        assert_eq!(identification(&f), 0x1234);
+        assert_eq!(fold(sum(&f[ETHERNET..TCP])), 0xffff);
+        assert!(checksum_is_good(&f));
     }
 
     #[test]

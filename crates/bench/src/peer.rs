@@ -243,9 +243,10 @@ pub(crate) struct PeerRx {
     checksum: RxChecksum,
     /// Octets at the beginning of a frame that are about to be patched.
     head: usize,
-    /// Frames with payload, the one that was unused for longest first.
-    data: VecDeque<Frame>,
-    /// Of the frames in turn: one, if all are alike.
+    /// Frames with payload, for each prebuilt payload (one, if all are alike); the one that was unused for longest
+    /// first. Stacks give frames back in any order.
+    data: Vec<VecDeque<Frame>>,
+    /// For each of them.
     data_patches: Vec<Patch>,
     /// Whether payloads begin with their offset.
     marked: bool,
@@ -295,7 +296,12 @@ impl PeerRx {
         let payloads = processed.map_or_else(|| vec![workload.payload()], |(all, _)| all);
         let segments: Vec<Vec<u8>> = payloads
             .iter()
-            .map(|payload| headers::frame(&ends, flags::ACK, u16::MAX, options, payload))
+            .zip(0..)
+            .map(|(payload, id)| {
+                let mut f = headers::frame(&ends, flags::ACK, u16::MAX, options, payload);
+                headers::identify(&mut f, id);
+                f
+            })
             .collect();
         let patch = |segment: &Vec<u8>| {
             if marked {
@@ -310,6 +316,7 @@ impl PeerRx {
         } else {
             workload.frames()
         };
+        let count = frames / segments.len();
         let told = |index| Told {
             index,
             phase: Phase::Closed,
@@ -320,10 +327,13 @@ impl PeerRx {
             silence: 0,
         };
         PeerRx {
-            data: copies(&segments, workload.buffer_bytes(), frames, checksum),
+            data: segments
+                .iter()
+                .map(|segment| copies(segment, workload.buffer_bytes(), count, checksum))
+                .collect(),
             data_patches: segments.iter().map(patch).collect(),
             marked,
-            acks: copies(core::slice::from_ref(&ack), ACK_BUFFER, ACKS, checksum),
+            acks: copies(&ack, ACK_BUFFER, ACKS, checksum),
             ack_patch: Patch::new(&ack),
             wire,
             role,
@@ -456,8 +466,15 @@ impl PeerRx {
             // The edge may lie behind what was sent only for a moment in the handshake.
             (open as i32).max(0) as usize / self.segment as usize
         };
-        let count = left.min(max - out.len()).min(self.data.len());
-        if self.role == Role::Both && count > 0 {
+        let rounds = self.data.len();
+        let mut kind = if rounds == 1 {
+            0
+        } else {
+            (told.offset / u64::from(self.segment)) as usize % rounds
+        };
+        let count = left.min(max - out.len());
+        let any = !self.data[kind].is_empty();
+        if self.role == Role::Both && count > 0 && any {
             // ORDERING: Acquire, pairs with the Release in `PeerTx::settle`.
             let received = &self.wire.connections[index].received;
             told.acked = received.load(Ordering::Acquire);
@@ -468,17 +485,18 @@ impl PeerRx {
             ack: sequence(told.iss, told.acked),
             stamp: (clock, echo),
         };
-        let mut patch = match &self.data_patches[..] {
-            [_] => 0,
-            all => (told.offset / u64::from(self.segment)) as usize % all.len(),
-        };
-        for mut frame in self.data.drain(..count) {
+        for sent in 0..count {
+            let Some(mut frame) = self.data[kind].pop_front() else {
+                self.sent += sent as u64;
+                return sent;
+            };
+            let patch = &self.data_patches[kind];
             if self.marked {
                 let offset = told.offset as u32;
-                self.data_patches[0].marked(frame.bytes_mut(), &numbers, offset);
+                patch.marked(frame.bytes_mut(), &numbers, offset);
             } else {
-                self.data_patches[patch].bare(frame.bytes_mut(), &numbers);
-                patch = (patch + 1) % self.data_patches.len();
+                patch.bare(frame.bytes_mut(), &numbers);
+                kind = (kind + 1) % rounds;
             }
             numbers.seq = numbers.seq.wrapping_add(self.segment);
             told.offset += u64::from(self.segment);
@@ -486,6 +504,25 @@ impl PeerRx {
         }
         self.sent += count as u64;
         count
+    }
+
+    /// Fetches the headers of the next `count` frames into a cache, where a network card leaves them.
+    fn prefetch(&self, count: usize) {
+        if let [all] = &self.data[..] {
+            for frame in all.iter().take(count) {
+                kernel::prefetch(&frame.bytes()[..self.head]);
+            }
+            return;
+        }
+        // Prebuilt payloads belong to one connection.
+        let next = self.connections[0].offset / u64::from(self.segment);
+        for at in 0..count {
+            let kind = (next as usize + at) % self.data.len();
+            // What comes once more before a round is over is fetched only once.
+            if let Some(frame) = self.data[kind].front() {
+                kernel::prefetch(&frame.bytes()[..self.head]);
+            }
+        }
     }
 
     /// The next frames of connection `index`.
@@ -504,12 +541,11 @@ impl PeerRx {
     }
 }
 
-/// `count` frames like those of `all` in turn, in buffers that begin with a cache line, as a network card's do, so that the
+/// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
 /// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
 /// lines from then on.
-fn copies(all: &[Vec<u8>], capacity: usize, count: usize, checksum: RxChecksum) -> VecDeque<Frame> {
-    let copy = |i: usize| {
-        let bytes = &all[i % all.len()];
+fn copies(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> VecDeque<Frame> {
+    let copy = || {
         let mut frame = Frame::with_capacity(capacity);
         frame.set_len(bytes.len());
         frame.bytes_mut().copy_from_slice(bytes);
@@ -517,10 +553,10 @@ fn copies(all: &[Vec<u8>], capacity: usize, count: usize, checksum: RxChecksum) 
         frame
     };
     let mut fillers: Vec<Vec<u8>> = Vec::new();
-    while fillers.len() < 16 && !copy(0).bytes().as_ptr().addr().is_multiple_of(64) {
+    while fillers.len() < 16 && !copy().bytes().as_ptr().addr().is_multiple_of(64) {
         fillers.push(Vec::with_capacity(72));
     }
-    (0..count).map(copy).collect()
+    (0..count).map(|_| copy()).collect()
 }
 
 /// The sequence number of octet `offset` of the stream that begins after `iss`.
@@ -549,11 +585,8 @@ impl DeviceRx for PeerRx {
             }
         }
         let claimed = out.len() - before;
-        // A network card leaves headers in a cache; these are fetched into one before their time comes.
         if self.role != Role::Receiver {
-            for frame in self.data.iter().take(claimed) {
-                kernel::prefetch(&frame.bytes()[..self.head]);
-            }
+            self.prefetch(claimed);
         }
         self.stats.frames += claimed as u64;
         Ok(claimed)
@@ -564,7 +597,13 @@ impl DeviceRx for PeerRx {
             // The two kinds differ in capacity; what is smaller was made for the handshake.
             match frame.capacity() {
                 ACK_BUFFER => self.acks.push_back(frame),
-                other if other > ACK_BUFFER => self.data.push_back(frame),
+                other if other > ACK_BUFFER => {
+                    let kind = match self.data.len() {
+                        1 => 0,
+                        _ => usize::from(headers::identification(&frame)),
+                    };
+                    self.data[kind].push_back(frame);
+                }
                 _ => {}
             }
         }
@@ -897,6 +936,32 @@ mod tests {
             .map(|f| (f.len(), headers::read(f).unwrap().ack))
             .collect();
         assert_eq!(acks, [(HEADERS, 100 + 3 * 1448)]);
+        assert_eq!(wire.check(), Ok(()));
+    }
+
+    #[test]
+    fn processed_frames_have_their_place_in_the_stream_whatever_order_they_come_back_in() {
+        let workload = Workload {
+            processing: crate::workload::Processing::Aes256Ctr,
+            ..small()
+        };
+        let (mut rx, mut tx, wire) = open_all(Role::Sender, &workload);
+        let (segments, _) = inline::segments(&workload).unwrap().unwrap();
+        let mut offset = 0;
+        for _ in 0..40 {
+            let mut frames = claim(&mut rx, 32);
+            for frame in &frames {
+                assert_eq!(frame[HEADERS..], segments[offset / 1448 % segments.len()]);
+                assert!(headers::checksum_is_good(frame));
+                offset += 1448;
+            }
+            frames.reverse();
+            rx.release(&mut frames);
+            let upto = PEER_ISS + 1 + offset as u32;
+            let ack = ours(0, flags::ACK, 100, upto, 4096, [&[], &[]]);
+            tx.transmit(&[TxFrame::new(&ack)]).unwrap();
+        }
+        assert!(offset > 3 * 1448 * segments.len());
         assert_eq!(wire.check(), Ok(()));
     }
 
