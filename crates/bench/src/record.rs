@@ -77,7 +77,7 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
-    /// Segments that were sent again, since a thread did not get its core for long.
+    /// Segments that were sent again or out of order, since a thread did not get its core for long.
     pub sent_again: u64,
     /// Share of its time that each thread waited for a lock on the state, if there is one.
     pub lock_wait_share: Vec<f64>,
@@ -443,7 +443,9 @@ impl ResultRow {
         }
         if self.sent_again > 0 {
             let again = self.sent_again;
-            seen.push(format!("{again} segments sent again for want of a core"));
+            seen.push(format!(
+                "{again} segments sent again or out of order for want of a core"
+            ));
         }
         seen
     }
@@ -597,7 +599,7 @@ mod tests {
         result.write(&mut table).unwrap();
         assert!(table.contains("waits for the lock 85/85 %"), "{table}");
         assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
-        assert!(table.contains("3 segments sent again"));
+        assert!(table.contains("3 segments sent again or out of order"));
         assert!(table.contains("say little"), "the cores are far apart");
         assert!(result.rows[0].lock_wait_share.is_empty());
     }

@@ -21,7 +21,7 @@ const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
 
-/// Waiting for a core for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
+/// Waiting for a core for so long, in one slice, excuses a retransmission or a hole. The least timeout is ten times that,
 /// but waits add up, and rows on an undisturbed machine wait for a fraction of a millisecond.
 const LONG_WAIT: Duration = Duration::from_millis(20);
 
@@ -56,7 +56,7 @@ pub struct Measured {
     pub accounts: Vec<Vec<Account>>,
     /// For each thread, the core that it was on and whether it was pinned.
     pub threads: Vec<(Option<usize>, bool)>,
-    /// For each row, segments that were sent again, which is excused where a thread waited long for its core.
+    /// For each row, segments that were sent again or out of order, which is excused where a thread waited long for its core.
     pub sent_again: Vec<u64>,
 }
 

@@ -62,7 +62,7 @@ pub(crate) trait Seat: Send {
     /// measuring. Only variants with primaries do it.
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
 
-    /// Segments that were sent again so far; told by one seat of a row.
+    /// Segments that were sent again or out of order so far; told by one seat of a row.
     fn sent_again(&self) -> u64 {
         0
     }
@@ -163,12 +163,12 @@ impl Row {
         self.seats.iter().map(|seat| seat.bytes()).sum()
     }
 
-    /// Segments that were sent again.
+    /// Segments that were sent again or out of order.
     pub(crate) fn sent_again(&self) -> u64 {
         self.seats.iter().map(|seat| seat.sent_again()).sum()
     }
 
-    /// What went wrong in any seat. That something was sent again is excused where a thread had to wait for its
+    /// What went wrong in any seat. That something was sent again or out of order is excused where a thread had to wait for its
     /// core for so long that it had to be.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Row {
             0 => {}
             again => {
                 return Err(format!(
-                    "{self:?}: the peer saw {again} segments sent again"
+                    "{self:?}: the peer saw {again} segments sent again or out of order"
                 ));
             }
         }
