@@ -15,9 +15,10 @@
 //!
 //! The sender never sends anything twice; the receiver acknowledges a single segment when nothing follows it.
 //! Both check what they see: an acknowledgment that repeats the last one while segments are in flight, and a
-//! segment that does not begin where the last one ended, are counted, and fail the measurement. Only what is
-//! sent again or out of order is excused, where a thread had to wait long for its core: it is put into its
-//! place, and acknowledged when it is complete, without the repeated acknowledgments of RFC 5681 section 4.2.
+//! segment that is sent again, are counted, and fail the measurement; the latter is excused where a thread had to
+//! wait long for its core. Segments out of order are counted and put into their place, and acknowledged when
+//! nothing before them is missing, without the repeated acknowledgments of RFC 5681 section 4.2. What an older
+//! frame says of the window is not news (RFC 9293 section 3.10.7.4).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -115,16 +116,22 @@ impl Wire {
         self.verify.store(on, Ordering::Relaxed);
     }
 
-    /// Segments that were sent again or out of order. Nothing is lost here, so there is no reason to, unless a
-    /// thread of the row did not get its core for long: others send past what it has not built yet, and a
-    /// retransmission timeout may pass.
+    /// Segments that were sent again. Nothing is lost here, so there is no reason to, unless a thread of the row
+    /// did not get its core for longer than a retransmission timeout.
     pub(crate) fn sent_again(&self) -> u64 {
-        // ORDERING: Relaxed, counts.
+        // ORDERING: Relaxed, a count.
         self.faults.sent_again.load(Ordering::Relaxed)
-            + self.faults.out_of_order.load(Ordering::Relaxed)
     }
 
-    /// Says what went wrong, if anything did, besides [`Wire::sent_again`].
+    /// Segments that were sent before one that belongs before them. Stacks may do that where several cores build
+    /// frames and one of them is late.
+    pub(crate) fn out_of_order(&self) -> u64 {
+        // ORDERING: Relaxed, a count.
+        self.faults.out_of_order.load(Ordering::Relaxed)
+    }
+
+    /// Says what went wrong, if anything did, besides [`Wire::sent_again`] and
+    /// [`Wire::out_of_order`].
     pub(crate) fn check(&self) -> Result<(), String> {
         Self::none_of(&[(&self.faults.duplicate_acks, "repeated acknowledgments")])?;
         self.check_reordering()
@@ -784,6 +791,10 @@ impl PeerTx {
         if self.role == Role::Sender && len == 0 && heard.last == Some(now) {
             Self::fault(&faults.duplicate_acks);
         }
+        let overtaken = |(last, _): (u32, u16)| (seen.ack.wrapping_sub(last) as i32) < 0;
+        if heard.last.is_some_and(overtaken) {
+            return Self::fault(&faults.out_of_order);
+        }
         heard.last = Some(now);
     }
 
@@ -957,12 +968,26 @@ mod tests {
             tx.transmit(&[TxFrame::new(&segment(100 + 1448 * i))])
                 .unwrap();
         }
-        assert_eq!((wire.sent_again(), wire.received_bytes(0)), (4, 1448));
+        assert_eq!((wire.out_of_order(), wire.received_bytes(0)), (4, 1448));
         for (i, upto) in [(1, 5), (5, 7)] {
             tx.transmit(&[TxFrame::new(&segment(100 + 1448 * i))])
                 .unwrap();
             assert_eq!(wire.received_bytes(0), upto * 1448);
         }
+        assert_eq!(wire.sent_again(), 0);
+    }
+
+    #[test]
+    fn an_older_acknowledgment_does_not_close_the_window() {
+        let (mut rx, mut tx, wire) = open(Role::Sender);
+        while !claim(&mut rx, 32).is_empty() {}
+        for upto in [45, 30] {
+            let ack = PEER_ISS + 1 + upto * 1448;
+            let frame = ours(0, flags::ACK, 100, ack, 1448 * 2 / 16 + 1, [&[], &[]]);
+            tx.transmit(&[TxFrame::new(&frame)]).unwrap();
+        }
+        assert_eq!(claim(&mut rx, 32).len(), 2);
+        assert_eq!((wire.out_of_order(), wire.check()), (1, Ok(())));
     }
 
     #[test]

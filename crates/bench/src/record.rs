@@ -77,8 +77,10 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
-    /// Segments that were sent again or out of order, since a thread did not get its core for long.
+    /// Segments that were sent again, since a thread did not get its core for long.
     pub sent_again: u64,
+    /// Segments that were sent before one that belongs before them, which several cores may do.
+    pub out_of_order: u64,
     /// Share of its time that each thread waited for a lock on the state, if there is one.
     pub lock_wait_share: Vec<f64>,
     /// Segments for each time that the lock was taken.
@@ -186,7 +188,7 @@ impl PanelResult {
             repeated: 0,
             accounts: Vec::new(),
             threads: Vec::new(),
-            sent_again: Vec::new(),
+            oddities: Vec::new(),
         };
         PanelResult::new(panel, &nothing, [None; 2])
     }
@@ -294,7 +296,8 @@ fn result_row(
         lag_requests: each(observed, &|a| share(a.lag_requests, a.turns as f64)),
         primary_share: each(performed > 0.0, &|a| share(a.primary_bytes, performed)),
         log_full: sum(|a| a.log_full) as u64,
-        sent_again: measured.sent_again[row],
+        sent_again: measured.oddities[row].0,
+        out_of_order: measured.oddities[row].1,
         lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
@@ -443,9 +446,10 @@ impl ResultRow {
         }
         if self.sent_again > 0 {
             let again = self.sent_again;
-            seen.push(format!(
-                "{again} segments sent again or out of order for want of a core"
-            ));
+            seen.push(format!("{again} segments sent again for want of a core"));
+        }
+        if self.out_of_order > 0 {
+            seen.push(format!("{} frames sent out of order", self.out_of_order));
         }
         seen
     }
@@ -575,7 +579,7 @@ mod tests {
                 ],
             ],
             threads: vec![(Some(0), true), (Some(1), true)],
-            sent_again: vec![0, 0, 3],
+            oddities: vec![(0, 0), (0, 0), (3, 5)],
         };
         (panel, measured)
     }
@@ -599,7 +603,8 @@ mod tests {
         result.write(&mut table).unwrap();
         assert!(table.contains("waits for the lock 85/85 %"), "{table}");
         assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
-        assert!(table.contains("3 segments sent again or out of order"));
+        assert!(table.contains("3 segments sent again"));
+        assert!(table.contains("5 frames sent out of order"));
         assert!(table.contains("say little"), "the cores are far apart");
         assert!(result.rows[0].lock_wait_share.is_empty());
     }

@@ -21,7 +21,7 @@ const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
 
-/// Waiting for a core for so long, in one slice, excuses a retransmission or a hole. The least timeout is ten times that,
+/// Waiting for a core for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
 /// but waits add up, and rows on an undisturbed machine wait for a fraction of a millisecond.
 const LONG_WAIT: Duration = Duration::from_millis(20);
 
@@ -56,8 +56,9 @@ pub struct Measured {
     pub accounts: Vec<Vec<Account>>,
     /// For each thread, the core that it was on and whether it was pinned.
     pub threads: Vec<(Option<usize>, bool)>,
-    /// For each row, segments that were sent again or out of order, which is excused where a thread waited long for its core.
-    pub sent_again: Vec<u64>,
+    /// For each row, segments that were sent again, which is excused where a thread waited long for its core, and
+    /// out of order.
+    pub oddities: Vec<(u64, u64)>,
 }
 
 /// What the threads are told to do.
@@ -271,9 +272,9 @@ pub fn measure(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Measured, String> {
     let measure = |conductor: &mut Conductor<'_>| conduct(conductor, rounds, progress);
-    let (measured, sent_again) = with_threads(rows, slice, measure)?;
+    let (measured, oddities) = with_threads(rows, slice, measure)?;
     Ok(Measured {
-        sent_again,
+        oddities,
         ..measured
     })
 }
@@ -303,7 +304,7 @@ fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
     conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, String>,
-) -> Result<(R, Vec<u64>), String> {
+) -> Result<(R, Vec<(u64, u64)>), String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
     let clocks = rows
@@ -347,8 +348,11 @@ fn with_threads<R>(
         for (row, longest) in rows.iter().zip(&conductor.longest_wait) {
             row.check(*longest >= LONG_WAIT)?;
         }
-        let sent_again = rows.iter().map(Row::sent_again).collect();
-        result.map(|result| (result, sent_again))
+        let oddities = rows
+            .iter()
+            .map(|row| (row.sent_again(), row.out_of_order()))
+            .collect();
+        result.map(|result| (result, oddities))
     })
 }
 
@@ -375,7 +379,12 @@ fn conduct(
     }
     let mut accounts = Vec::new();
     for row in 0..conductor.seats.len() {
-        accounts.push(conductor.slice(row, true)?.1);
+        let (last, account) = conductor.slice(row, true)?;
+        let before = kept.last().map_or(last, |round: &Vec<Sample>| round[row]);
+        if last.bytes + before.bytes == 0 && conductor.slice >= LONG_WAIT {
+            return Err(format!("row {row} of the panel stands still"));
+        }
+        accounts.push(account);
     }
     Ok(Measured {
         rounds: kept,
@@ -383,7 +392,7 @@ fn conduct(
         repeated,
         accounts,
         threads: conductor.threads.clone(),
-        sent_again: Vec::new(),
+        oddities: Vec::new(),
     })
 }
 

@@ -145,6 +145,10 @@ impl App {
         self.wire.sent_again()
     }
 
+    pub(crate) fn out_of_order(&self) -> u64 {
+        self.wire.out_of_order()
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         self.check_streams()?;
         self.wire.check()

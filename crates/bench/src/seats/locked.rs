@@ -107,6 +107,10 @@ impl<K: LockKind> Seat for LockedSeat<K> {
         self.app.as_ref().map_or(0, App::sent_again)
     }
 
+    fn out_of_order(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::out_of_order)
+    }
+
     fn check(&self) -> Result<(), String> {
         if let Some(app) = &self.app {
             app.check_reordering()?;

@@ -62,8 +62,13 @@ pub(crate) trait Seat: Send {
     /// measuring. Only variants with primaries do it.
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
 
-    /// Segments that were sent again or out of order so far; told by one seat of a row.
+    /// Segments that were sent again so far; told by one seat of a row.
     fn sent_again(&self) -> u64 {
+        0
+    }
+
+    /// Segments that were sent before one that belongs before them so far; told by one seat of a row.
+    fn out_of_order(&self) -> u64 {
         0
     }
 
@@ -163,12 +168,17 @@ impl Row {
         self.seats.iter().map(|seat| seat.bytes()).sum()
     }
 
-    /// Segments that were sent again or out of order.
+    /// Segments that were sent again.
     pub(crate) fn sent_again(&self) -> u64 {
         self.seats.iter().map(|seat| seat.sent_again()).sum()
     }
 
-    /// What went wrong in any seat. That something was sent again or out of order is excused where a thread had to wait for its
+    /// Segments that were sent before one that belongs before them.
+    pub(crate) fn out_of_order(&self) -> u64 {
+        self.seats.iter().map(|seat| seat.out_of_order()).sum()
+    }
+
+    /// What went wrong in any seat. That something was sent again is excused where a thread had to wait for its
     /// core for so long that it had to be.
     ///
     /// # Errors
@@ -179,7 +189,7 @@ impl Row {
             0 => {}
             again => {
                 return Err(format!(
-                    "{self:?}: the peer saw {again} segments sent again or out of order"
+                    "{self:?}: the peer saw {again} segments sent again"
                 ));
             }
         }

@@ -60,6 +60,10 @@ impl Seat for SingleSeat {
         self.app.sent_again()
     }
 
+    fn out_of_order(&self) -> u64 {
+        self.app.out_of_order()
+    }
+
     fn check(&self) -> Result<(), String> {
         self.app.check()?;
         let bad = self.single.replica().stats().bad_checksum;

@@ -388,6 +388,10 @@ impl Seat for SmoltcpSeat {
         self.wire.sent_again()
     }
 
+    fn out_of_order(&self) -> u64 {
+        self.wire.out_of_order()
+    }
+
     fn check(&self) -> Result<(), String> {
         let wrong: u64 = self.ends.iter().map(|end| end.wrong).sum();
         if wrong > 0 {
