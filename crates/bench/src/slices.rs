@@ -195,6 +195,8 @@ struct Conductor<'a> {
     number: u64,
     slice: Duration,
     clocks: Vec<Duration>,
+    /// For messages.
+    names: Vec<String>,
     seats: Vec<usize>,
     threads: Vec<(Option<usize>, bool)>,
     /// How long a thread of each row waited for its core in the worst slice, the time included in which it had
@@ -307,6 +309,7 @@ fn with_threads<R>(
 ) -> Result<(R, Vec<(u64, u64)>), String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
+    let names = rows.iter().map(|row| format!("{row:?}")).collect();
     let clocks = rows
         .iter()
         .map(|row| Duration::from_nanos(row.clock_ns))
@@ -333,6 +336,7 @@ fn with_threads<R>(
             number: 0,
             slice,
             clocks,
+            names,
             seats: lengths,
             threads: vec![(None, false); threads],
             longest_wait: vec![Duration::ZERO; rows.len()],
@@ -382,7 +386,7 @@ fn conduct(
         let (last, account) = conductor.slice(row, true)?;
         let before = kept.last().map_or(last, |round: &Vec<Sample>| round[row]);
         if last.bytes + before.bytes == 0 && conductor.slice >= LONG_WAIT {
-            return Err(format!("row {row} of the panel stands still"));
+            return Err(format!("{} stands still", conductor.names[row]));
         }
         accounts.push(account);
     }
