@@ -265,7 +265,20 @@ fn run(options: &Options) -> Result<(), String> {
     let out = options.out.canonicalize();
     let out = out.as_deref().unwrap_or(&options.out).display();
     println!("figures as JSON, pictures as SVG: {out}");
-    Ok(())
+    let failures: Vec<String> = report
+        .experiments
+        .iter()
+        .flat_map(|result| result.panels.iter().map(move |panel| (result, panel)))
+        .filter_map(|(result, panel)| {
+            let why = panel.failed.as_ref()?;
+            Some(format!("{} {}: {why}", result.experiment, panel.name))
+        })
+        .collect();
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(failures.join("; "))
+    }
 }
 
 fn write(options: &Options, name: &str, kind: &str, content: Option<String>) -> Result<(), String> {

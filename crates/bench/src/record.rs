@@ -116,6 +116,8 @@ pub struct PanelResult {
     pub rows: Vec<ResultRow>,
     /// What they are measured against.
     pub ratios: Vec<RatioLine>,
+    /// Why there are no figures, if something failed.
+    pub failed: Option<String>,
 }
 
 /// Shares of replicas over time.
@@ -180,6 +182,18 @@ pub struct Report {
 }
 
 impl PanelResult {
+    /// Of a panel that has no figures since something failed.
+    pub(crate) fn failed(panel: &Panel, why: String) -> PanelResult {
+        let nothing = Panel {
+            entries: Vec::new(),
+            ..panel.clone()
+        };
+        PanelResult {
+            failed: Some(why),
+            ..PanelResult::empty(&nothing)
+        }
+    }
+
     /// Of a panel that has no rows, since no variant can do it or none was asked for.
     pub(crate) fn empty(panel: &Panel) -> PanelResult {
         let nothing = Measured {
@@ -224,6 +238,7 @@ impl PanelResult {
             line_transfer_ns,
             rows: rows.collect(),
             ratios: panel.targets.iter().map(|t| rounds.line(t)).collect(),
+            failed: None,
         }
     }
 }
@@ -334,7 +349,9 @@ impl ExperimentResult {
 impl PanelResult {
     fn write(&self, out: &mut String) -> core::fmt::Result {
         writeln!(out, "-- {}", self.name)?;
-        if self.rows.is_empty() {
+        if let Some(why) = &self.failed {
+            writeln!(out, "FAILED: {why}")?;
+        } else if self.rows.is_empty() {
             writeln!(out, "no row to be measured")?;
         } else {
             self.write_conditions(out)?;

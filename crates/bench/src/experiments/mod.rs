@@ -67,10 +67,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 impl Experiment {
-    /// Measures what is wanted, and tells `progress` what it is at and how far.
+    /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel cannot be
+    /// made, or fails its own checks, the panel says so in [`PanelResult::failed`].
     ///
     /// # Errors
-    /// If a row cannot be made, or failed its own checks.
+    /// If shares over time cannot be measured.
     pub fn run(
         &self,
         wanted: &Wanted,
@@ -90,10 +91,11 @@ impl Experiment {
                 for panel in panels(wanted) {
                     let name = format!("{} {}", self.name, panel.name);
                     let mut tell = |done, of| progress(&name, done, of);
-                    let measured = panel.run(&mut tell);
-                    result
-                        .panels
-                        .push(measured.map_err(|what| format!("{name}: {what}"))?);
+                    // The others may still be worth something.
+                    let measured = panel
+                        .run(&mut tell)
+                        .unwrap_or_else(|why| PanelResult::failed(&panel, why));
+                    result.panels.push(measured);
                 }
             }
             Ask::Shares => result.shares = shares(wanted, &mut |n, of| progress(self.name, n, of))?,
@@ -208,6 +210,7 @@ mod tests {
                 continue;
             };
             for (panel, measured) in panels(&wanted).iter().zip(&result.panels) {
+                assert_eq!(measured.failed, None);
                 assert_eq!(panel.targets.len(), measured.ratios.len());
                 assert_eq!(panel.entries.len(), measured.rows.len());
                 for line in &measured.ratios {
