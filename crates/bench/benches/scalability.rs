@@ -246,7 +246,7 @@ fn run(options: &Options) -> Result<(), String> {
     };
     for experiment in &options.experiments {
         let mut tell = |panel: &str, done, of| progress.tell(panel, done, of);
-        let result = experiment.run(wanted, &mut tell)?;
+        let result = experiment.run(wanted, &mut tell);
         progress.slices.0 += slices(experiment);
         progress.clear();
         println!("\n{}({:.0} s)", result.table(), result.seconds);

@@ -299,7 +299,7 @@ pub fn sample(row: Row, slice: Duration, enough: &mut dyn FnMut() -> bool) -> Re
 }
 
 /// Slices after which [`sample`] gives up.
-const MOST_SLICES: usize = 600;
+const MOST_SLICES: usize = 200;
 
 /// Gives the seats of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
 fn with_threads<R>(

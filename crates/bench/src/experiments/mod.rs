@@ -68,15 +68,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
 
 impl Experiment {
     /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel cannot be
-    /// made, or fails its own checks, the panel says so in [`PanelResult::failed`].
-    ///
-    /// # Errors
-    /// If shares over time cannot be measured.
+    /// made, or fails its own checks, the panel's result says so.
     pub fn run(
         &self,
         wanted: &Wanted,
         progress: &mut dyn FnMut(&str, usize, usize),
-    ) -> Result<ExperimentResult, String> {
+    ) -> ExperimentResult {
         let begin = Instant::now();
         let mut result = ExperimentResult {
             experiment: self.name,
@@ -98,10 +95,16 @@ impl Experiment {
                     result.panels.push(measured);
                 }
             }
-            Ask::Shares => result.shares = shares(wanted, &mut |n, of| progress(self.name, n, of))?,
+            Ask::Shares => match shares(wanted, &mut |n, of| progress(self.name, n, of)) {
+                Ok(shares) => result.shares = shares,
+                Err(why) => {
+                    let panel = wanted.panel("shares", Direction::Receive, wanted.base);
+                    result.panels.push(PanelResult::failed(&panel, why));
+                }
+            },
         }
         result.seconds = begin.elapsed().as_secs_f64();
-        Ok(result)
+        result
     }
 
     /// How many slices [`Experiment::run`] takes about, for who wants to know how long it will be.
@@ -203,7 +206,7 @@ mod tests {
     fn every_experiment_runs_and_answers_for_its_targets() {
         let wanted = brief();
         for experiment in EXPERIMENTS {
-            let result = experiment.run(&wanted, &mut |_, _, _| ()).unwrap();
+            let result = experiment.run(&wanted, &mut |_, _, _| ());
             let table = result.table();
             assert!(table.contains(experiment.name), "{table}");
             let Ask::Compare(panels) = experiment.ask else {
