@@ -5,5 +5,4 @@ mod conformance;
 mod differential;
 mod layering;
 mod simulation;
-mod stall;
 mod support;

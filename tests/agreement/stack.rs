@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::replicated::Layout;
 use dominoes_netstack::{Entry, Limits, Recording};
@@ -42,10 +41,6 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.frame_chunk = plan.frame_chunk;
     layout.ahead_bytes = plan.ahead_bytes;
     layout.keep = plan.keep;
-    layout.steal_after = plan.late.steal_after;
-    layout.patience = Duration::from_micros(plan.late.patience);
-    layout.past_hole = plan.late.past_hole;
-    layout.hole_turns = plan.late.hole_turns;
     layout.fingerprint_every = plan.fingerprint_every;
     layout
 }

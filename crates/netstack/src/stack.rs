@@ -362,9 +362,6 @@ impl Domain for SingleDomain {
     }
 }
 
-/// How long a worker sleeps on the bell while another is up that may be held up.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
-
 struct WorkerDomain {
     worker: Worker,
     clock: Clock,
@@ -402,9 +399,7 @@ impl Domain for WorkerDomain {
             if self.worker.has_work() || world.is_down() {
                 drop(key);
             } else {
-                // While somebody is still up, nobody sleeps in the device. Should that one be held up, this one
-                // comes back for the pumps.
-                shared.bell.wait(key, (!last).then_some(LOOK_AGAIN));
+                shared.bell.wait(key, None);
             }
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);

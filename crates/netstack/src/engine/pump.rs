@@ -557,7 +557,7 @@ impl RxPump {
 pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
-    pub(crate) transmitter: Transmitter,
+    transmitter: Transmitter,
     /// A control frame that the device was too busy for.
     held: Option<Vec<u8>>,
 }
@@ -585,17 +585,15 @@ impl TxPump {
     fn send<const MAX: usize>(&mut self) -> usize {
         let mut done = self.control();
         let mut frames = ArrayVec::<_, MAX>::new();
-        let picked = self.transmitter.ready(&mut frames);
+        self.transmitter.ready(&mut frames);
         if frames.is_empty() {
-            drop(frames);
-            self.transmitter.look_behind();
             return done;
         }
         let taken = self.tx.transmit(&frames);
         drop(frames);
         match taken {
             Ok(taken) => {
-                self.transmitter.advance(&picked, taken);
+                self.transmitter.advance(taken);
                 done += taken;
             }
             Err(error) => self.world.device_failed(error),

@@ -16,10 +16,8 @@
 //! frames by chunks of their own number, so that one request that causes many frames is many workers' work.
 
 mod hands;
-mod share;
 mod worker;
 
-use hands::EFFECT_BITS;
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +26,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use dominoes::{
     Attachments, ByPosition, EventCount, Fingerprints, Mismatch, PrimaryPolicy, Publisher, Role,
-    Seq, Spin, Stocker, Units, Verdicts,
+    Seq, Spin, Stocker, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -42,7 +40,7 @@ use crate::engine::world::World;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, PostedStats, PumpStats};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::variants::Setup;
 
 /// How a group is laid out. Nothing here changes what it computes.
@@ -63,16 +61,6 @@ pub struct Layout {
     pub ahead_bytes: usize,
     /// Requests whose effects every worker keeps, its own and others'. Default 128.
     pub keep: usize,
-    /// How late a worker may be before others do its work: they have applied so many requests behind the chunk
-    /// in question. Default 64.
-    pub steal_after: usize,
-    /// ... or nothing of what is due has been done for so long, by the time that workers are told. Default 200 us.
-    pub patience: Duration,
-    /// Frames that must be ready behind one that is not before they are sent past it. Above `tx_slots`: never.
-    /// Default 256.
-    pub past_hole: usize,
-    /// ... and turns of the transmit pump that must have found it missing: time for others to build it. Default 256.
-    pub hole_turns: u32,
     /// Requests between two posted fingerprints. Default 64.
     pub fingerprint_every: u64,
 }
@@ -99,10 +87,6 @@ impl Default for Layout {
             frame_chunk: 32,
             ahead_bytes: 256 << 10,
             keep: 128,
-            steal_after: 64,
-            patience: Duration::from_micros(200),
-            past_hole: 256,
-            hole_turns: 256,
             fingerprint_every: 64,
         }
     }
@@ -150,15 +134,8 @@ pub(crate) struct Shared {
     attachments: Arc<Attachments<Run>>,
     pub(crate) rx: Role<RxSide>,
     pub(crate) tx: Role<TxPump>,
-    /// For each worker, how far what it is primary for is performed in each chunk of requests, transmissions
-    /// aside.
-    requests: Box<[Units]>,
-    /// How far each chunk of frames is built.
-    frames: Units,
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
-    /// For each worker, the position below which it knows all effects to be performed.
-    verified: Box<[CachePadded<AtomicU64>]>,
     posts: Fingerprints,
     /// For each worker, what it performed.
     shares: Box<[CachePadded<PostedStats>]>,
@@ -192,15 +169,6 @@ impl Shared {
 
     pub(crate) fn shares(&self) -> Vec<EffectStats> {
         self.shares.iter().map(|share| share.load()).collect()
-    }
-
-    /// The position below which every worker says that its share is performed.
-    fn performed_by_all(&self) -> u64 {
-        let performed = self.performed.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::after_performing`: what it says is done.
-            word.load(Ordering::Acquire)
-        });
-        performed.min().unwrap_or(0)
     }
 
     /// Who performs what a request asks for, but for frames.
@@ -265,11 +233,11 @@ impl Log for GroupLog<'_> {
     }
 
     fn performed(&self) -> u64 {
-        let verified = self.shared.verified.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::after_moving`: what it saw done is done.
+        let below = self.shared.performed.iter().map(|word| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::perform_mine`: what it performed is done.
             word.load(Ordering::Acquire)
         });
-        verified.fold(self.shared.performed_by_all(), u64::max)
+        below.min().unwrap_or(0)
     }
 }
 
@@ -285,12 +253,6 @@ pub trait Tamper: Send + 'static {
     }
     /// Changes what applying the request asked for.
     fn effects(&mut self, _seq: u64, _effects: &mut Vec<Effect>) {}
-    /// An effect of the request is about to be performed, or a frame of it to be built. May panic.
-    fn performing(&mut self, _seq: u64, _effect: &Effect) {}
-    /// Whether to take work of a late worker without marking it as begun.
-    fn takes_unasked(&mut self, _seq: u64) -> bool {
-        false
-    }
 }
 
 impl Tamper for () {
@@ -329,14 +291,7 @@ impl<T: Tamper> Group<T> {
         // connection, are as many.
         let slots = layout.log;
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
-        let mut base = setup.build(device, slots)?;
-        base.tx
-            .transmitter
-            .send_past(layout.past_hole as u64, layout.hole_turns);
-        let request_shift = EFFECT_BITS + layout.request_chunk.trailing_zeros();
-        // A frame of the chunk after next is numbered only when all of this one have left.
-        let frame_chunks = base.world.limits.tx_slots as usize / layout.frame_chunk;
-        let frame_words = 2 * frame_chunks.max(1);
+        let base = setup.build(device, slots)?;
         let (stocker, attachments) = dominoes::attachments(slots, layout.request_chunk);
         let shared = Arc::new(Shared {
             world: base.world,
@@ -349,14 +304,7 @@ impl<T: Tamper> Group<T> {
                 stocker,
             }),
             tx: Role::new(base.tx),
-            requests: (0..layout.replicas)
-                .map(|_| Units::new(slots / layout.request_chunk, request_shift))
-                .collect(),
-            frames: Units::new(frame_words, layout.frame_chunk.trailing_zeros()),
             performed: (0..layout.replicas)
-                .map(|_| CachePadded::new(AtomicU64::new(0)))
-                .collect(),
-            verified: (0..layout.replicas)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             posts: Fingerprints::new(layout.replicas, POSTS, layout.fingerprint_every),
@@ -426,17 +374,6 @@ impl<T: Tamper> Group<T> {
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()
-    }
-
-    /// Frames that were sent past one that was not built yet; `None` while somebody has the transmit pump.
-    pub fn sent_past_holes(&self) -> Option<u64> {
-        Some(self.shared.tx.try_take()?.transmitter.passed())
-    }
-
-    /// Notes the numbers of frames from now on, in the order in which the device takes them; returns those noted
-    /// so far. `None` while somebody has the transmit pump.
-    pub fn take_frame_order(&self) -> Option<Vec<u64>> {
-        Some(self.shared.tx.try_take()?.transmitter.journal())
     }
 
     /// The recording so far, which ends with this.

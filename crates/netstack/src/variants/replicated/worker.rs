@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
-use super::hands::{Hands, pinned};
-use super::share::{Kept, Share};
+use super::hands::{Cursor, Hands, Kept, pinned};
 use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
@@ -15,6 +14,7 @@ use crate::engine::Shelf;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
+use crate::engine::world::Wakes;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 
@@ -22,8 +22,6 @@ use crate::time::Instant;
 const IDLE: u32 = 16;
 /// Requests that a worker applies before it looks at anything else.
 const APPLY_BATCH: usize = 64;
-/// Turns of work after which a worker looks whether the transmit pump still sends.
-const TURNS_UNSENT: u32 = 8;
 
 /// One replica, and its share of the work.
 pub struct Worker<T: Tamper = ()> {
@@ -34,9 +32,11 @@ pub struct Worker<T: Tamper = ()> {
     kept: Kept,
     /// Next request to be looked at for preparing.
     prepared: Seq,
-    share: Share,
-    /// Turns of work that saw frames wait and nobody send any, and how many had been sent then.
-    unsent: (u32, u64),
+    /// Payload octets of requests that are prepared and not performed.
+    ahead: usize,
+    cursor: Cursor,
+    /// What `performed` was last told.
+    told: Seq,
     /// Turns in a row without work.
     idle: u32,
     /// Frames whose work this worker completed.
@@ -53,7 +53,6 @@ impl<T: Tamper> Worker<T> {
         tamper: T,
     ) -> Self {
         let limits = shared.world.limits;
-        let share = Share::new(shared.layout.replicas);
         Worker {
             id,
             shared,
@@ -61,8 +60,9 @@ impl<T: Tamper> Worker<T> {
             replica: Replica::new(limits),
             kept: Kept::default(),
             prepared: 0,
-            share,
-            unsent: (0, 0),
+            ahead: 0,
+            cursor: Cursor::default(),
+            told: 0,
             idle: 0,
             shelf: Shelf::default(),
             tamper,
@@ -75,14 +75,13 @@ impl<T: Tamper> Worker<T> {
     /// Whoever gets a pump keeps it for a chunk of work, all of which then is its own: frames come in and go out
     /// through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
-        self.share.now = self.share.now.max(now);
         self.pump_in_turn(now) + self.work()
     }
 
     /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
     /// up a chunk of full runs.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
-        if self.share.ahead >= self.shared.layout.ahead_bytes || self.shared.rx.is_taken() {
+        if self.ahead >= self.shared.layout.ahead_bytes || self.shared.rx.is_taken() {
             return 0;
         }
         let Some(mut side) = self.shared.rx.try_take() else {
@@ -108,31 +107,12 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Whoever built the frame that is to be sent next sends; others if they are idle for long, or if that one is
-    /// late.
+    /// Whoever built the frame that is to be sent next sends; others if they are idle for long.
     fn send_in_turn(&mut self, idle: bool) -> usize {
-        if !idle
-            && self.shared.primary_of_frame(self.shared.world.tx.sent()) != self.id
-            && !self.is_sender_late()
-        {
+        if !idle && self.shared.primary_of_frame(self.shared.world.tx.sent()) != self.id {
             return 0;
         }
         self.send().unwrap_or(0)
-    }
-
-    /// Whether frames have been numbered for some turns and nobody sent any: who should may be held up, and
-    /// this worker, busy as it is, should do it.
-    #[inline]
-    fn is_sender_late(&mut self) -> bool {
-        let numbered = self.replica.frames().next;
-        let sent = self.shared.world.tx.sent();
-        let (turns, before) = &mut self.unsent;
-        if numbered == sent || *before != sent {
-            (*turns, *before) = (0, sent);
-            return false;
-        }
-        *turns += 1;
-        *turns >= TURNS_UNSENT
     }
 
     /// A turn without the receive pump: everything that needs no clock.
@@ -143,7 +123,6 @@ impl<T: Tamper> Worker<T> {
         done += self.perform_mine();
         self.idle = if done == 0 { self.idle + 1 } else { 0 };
         done += self.send_in_turn(self.idle >= IDLE);
-        done += self.steal(done == 0);
         if done == 0 {
             done = usize::from(self.prepare(self.replica.position()));
         }
@@ -152,7 +131,6 @@ impl<T: Tamper> Worker<T> {
 
     /// Takes the receive pump for one turn; `None` if somebody else has it.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
-        self.share.now = self.share.now.max(now);
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
@@ -173,7 +151,7 @@ impl<T: Tamper> Worker<T> {
             log,
             replica,
             prepared,
-            share: Share { ahead, .. },
+            ahead,
             stats,
             ..
         } = self;
@@ -225,18 +203,13 @@ impl<T: Tamper> Worker<T> {
 
     fn apply_ready(&mut self) -> usize {
         let mut done = 0;
-        while done < APPLY_BATCH && (self.apply_one() || self.apply_for_late()) {
+        while done < APPLY_BATCH && self.apply_one() {
             done += 1;
         }
         if done > 0 {
             self.log.advance_to(self.replica.position());
         }
         done
-    }
-
-    /// Applies the next request if who should prepare it is late, and so this worker does.
-    fn apply_for_late(&mut self) -> bool {
-        self.share.suspecting && self.prepare(self.replica.position()) && self.apply_one()
     }
 
     /// Applies the next request if it is published and prepared. Says whether it did.
@@ -292,80 +265,11 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Performs what others are late with, if it is time to look. Returns how much that was.
-    #[inline]
-    fn steal(&mut self, idle: bool) -> usize {
-        let behind = self.share.front.seq - self.share.rear.seq;
-        if behind == 0 {
-            self.share.since = self.share.now;
-            return 0;
-        }
-        let layout = &self.shared.layout;
-        let unsent = self.replica.frames().next.saturating_sub(self.unsent.1);
-        let many = (layout.steal_after + layout.frame_chunk) as u64;
-        let quiet = !idle && !self.share.suspecting;
-        if quiet && behind <= layout.steal_after as u64 && unsent <= many {
-            return 0;
-        }
-        self.steal_now()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn steal_now(&mut self) -> usize {
-        let mut done = 0;
-        if self.catch_up() {
-            let mut hands = self.hands();
-            while let ControlFlow::Continue(performed) = hands.steal() {
-                done += usize::from(performed);
-            }
-            hands.rest();
-            self.after_stealing();
-        }
-        done
-    }
-
-    /// Lets the rear pass over what all have told to be done. Says whether something is left before it.
-    fn catch_up(&mut self) -> bool {
-        let told = self.shared.performed_by_all().min(self.share.front.seq);
-        let before = self.share.rear.seq;
-        self.share.rear.jump(&self.kept, told);
-        self.after_moving(before);
-        if self.share.suspecting {
-            let suspects = self.share.suspects.iter().zip(&self.shared.performed);
-            // ORDERING: Relaxed, as where suspects are told of.
-            let mut told = suspects.map(|(s, word)| *s == Some(word.load(Ordering::Relaxed)));
-            self.share.suspecting = told.any(|unchanged| unchanged);
-        }
-        self.share.rear.seq < self.share.front.seq
-    }
-
-    /// The rear stood at `before`.
-    fn after_moving(&mut self, before: Seq) {
-        let share = &mut self.share;
-        if share.rear.seq != before || share.rear.seq == share.front.seq {
-            share.since = share.now;
-        }
-        share.impatient = share.now.since(share.since) >= self.shared.layout.patience;
-        if share.verified != share.rear.seq {
-            share.verified = share.rear.seq;
-            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-            self.shared.verified[self.id].store(share.verified, Ordering::Release);
-        }
-    }
-
-    fn after_stealing(&mut self) {
-        let before = self.share.verified;
-        self.after_moving(before);
-        self.after_performing();
-        self.shared.shares[self.id].post(&self.stats);
-    }
-
-    /// Performs the next effect, or the next frame of one, whose primary is this worker; else one that its
-    /// primary is late with. Says whether there was one.
+    /// Performs the next effect, or the next frame of one, whose primary is this worker. Says whether there
+    /// was one.
     pub fn perform(&mut self) -> bool {
-        let mut hands = self.hands();
         let mut performed = false;
+        let mut hands = self.hands();
         while let ControlFlow::Continue(now) = hands.step() {
             if now {
                 performed = true;
@@ -374,54 +278,35 @@ impl<T: Tamper> Worker<T> {
         }
         hands.rest();
         self.after_performing();
-        performed || self.catch_up() && self.steal_one()
-    }
-
-    fn steal_one(&mut self) -> bool {
-        let mut hands = self.hands();
-        let mut performed = false;
-        while let ControlFlow::Continue(now) = hands.steal() {
-            if now {
-                performed = true;
-                break;
-            }
-        }
-        hands.rest();
-        self.after_stealing();
         performed
     }
 
-    #[inline]
-    fn hands(&mut self) -> Hands<'_, T> {
-        Hands::new(
-            self.id,
-            &self.shared,
-            &self.kept,
-            &mut self.share,
-            &mut self.shelf,
-            &mut self.stats,
-            &mut self.tamper,
-        )
+    fn hands(&mut self) -> Hands<'_> {
+        Hands {
+            id: self.id,
+            shared: &self.shared,
+            kept: &self.kept,
+            ahead: &mut self.ahead,
+            cursor: &mut self.cursor,
+            stats: &mut self.stats,
+            pin: None,
+            finished: 0,
+            shelf: &mut self.shelf,
+            wakes: Wakes::new(&self.shared.world),
+        }
     }
 
     /// Tells how far this worker is, and forgets what nobody will ask for.
     fn after_performing(&mut self) {
-        let told = self.share.performed();
-        if self.share.told != told {
-            self.share.told = told;
-            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by_all`.
-            self.shared.performed[self.id].store(told, Ordering::Release);
+        if self.told != self.cursor.seq {
+            self.told = self.cursor.seq;
+            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+            self.shared.performed[self.id].store(self.told, Ordering::Release);
             self.shared.shares[self.id].post(&self.stats);
-            let keep = self.shared.layout.keep as u64;
-            if told.saturating_sub(self.share.rear.seq) > keep {
-                self.catch_up();
-            }
-            let below = told.saturating_sub(keep).min(self.share.rear.seq);
+            let below = self.told.saturating_sub(self.shared.layout.keep as u64);
             let before = self.kept.effects.len();
             self.kept.forget(below);
-            let gone = before - self.kept.effects.len();
-            self.share.front.effect -= gone;
-            self.share.rear.effect -= gone;
+            self.cursor.effect -= before - self.kept.effects.len();
         }
     }
 
@@ -483,8 +368,7 @@ impl<T: Tamper> Worker<T> {
     pub(crate) fn has_work(&mut self) -> bool {
         !self.shelf.frames.is_empty()
             || self.log.poll() > self.replica.position()
-            || (self.share.front.seq - self.kept.first) < self.kept.applied.len() as u64
-            || self.catch_up()
+            || (self.cursor.seq - self.kept.first) < self.kept.applied.len() as u64
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 }
