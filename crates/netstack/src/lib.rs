@@ -81,7 +81,6 @@ pub mod config;
 pub mod digest;
 pub mod effect;
 pub mod error;
-pub mod ip;
 pub mod seqnum;
 pub mod stats;
 pub mod tcp;

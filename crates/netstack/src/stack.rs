@@ -383,6 +383,7 @@ impl Domain for WorkerDomain {
     /// The last to park sleeps in the device with the receive pump in its hands; the others on the bell,
     /// which rings when something is published.
     fn park(&mut self) {
+        self.worker.put_back();
         let shared = Arc::clone(self.worker.shared());
         let world = &shared.world;
         // A hint for who sleeps where: the role and the bell are what is relied on.

@@ -6,8 +6,8 @@
 //!
 //! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
 //! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
-//! that primaries share with applications and devices; `processor` is what they do to octets on the way. Which thread calls what, and whether there is a log in
-//! between, is the business of [`crate::variants`].
+//! that primaries share with applications and devices; `processor` is what they do to octets on the way. Which
+//! thread calls what, and whether there is a log in between, is the business of [`crate::variants`].
 
 pub(crate) mod checksum;
 pub(crate) mod demux;

@@ -540,6 +540,11 @@ impl RxPump {
             || self.world.tx.sent() > self.sent
     }
 
+    /// Gives frames back to the device.
+    pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
+        self.rx.release(frames);
+    }
+
     /// Sleeps in the device until a frame comes, somebody wakes it, or `timeout` is over.
     pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
         if let Err(error) = self.rx.wait(timeout) {

@@ -364,10 +364,19 @@ impl<T: Tamper> Worker<T> {
         &self.shared
     }
 
+    /// Gives frames that are done with back to the device before this worker sleeps, if nobody has the pump. If
+    /// somebody does, they wait for this worker's next turn with it.
+    pub(crate) fn put_back(&mut self) {
+        if !self.shelf.frames.is_empty()
+            && let Some(mut side) = self.shared.rx.try_take()
+        {
+            side.pump.put_back(&mut self.shelf.frames);
+        }
+    }
+
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
-        !self.shelf.frames.is_empty()
-            || self.log.poll() > self.replica.position()
+        self.log.poll() > self.replica.position()
             || (self.cursor.seq - self.kept.first) < self.kept.applied.len() as u64
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
