@@ -21,6 +21,13 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
+    /// As [`Sum::add`], of not much more than headers.
+    #[inline]
+    #[must_use]
+    pub(crate) fn add_few(self, bytes: &[u8]) -> Sum {
+        Sum(fold64(self.0, sum_short(bytes)))
+    }
+
     /// Copies `from` to `to` and adds it, in one pass. An even number of octets, or the last ones.
     ///
     /// # Panics

@@ -10,13 +10,13 @@
 //! what there is to verify is the headers that it has just read, and gives their frames back at once.
 //! Where a run ends is part of the request, so it is the same in every replica.
 
-use core::net::SocketAddrV4;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use std::vec;
 
 use dominoes_drivers::Frame;
 
 use crate::digest::{
-    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request,
-    SynOptions,
+    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, SynOptions,
 };
 use crate::engine::Run;
 use crate::engine::prepare::{is_good, vouched};
@@ -32,40 +32,82 @@ pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
     }
 }
 
-/// A run that may still grow.
-#[derive(Debug, Default)]
+/// A run that may still grow. Its request is written where it is gathered.
+#[derive(Debug)]
 pub(crate) struct OpenRun {
-    head: Option<Head>,
-    run: Run,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Head {
-    first: wire::Tcp,
-    flow: Flow,
-    mac: Mac,
-    /// Flags of the last segment.
-    flags: u8,
-    len: u32,
-    /// Whether the last segment may be followed by another.
+    /// Whether there is one.
+    begun: bool,
+    /// Whether another segment may follow.
     open: bool,
-    /// Segments so far.
-    count: usize,
-    /// With `is_acks`, what the second and later ones say.
-    acks: Acks,
     /// Whether it is acknowledgments without text whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
     vouched: bool,
+    /// Flags of the first segment; the digest has those of the last.
+    flags: u8,
+    /// Whose segments they are.
+    pub(crate) flow: Flow,
+    /// What a segment looks like that surely follows, in the run or behind it.
+    next: Option<wire::Likeness>,
+    /// With `is_acks`, what the second and later ones say.
+    acks: Acks,
+    /// Of the run, or of the last one.
+    pub(crate) request: Request,
+    run: Run,
+}
+
+impl Default for OpenRun {
+    fn default() -> Self {
+        let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        OpenRun {
+            begun: false,
+            open: false,
+            is_acks: false,
+            vouched: false,
+            flags: 0,
+            flow: Flow {
+                local: nobody,
+                remote: nobody,
+            },
+            next: None,
+            acks: Acks::default(),
+            request: Request::tick(Instant::ZERO, 0),
+            run: Run::default(),
+        }
+    }
 }
 
 /// PSH and FIN: what only the last segment of a run may have.
 const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
-    /// The flow of the segments that are gathered.
-    pub(crate) fn flow(&self) -> Option<Flow> {
-        self.head.map(|head| head.flow)
+    /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many; what comes next has
+    /// to be parsed.
+    #[inline]
+    pub(crate) fn follow(&mut self, frames: &mut vec::Drain<'_, Frame>) -> usize {
+        let Some(next) = self.next.as_ref().filter(|_| self.open) else {
+            return 0;
+        };
+        let digest = &mut self.request.digest;
+        let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
+        let room = MAX_RUN - usize::from(digest.count);
+        let ahead = frames.as_slice().iter().take(room);
+        let many = ahead
+            .take_while(|frame| {
+                let fits = vouched(frame) == self.vouched
+                    && frame.meta.gso.is_none()
+                    && next.fits(frame.bytes(), seq);
+                seq = seq.wrapping_add(u32::from(digest.seg_len));
+                fits
+            })
+            .count();
+        if many == 0 {
+            return 0;
+        }
+        digest.count += many as u8;
+        digest.len += many as u32 * u32::from(digest.seg_len);
+        self.run.frames.extend(frames.take(many));
+        many
     }
 
     /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody needs any more
@@ -77,122 +119,143 @@ impl OpenRun {
         frame: Frame,
         merge: bool,
     ) -> Result<Option<Frame>, Frame> {
-        let Some(head) = &mut self.head else {
-            let is_acks = is_bare_ack(tcp) && (vouched(&frame) || is_good(frame.bytes()));
-            self.head = Some(Head {
-                first: *tcp,
-                flow: flow_of(tcp),
-                mac: Mac(mac),
-                flags: tcp.flags,
-                len: tcp.payload_len,
-                open: merge && (is_acks || may_begin(tcp, &frame)),
-                vouched: vouched(&frame),
-                count: 1,
-                acks: Acks::default(),
-                is_acks,
-            });
-            if is_acks {
-                return Ok(Some(frame));
-            }
-            self.run.frames.push(frame);
-            return Ok(None);
-        };
-        let first = &head.first;
-        let fits = head.open
-            && if head.is_acks {
-                head.count <= MORE_ACKS
-                    && is_bare_ack(tcp)
-                    && (vouched(&frame) || is_good(frame.bytes()))
-            } else {
-                head.count < MAX_RUN
-                    && may_continue(tcp)
-                    && tcp.payload_len <= first.payload_len
-                    && tcp.ack == first.ack
-                    && tcp.wnd == first.wnd
-                    && vouched(&frame) == head.vouched
-                    && frame.meta.gso.is_none()
-            }
-            && tcp.seq == first.seq.wrapping_add(head.len)
-            && tcp.timestamps == first.timestamps
-            && tcp.ce == first.ce
-            && tcp.payload_offset == first.payload_offset
-            && (tcp.flags ^ first.flags) & !LAST_ONLY == 0
-            && tcp.src_port == first.src_port
-            && tcp.dst_port == first.dst_port
-            && tcp.src == first.src
-            && tcp.dst == first.dst;
-        if !fits {
+        if !self.begun {
+            return Ok(self.begin(tcp, mac, frame, merge));
+        }
+        if !self.may_take(tcp, &frame) {
             return Err(frame);
         }
-        if head.is_acks {
-            head.acks.ack[head.count - 1] = SeqNum(tcp.ack);
-            head.acks.wnd[head.count - 1] = tcp.wnd;
-            head.count += 1;
+        let digest = &mut self.request.digest;
+        digest.count += 1;
+        if self.is_acks {
+            let more = usize::from(digest.count) - 2;
+            self.acks.ack[more] = SeqNum(tcp.ack);
+            self.acks.wnd[more] = tcp.wnd;
             return Ok(Some(frame));
         }
-        head.count += 1;
-        head.len += tcp.payload_len;
-        head.flags = tcp.flags;
-        head.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == first.payload_len;
+        digest.len += tcp.payload_len;
+        digest.flags = Flags(tcp.flags);
+        self.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == u32::from(digest.seg_len);
         self.run.frames.push(frame);
         Ok(None)
     }
 
-    /// Ends the run: its request, stamped, and its frames. `None` if there is none. `spare` gives an empty run that
-    /// takes the frames of the next one.
-    pub(crate) fn take(
-        &mut self,
-        now: Instant,
-        sent: u64,
-        hint: ConnId,
-        cursors: Option<(u64, u64)>,
-        spare: impl FnOnce() -> Run,
-    ) -> Option<(Request, Run)> {
-        let head = self.head.take()?;
-        let run = if head.is_acks {
+    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
+        self.begun = true;
+        self.vouched = vouched(&frame);
+        self.is_acks = is_bare_ack(tcp) && (self.vouched || is_good(frame.bytes()));
+        self.open = merge && (self.is_acks || may_begin(tcp, &frame));
+        self.flags = tcp.flags;
+        self.flow = flow_of(tcp);
+        self.next = may_begin(tcp, &frame)
+            .then(|| wire::Likeness::new(frame.bytes(), tcp))
+            .flatten();
+        let Request { digest, body } = &mut self.request;
+        digest.kind = Kind::Segments;
+        digest.seg_seq = SeqNum(tcp.seq);
+        digest.seg_ack = SeqNum(tcp.ack);
+        digest.len = tcp.payload_len;
+        digest.seg_len = tcp.payload_len as u16;
+        digest.seg_wnd = tcp.wnd;
+        digest.flags = Flags(tcp.flags);
+        digest.count = 1;
+        let timestamps = if tcp.timestamps.is_some() {
+            Digest::TIMESTAMPS
+        } else {
+            0
+        };
+        (digest.ts_val, digest.ts_ecr) = tcp.timestamps.unwrap_or_default();
+        let options = if tcp.options.any { Digest::OPTIONS } else { 0 };
+        let ce = if tcp.ce { Digest::CE } else { 0 };
+        digest.bits = timestamps | options | ce;
+        *body = Body::Segment {
+            flow: self.flow,
+            mac: Mac(mac),
+            payload_offset: tcp.payload_offset,
+            options: options_of(tcp),
+        };
+        if self.is_acks {
+            return Some(frame);
+        }
+        self.run.seq = SeqNum(tcp.seq);
+        self.run.frames.push(frame);
+        None
+    }
+
+    fn may_take(&self, tcp: &wire::Tcp, frame: &Frame) -> bool {
+        let digest = &self.request.digest;
+        let of_a_kind = self.open
+            && if self.is_acks {
+                usize::from(digest.count) <= MORE_ACKS
+                    && is_bare_ack(tcp)
+                    && (vouched(frame) || is_good(frame.bytes()))
+            } else {
+                usize::from(digest.count) < MAX_RUN
+                    && may_continue(tcp)
+                    && tcp.payload_len <= u32::from(digest.seg_len)
+                    && tcp.ack == digest.seg_ack.0
+                    && tcp.wnd == digest.seg_wnd
+                    && vouched(frame) == self.vouched
+                    && frame.meta.gso.is_none()
+            };
+        let timestamps =
+            (digest.bits & Digest::TIMESTAMPS != 0).then_some((digest.ts_val, digest.ts_ecr));
+        of_a_kind
+            && tcp.seq == digest.seg_seq.0.wrapping_add(digest.len)
+            && tcp.timestamps == timestamps
+            && tcp.ce == (digest.bits & Digest::CE != 0)
+            && usize::from(tcp.payload_offset) == self.request.layout().1
+            && (tcp.flags ^ self.flags) & !LAST_ONLY == 0
+            && flow_of(tcp) == self.flow
+    }
+
+    /// Whether `frame` is what follows the run, or the last one if there is none, but for a run of its own.
+    #[inline]
+    pub(crate) fn is_repeated_by(&self, frame: &Frame) -> bool {
+        let Some(next) = &self.next else { return false };
+        let digest = &self.request.digest;
+        vouched(frame) == self.vouched
+            && frame.meta.gso.is_none()
+            && next.fits(frame.bytes(), digest.seg_seq.0.wrapping_add(digest.len))
+    }
+
+    /// Begins a run with a frame that [`OpenRun::is_repeated_by`] is true of, when there is none.
+    #[inline]
+    pub(crate) fn repeat(&mut self, frame: Frame, merge: bool) {
+        (self.begun, self.open) = (true, merge);
+        let digest = &mut self.request.digest;
+        digest.seg_seq += digest.len;
+        digest.len = u32::from(digest.seg_len);
+        digest.count = 1;
+        digest.flags = Flags(self.flags);
+        digest.bits &= Digest::TIMESTAMPS | Digest::CE;
+        self.run.seq = digest.seg_seq;
+        self.run.frames.push(frame);
+    }
+
+    /// Ends the run: its frames, and its verdict if that is known without looking at the payload. Its request stays
+    /// in `request`, without time, credit, hint and cursors. `None` if there is none. `spare` gives an empty run
+    /// that takes the frames of the next one.
+    #[inline]
+    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<u16>)> {
+        if !self.begun {
+            return None;
+        }
+        (self.begun, self.open) = (false, false);
+        let digest = &mut self.request.digest;
+        if self.is_acks && digest.count > 1 {
+            digest.bits |= Digest::ACKS;
+            if let Body::Segment { options, .. } = &mut self.request.body {
+                *options = Options::Acks(self.acks);
+            }
+        }
+        let run = if self.is_acks {
             Run::default()
         } else {
             core::mem::replace(&mut self.run, spare())
         };
-        let tcp = &head.first;
-        let mut digest = Digest::bare(Kind::Segments, now, sent);
-        digest.hint = hint;
-        digest.seg_seq = SeqNum(tcp.seq);
-        digest.seg_ack = SeqNum(tcp.ack);
-        digest.len = head.len;
-        digest.seg_len = tcp.payload_len as u16;
-        digest.seg_wnd = tcp.wnd;
-        digest.flags = Flags(head.flags);
-        digest.count = head.count as u8;
-        if let Some((val, ecr)) = tcp.timestamps {
-            digest.ts_val = val;
-            digest.ts_ecr = ecr;
-            digest.bits |= Digest::TIMESTAMPS;
-        }
-        if let Some((read, written)) = cursors {
-            digest.app_read = read as u32;
-            digest.app_written = written as u32;
-            digest.bits |= Digest::PROGRESS;
-        }
-        let options = if head.is_acks && head.count > 1 {
-            digest.bits |= Digest::ACKS;
-            Options::Acks(head.acks)
-        } else {
-            options_of(tcp)
-        };
-        if tcp.options.any {
-            digest.bits |= Digest::OPTIONS;
-        }
-        if tcp.ce {
-            digest.bits |= Digest::CE;
-        }
-        let body = Body::Segment {
-            flow: head.flow,
-            mac: head.mac,
-            payload_offset: tcp.payload_offset,
-            options,
-        };
-        Some((Request { digest, body }, run))
+        let known = self.is_acks || self.vouched;
+        Some((run, known.then(|| self.request.digest.all_good())))
     }
 }
 
@@ -280,16 +343,14 @@ mod tests {
         assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
-        let (request, frames) = run
-            .take(Instant::ZERO, 3, ConnId::NONE, None, Run::default)
-            .unwrap();
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
         assert_eq!(request.digest.seg_len, 10);
-        assert_eq!(request.digest.sent, 3);
         assert!(request.digest.flags.has(Flags::PSH));
         assert_eq!(frames.frames.len(), 3);
-        assert!(run.flow().is_none());
+        assert!(run.take(Run::default).is_none());
 
         assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
         assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));
@@ -315,7 +376,7 @@ mod tests {
         assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
         assert!(!push(&mut run, 110, Flags::ACK, &[]));
         assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
-        run.take(Instant::ZERO, 0, ConnId::NONE, None, Run::default);
+        run.take(Run::default);
         assert!(push(&mut run, 100, Flags::ACK, &[]));
         assert!(!push(&mut run, 100, Flags::ACK, &[1; 10]));
     }
@@ -330,9 +391,8 @@ mod tests {
             assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(Some(_))));
         }
         assert!(!push(&mut run, 100, Flags::ACK, &[]));
-        let (request, frames) = run
-            .take(Instant::ZERO, 0, ConnId::NONE, None, Run::default)
-            .unwrap();
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
         assert_eq!((request.digest.count, request.digest.len), (7, 0));
         assert!(frames.frames.is_empty());
         let mut seen = 0;
@@ -346,9 +406,8 @@ mod tests {
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` leaves the checksum to whoever knows the payload.
         assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(None)));
-        let (request, frames) = run
-            .take(Instant::ZERO, 0, ConnId::NONE, None, Run::default)
-            .unwrap();
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
         assert_eq!((request.digest.count, frames.frames.len()), (1, 1));
         assert_eq!(crate::engine::prepare::prepare(&request, &frames), 0);
     }

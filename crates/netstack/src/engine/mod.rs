@@ -23,7 +23,11 @@ pub(crate) mod stream;
 pub(crate) mod tx;
 pub(crate) mod world;
 
+use core::num::NonZeroU64;
+
 use dominoes_drivers::Frame;
+
+use crate::seqnum::SeqNum;
 
 /// The frames behind a request: those of a run, in order; none for other requests.
 ///
@@ -32,6 +36,11 @@ use dominoes_drivers::Frame;
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) frames: Vec<Frame>,
+    /// Sequence number of the first payload octet.
+    pub(crate) seq: SeqNum,
+    /// Where in the receive stream the payload is stored while its checksums are verified, if it is
+    /// ([`StreamRef::reserve`](stream::StreamRef::reserve)).
+    pub(crate) place: Option<NonZeroU64>,
 }
 
 /// Frames and runs that are done with, in the hands of whoever used them last: they lie in that core's cache.
@@ -52,6 +61,7 @@ impl Shelf {
         // A command has none.
         if run.frames.capacity() > 0 {
             self.frames.append(&mut run.frames);
+            run.place = None;
             if self.runs.len() < RUNS {
                 self.runs.push(run);
             }

@@ -35,7 +35,17 @@ pub(crate) fn deliver(
         return;
     };
     let seg_len = seg_len.max(1);
-    let mut done = 0;
+    let place = deliver
+        .stream_offset
+        .wrapping_sub(u64::from(deliver.run_offset));
+    // Nothing is left to copy of what lies there already.
+    let mut done = match run.place {
+        Some(stored) if stored.get() == place => deliver.len,
+        _ => {
+            stream.begins_at(run.seq - place as u32);
+            0
+        }
+    };
     while done < deliver.len {
         let at = deliver.run_offset + done;
         // The last segment may be the longest only when it is the only one, so the index is always right.

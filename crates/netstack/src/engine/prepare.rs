@@ -8,9 +8,38 @@ use dominoes_drivers::{Frame, RxChecksum};
 use crate::digest::{Kind, Request};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
+use crate::engine::world::World;
 use crate::wire;
 
 const TCP: u8 = 6;
+
+/// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what was just summed is
+/// not fetched a second time. Only the run's primary may.
+pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &mut Run) -> u16 {
+    let Some(place) = run.place else {
+        return prepare(request, run);
+    };
+    let (seg_len, _) = request.layout();
+    let stored = world.streams.get(request.digest.hint).and_then(|stream| {
+        stream.store_ahead(place, request.digest.len, |to| {
+            let mut left = to;
+            let mut verdict = 0;
+            for (i, frame) in run.frames.iter().enumerate() {
+                let covered = wire::checksummed_at_once(frame.bytes())?;
+                let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
+                let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+                let sum = rest_of_pseudo_header(covered).add_few(head);
+                verdict |= u16::from(sum.add_copy(payload, to).is_good()) << i;
+                left = rest;
+            }
+            Some(verdict)
+        })
+    });
+    stored.unwrap_or_else(|| {
+        run.place = None;
+        prepare(request, run)
+    })
+}
 
 /// Which segments of a run have a good checksum, one bit each.
 pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
@@ -32,19 +61,28 @@ pub(crate) fn verdict(frames: &[Frame]) -> u16 {
     verdict
 }
 
-/// The verdict, if the device vouches for every frame of the run.
-pub(crate) fn vouched_for(request: &Request, run: &Run) -> Option<u16> {
-    let all = run.frames.iter().all(vouched);
-    all.then(|| request.digest.all_good())
-}
-
 /// Whether nothing is left to verify: the device did, or the data never crossed a wire.
 pub(crate) fn vouched(frame: &Frame) -> bool {
     !matches!(frame.meta.checksum, RxChecksum::Verify)
 }
 
 /// Whether the TCP checksum of a frame is right.
+#[inline]
 pub(crate) fn is_good(frame: &[u8]) -> bool {
+    match wire::checksummed_at_once(frame) {
+        Some(covered) => rest_of_pseudo_header(covered).add(covered).is_good(),
+        None => is_good_in_parts(frame),
+    }
+}
+
+/// The pseudo header of a TCP segment without the addresses, which `covered` begins with.
+#[inline]
+fn rest_of_pseudo_header(covered: &[u8]) -> Sum {
+    Sum::default().number(u32::from(TCP) << 16 | (covered.len() - 8) as u32)
+}
+
+#[cold]
+fn is_good_in_parts(frame: &[u8]) -> bool {
     let Some((src, dst, segment)) = wire::checksummed(frame) else {
         return false;
     };

@@ -14,7 +14,6 @@ use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, Request};
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
-use crate::engine::prepare::vouched_for;
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
@@ -33,7 +32,7 @@ pub(crate) trait Log {
     /// How many requests may be published now.
     fn room(&mut self) -> usize;
     /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
-    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run);
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
     /// Hands out the runs that nobody needs any more.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
@@ -70,6 +69,8 @@ pub(crate) struct RxPump {
     configured: bool,
     /// Whether segments may be merged into runs.
     pub(crate) merge: bool,
+    /// Whether payload may be stored while it is verified.
+    pub(crate) stores_ahead: bool,
     /// Where frames are claimed into; empty between turns.
     batch: Vec<Frame>,
     /// What the holder brought along.
@@ -111,6 +112,7 @@ impl RxPump {
             secret,
             configured: false,
             merge: true,
+            stores_ahead: false,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
             open: OpenRun::default(),
@@ -164,7 +166,7 @@ impl RxPump {
         let due = self.told < deadline && deadline <= now;
         if (due || sent > self.sent) && log.room() > 0 {
             self.sent = sent;
-            self.publish(Request::tick(now, sent), None, Run::default(), log);
+            self.publish(&Request::tick(now, sent), None, Run::default(), log);
             return 1;
         }
         0
@@ -172,7 +174,8 @@ impl RxPump {
 
     fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
         let sent = self.sample_sent();
-        self.publish(Request::command(now, sent, body), None, Run::default(), log);
+        let request = Request::command(now, sent, body);
+        self.publish(&request, None, Run::default(), log);
     }
 
     fn sample_sent(&mut self) -> u64 {
@@ -180,11 +183,11 @@ impl RxPump {
         self.sent
     }
 
-    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
         self.stats.requests += 1;
         self.told = request.digest.now;
         if self.recorder.is_some() {
-            self.record(&request, verdict, &run);
+            self.record(request, verdict, &run);
         }
         log.publish(request, verdict, run);
     }
@@ -415,9 +418,19 @@ impl RxPump {
             }
         };
         self.stats.frames += claimed as u64;
-        for frame in batch.drain(..) {
-            self.frame(now, frame, log);
+        let mut frames = batch.drain(..);
+        loop {
+            self.stats.segments += self.open.follow(&mut frames) as u64;
+            let Some(frame) = frames.next() else { break };
+            if self.open.is_repeated_by(&frame) {
+                self.close_run(now, log);
+                self.open.repeat(frame, self.merge);
+                self.stats.segments += 1;
+            } else {
+                self.frame(now, frame, log);
+            }
         }
+        drop(frames);
         self.batch = batch;
         self.close_run(now, log);
         (claimed, claimed == 0)
@@ -481,28 +494,45 @@ impl RxPump {
     }
 
     fn close_run(&mut self, now: Instant, log: &mut impl Log) {
-        let Some(flow) = self.open.flow() else { return };
-        let hint = self.hint(&flow);
-        let cursors = self.world.streams.get(hint).map(|stream| stream.cursors());
+        let shelf = &mut self.shelf;
+        let spare = || shelf.runs.pop().unwrap_or_default();
+        let Some((mut run, verdict)) = self.open.take(spare) else {
+            return;
+        };
+        self.stats.runs += 1;
+        let hint = self.hint(self.open.flow);
         let sent = self.sample_sent();
-        let spare = || self.shelf.runs.pop().unwrap_or_default();
-        if let Some((request, run)) = self.open.take(now, sent, hint, cursors, spare) {
-            self.stats.runs += 1;
-            let verdict = vouched_for(&request, &run);
-            self.publish(request, verdict, run, log);
+        let digest = &mut self.open.request.digest;
+        (digest.now, digest.sent, digest.hint) = (now, sent, hint);
+        if let Some(stream) = self.world.streams.get(hint) {
+            let (app_read, app_written) = stream.cursors();
+            digest.app_read = app_read as u32;
+            digest.app_written = app_written as u32;
+            digest.bits |= Digest::PROGRESS;
+            if self.stores_ahead && digest.len > 0 {
+                let place = stream.reserve(digest.seg_seq, digest.len, app_read);
+                run.place = place.filter(|_| verdict.is_none());
+            }
         }
+        self.stats.requests += 1;
+        self.told = now;
+        if self.recorder.is_some() {
+            let request = self.open.request;
+            self.record(&request, verdict, &run);
+        }
+        log.publish(&self.open.request, verdict, run);
     }
 
-    fn hint(&mut self, flow: &Flow) -> ConnId {
+    fn hint(&mut self, flow: Flow) -> ConnId {
         if let Some((last, conn)) = self.last_hint
-            && last == *flow
+            && last == flow
         {
             return conn;
         }
-        let Some(&conn) = self.hints.get(flow) else {
+        let Some(&conn) = self.hints.get(&flow) else {
             return ConnId::NONE;
         };
-        self.last_hint = Some((*flow, conn));
+        self.last_hint = Some((flow, conn));
         conn
     }
 

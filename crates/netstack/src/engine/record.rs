@@ -60,6 +60,8 @@ impl Entry {
                 .iter()
                 .map(|bytes| Frame::from_bytes(bytes))
                 .collect(),
+            seq: self.request.digest.seg_seq,
+            place: None,
         }
     }
 }

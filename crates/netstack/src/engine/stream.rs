@@ -11,6 +11,13 @@
 //! has its range alone: no other primary was told to write there, and the application has left it.
 //! The application reads below the end that completed deliveries vouch for.
 //!
+//! *Stored ahead.* The pump may have a run's payload copied while its checksums are verified, before `apply` names it.
+//! It reserves for that, for one run each, only octets that no earlier request of the log can have named or stored:
+//! those at and above `mark`, which is never below the end of any run that was published, and which begins at
+//! `app_read + length` as it was when the pump first knew the connection, so that what came before is below it. Later
+//! requests that are given the same octets, because a checksum was wrong or the run was not in its window, are
+//! applied after the run, whose verdict is there only when its copy is over.
+//!
 //! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its octets are in the ring.
 //! The stream is readable up to the end that belongs to the longest run of stamped deliveries from 0. A slot
 //! may be stamped again before the application saw it: a request j+D entered the log only when request j was
@@ -26,6 +33,7 @@
 
 use core::cell::UnsafeCell;
 use core::net::{Ipv4Addr, SocketAddrV4};
+use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
@@ -36,6 +44,7 @@ use crate::config::Limits;
 use crate::digest::ConnId;
 use crate::effect::{Deliver, Event};
 use crate::engine::processor::{Failure, Inline, StreamId};
+use crate::seqnum::SeqNum;
 
 /// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
 #[inline]
@@ -165,6 +174,20 @@ impl ByteRing {
         }
     }
 
+    /// Lets `fill` write the octets at `offset`, which do not wrap.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these octets meanwhile.
+    #[inline]
+    unsafe fn write_at<R>(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+        let part = &self.bytes[(offset & self.mask) as usize..][..len];
+        // SAFETY: the caller has the range alone, so the slice is the only way to it while it lives. The cells were
+        // initialised in `new`.
+        fill(unsafe {
+            core::slice::from_raw_parts_mut(UnsafeCell::raw_get(part.as_ptr()), part.len())
+        })
+    }
+
     /// The octets at `offset`, in up to two parts.
     ///
     /// # Safety
@@ -287,14 +310,22 @@ struct StackSide {
     failed_at: AtomicU64,
     /// The receive stream's [`StreamId`], once a unit came in pieces: source and number, ports.
     origin: [AtomicU64; 2],
+    /// Sequence number of the receive stream's first octet, and [`IS_KNOWN`] once it is.
+    first: AtomicU64,
     /// Life bits.
     life: AtomicU32,
 }
+
+/// A sequence number is there besides.
+const IS_KNOWN: u64 = 1 << 32;
 
 /// One place of the connection table, as applications and primaries share it.
 pub(crate) struct Stream {
     /// Which tenant of the place is meant.
     generation: AtomicU32,
+    /// The receive pump's: no run that was published reaches beyond this offset of the receive stream. 0 until the
+    /// pump needs it.
+    mark: CachePadded<AtomicU64>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
     rings: OnceLock<Rings>,
@@ -320,6 +351,7 @@ impl Streams {
         assert!(delivery_slots.is_power_of_two());
         let place = || Stream {
             generation: AtomicU32::new(0),
+            mark: CachePadded::new(AtomicU64::new(0)),
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
                 written: AtomicU64::new(0),
@@ -333,6 +365,7 @@ impl Streams {
                 ended_at: AtomicU64::new(0),
                 failed_at: AtomicU64::new(UNKNOWN),
                 origin: [AtomicU64::new(0), AtomicU64::new(0)],
+                first: AtomicU64::new(0),
                 life: AtomicU32::new(0),
             }),
             rings: OnceLock::new(),
@@ -396,6 +429,8 @@ impl Streams {
         place.stack.advertised.store(0, Ordering::Relaxed);
         place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
+        place.stack.first.store(0, Ordering::Relaxed);
+        place.mark.store(0, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.generation.store(next, Ordering::Release);
@@ -436,6 +471,62 @@ impl<'a> StreamRef<'a> {
 
     pub(crate) fn waiting(&self) -> &'a EventCount {
         &self.place.waiting
+    }
+
+    // Storing ahead.
+
+    /// The receive stream begins with the octet of this sequence number.
+    #[inline]
+    pub(crate) fn begins_at(&self, seq: SeqNum) {
+        let word = &self.place.stack.first;
+        if word.load(Ordering::Relaxed) == 0 {
+            // ORDERING: Relaxed: a number that means the same whenever it is seen.
+            word.store(IS_KNOWN | u64::from(seq.0), Ordering::Relaxed);
+        }
+    }
+
+    /// Where the payload of a run may be stored before the run is applied, if it may: `len` octets from `seq` on.
+    /// `app_read` is the application's cursor. To be called by the pump alone, once for every run that it
+    /// publishes; who is given a place for a run stores it with [`StreamRef::store_ahead`] before the run's verdict
+    /// is there, and nobody else does.
+    #[inline]
+    pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
+        let first = self.place.stack.first.load(Ordering::Relaxed);
+        if first == 0 {
+            return None;
+        }
+        let size = self.streams.receive_len as u64;
+        let edge = app_read + size;
+        let mark = match self.place.mark.load(Ordering::Relaxed) {
+            0 => edge,
+            mark => mark,
+        };
+        // `seq` is the one next to the mark of all offsets that it may mean.
+        let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
+        let offset = mark.checked_add_signed(i64::from(ahead))?;
+        let end = offset + u64::from(len);
+        let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
+        // What lies beyond the edge is not taken.
+        self.place
+            .mark
+            .store(mark.max(end.min(edge)), Ordering::Relaxed);
+        NonZeroU64::new(offset).filter(|_| fits)
+    }
+
+    /// Lets `fill` write the `len` octets at `place`, which [`StreamRef::reserve`] gave to this run.
+    #[inline]
+    pub(crate) fn store_ahead<R>(
+        &self,
+        place: NonZeroU64,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        // SAFETY: `reserve` gave these octets to one run, and whoever prepares that is here (module docs).
+        unsafe {
+            self.rings()
+                .receive
+                .write_at(place.get(), len as usize, fill)
+        }
     }
 
     // What primaries do.
@@ -931,6 +1022,54 @@ mod tests {
         assert_eq!(stream.write(&bytes[1024..]), 476);
         let (a, b) = stream.sending(1000, 500);
         assert_eq!([a, b].concat(), &bytes[1000..1500]);
+    }
+
+    #[test]
+    fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been_taken_then() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
+        stream.begins_at(SeqNum(9));
+        assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
+        // The first window may be full of what came before.
+        let behind = SeqNum(9 + 1024);
+        assert_eq!(stream.reserve(behind, 10, 100), NonZeroU64::new(1024));
+        assert_eq!(stream.reserve(behind, 10, 100), None);
+    }
+
+    proptest::proptest! {
+        /// Of whatever order segments come in: what is reserved was in no earlier segment, ends at the window, and does
+        /// not wrap.
+        #[test]
+        fn what_is_reserved_nobody_had_before(
+            first in proptest::prelude::any::<u32>(),
+            steps in proptest::collection::vec((0u64..3000, 1u32..600, 0u64..800), 1..80),
+        ) {
+            let streams = streams();
+            let stream = streams.get(CONN).unwrap();
+            stream.begins_at(SeqNum(first));
+            let (mut read, mut base) = (0u64, 0u64);
+            let mut had = Vec::<(u64, u64)>::new();
+            let mut reserved = 0;
+            for (ahead, len, gain) in steps {
+                // Around what was seen last, before and behind it.
+                let offset = (base + ahead).saturating_sub(1000);
+                let (end, edge) = (offset + u64::from(len), read + 1024);
+                let seq = SeqNum(first.wrapping_add(offset as u32));
+                if let Some(place) = stream.reserve(seq, len, read) {
+                    reserved += 1;
+                    proptest::prop_assert_eq!(place.get(), offset);
+                    proptest::prop_assert!(end <= edge && offset % 1024 + u64::from(len) <= 1024);
+                    for &(from, to) in &had {
+                        proptest::prop_assert!(end <= from || to <= offset, "{offset} to {end}: {from} to {to}");
+                    }
+                }
+                had.push((offset.min(edge), end.min(edge)));
+                base = base.max(end.min(edge));
+                read = (read + gain).min(base);
+            }
+            proptest::prop_assert!(reserved <= had.len());
+        }
     }
 
     #[test]

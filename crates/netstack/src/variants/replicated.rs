@@ -206,7 +206,8 @@ impl Log for GroupLog<'_> {
         self.stocker.room().min(self.publisher.room())
     }
 
-    fn publish(&mut self, mut request: Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        let mut request = *request;
         request.digest.publisher = self.publisher_id;
         let seq = self.stocker.next_seq();
         let stocked = self.stocker.put(seq, run);
@@ -358,7 +359,7 @@ impl<T: Tamper> Group<T> {
             let id = entry.request.digest.publisher as usize % self.workers.len();
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
-            log.publish(entry.request, entry.verdict, run);
+            log.publish(&entry.request, entry.verdict, run);
         }
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
     }

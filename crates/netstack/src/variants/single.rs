@@ -9,7 +9,7 @@ use crate::digest::Request;
 use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::perform;
-use crate::engine::prepare::prepare;
+use crate::engine::prepare::prepare_and_store;
 use crate::engine::pump::{BATCH, Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
@@ -40,8 +40,9 @@ struct Core {
     replica: Replica,
     /// What the pump brought, with verdicts as far as they are known.
     brought: Vec<(Request, Option<u16>, Run)>,
+    /// What was brought before, whose frames go back.
+    done: Vec<(Request, Option<u16>, Run)>,
     effects: Vec<Effect>,
-    back: Vec<Run>,
     stats: EffectStats,
 }
 
@@ -50,12 +51,16 @@ impl Log for Core {
         ROOM - self.brought.len()
     }
 
-    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run) {
-        self.brought.push((request, verdict, run));
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        self.brought.push((*request, verdict, run));
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        self.back.drain(..).for_each(each);
+        self.done.drain(..).for_each(|(_, _, run)| each(run));
+        if self.brought.is_empty() {
+            // Its memory serves again.
+            core::mem::swap(&mut self.brought, &mut self.done);
+        }
     }
 
     fn published(&self) -> u64 {
@@ -74,25 +79,25 @@ impl Core {
         for (request, verdict, run) in &mut self.brought {
             if verdict.is_none() {
                 self.stats.prepared += 1;
-                *verdict = Some(prepare(request, run));
+                *verdict = Some(prepare_and_store(&self.world, request, run));
             }
         }
         let world = Arc::clone(&self.world);
         let mut wakes = Wakes::new(&world);
-        let mut brought = core::mem::take(&mut self.brought);
-        for (request, verdict, run) in brought.drain(..) {
-            self.handle(&request, verdict.unwrap_or(0), run, &mut wakes);
+        let brought = core::mem::take(&mut self.brought);
+        for (request, verdict, run) in &brought {
+            self.handle(request, verdict.unwrap_or(0), run, &mut wakes);
         }
-        self.brought = brought;
+        self.done = brought;
     }
 
-    fn handle(&mut self, request: &Request, verdict: u16, run: Run, wakes: &mut Wakes<'_>) {
+    fn handle(&mut self, request: &Request, verdict: u16, run: &Run, wakes: &mut Wakes<'_>) {
         self.replica.apply(request, verdict, &mut self.effects);
-        for effect in self.effects.drain(..) {
-            match &effect {
+        for effect in &self.effects {
+            match effect {
                 Effect::Deliver(deliver) => {
                     let (seg_len, offset) = request.layout();
-                    perform::deliver(&self.world, deliver, seg_len, offset, &run, &mut self.stats);
+                    perform::deliver(&self.world, deliver, seg_len, offset, run, &mut self.stats);
                     wakes.add(deliver.conn);
                 }
                 Effect::Transmit(transmit) => {
@@ -108,7 +113,7 @@ impl Core {
                 }
             }
         }
-        self.back.push(run);
+        self.effects.clear();
     }
 }
 
@@ -118,13 +123,14 @@ impl Single {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(setup: Setup, device: Box<dyn Device>) -> Result<Single, ConfigError> {
-        let base = setup.build(device, DELIVERY_SLOTS)?;
+        let mut base = setup.build(device, DELIVERY_SLOTS)?;
+        base.rx.stores_ahead = base.world.streams.inline.is_none();
         let core = Core {
             replica: Replica::new(base.world.limits),
             world: base.world,
             brought: Vec::new(),
+            done: Vec::new(),
             effects: Vec::new(),
-            back: Vec::new(),
             stats: EffectStats::default(),
         };
         Ok(Single {
@@ -164,9 +170,9 @@ impl Single {
     /// caller, who reads through the sockets.
     pub fn replay(&mut self, entry: &Entry) {
         let run = entry.prepare_world(&self.core.world);
-        self.core.publish(entry.request, entry.verdict, run);
+        self.core.publish(&entry.request, entry.verdict, run);
         self.core.work();
-        self.core.back.clear();
+        self.core.done.clear();
         while self.tx.turn() > 0 {}
     }
 

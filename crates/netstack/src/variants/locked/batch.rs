@@ -147,7 +147,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         self.shared.layout.window.saturating_sub(carried)
     }
 
-    fn publish(&mut self, request: Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {
@@ -161,7 +161,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
             request.digest.kind == Kind::Command && !matches!(request.body, Body::Progress { .. });
         self.batch.items.push(Item {
             position,
-            request,
+            request: *request,
             verdict,
             run,
             effects_end: 0,
