@@ -206,15 +206,43 @@ pub enum Options {
     None,
     /// Options of a segment with SYN.
     Syn(SynOptions),
-    /// Selective acknowledgments (RFC 2018), `blocks[..count]`.
-    Sack {
-        /// How many blocks there are, 1 to 4.
-        count: u8,
-        /// Left and right edges.
-        blocks: [(SeqNum, SeqNum); 4],
-    },
+    /// Selective acknowledgments (RFC 2018).
+    Sack(Sack),
     /// None; but the run has more acknowledgments without text, as many as the digest counts segments.
     Acks(Acks),
+}
+
+/// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sack {
+    /// How many blocks there are, 1 to 4.
+    count: u8,
+    /// Left and right edges; zeros past `count`.
+    blocks: [(SeqNum, SeqNum); Sack::MOST],
+}
+
+impl Sack {
+    /// As many blocks as an option can hold.
+    pub const MOST: usize = 4;
+
+    /// With no block yet.
+    pub const NONE: Sack = Sack {
+        count: 0,
+        blocks: [(SeqNum(0), SeqNum(0)); Sack::MOST],
+    };
+
+    /// Left and right edges, in the order of the option.
+    pub fn blocks(&self) -> &[(SeqNum, SeqNum)] {
+        &self.blocks[..usize::from(self.count).min(Sack::MOST)]
+    }
+
+    /// Adds a block behind the others, if there is room.
+    pub fn push(&mut self, left: SeqNum, right: SeqNum) {
+        if let Some(block) = self.blocks.get_mut(usize::from(self.count)) {
+            *block = (left, right);
+            self.count += 1;
+        }
+    }
 }
 
 /// What the second and later acknowledgments of a run say.

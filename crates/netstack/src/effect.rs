@@ -5,7 +5,7 @@
 
 use core::net::SocketAddrV4;
 
-use crate::digest::{ConnId, Flags, Flow, Mac, SynOptions};
+use crate::digest::{ConnId, Flags, Flow, Mac, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back, so skipping it cannot change state.
@@ -137,6 +137,8 @@ pub struct Transmit {
     pub timestamps: Option<(u32, u32)>,
     /// Options of a SYN.
     pub syn: Option<SynOptions>,
+    /// What is there beyond `ack`, or came twice (RFC 2018, RFC 2883); never in a segment with text.
+    pub sack: Option<Sack>,
 }
 
 impl Transmit {

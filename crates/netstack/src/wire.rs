@@ -96,7 +96,32 @@ pub(crate) struct TcpOptions {
     /// SACK permitted.
     pub(crate) sack_permitted: bool,
     /// SACK blocks.
-    pub(crate) sack: [Option<(u32, u32)>; 3],
+    pub(crate) sack: SackBlocks,
+}
+
+/// SACK blocks (RFC 2018 section 3): how many, and left and right edges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SackBlocks {
+    /// How many there are.
+    pub(crate) count: u8,
+    /// Left and right edges.
+    pub(crate) edges: [(u32, u32); 4],
+}
+
+impl SackBlocks {
+    /// Those that are there.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.edges.iter().copied().take(usize::from(self.count))
+    }
+
+    /// Octets of the option, with two before it that align it.
+    const fn option_len(&self) -> usize {
+        if self.count == 0 {
+            0
+        } else {
+            4 + 8 * self.count as usize
+        }
+    }
 }
 
 /// The link-layer source and destination of a frame, if it is long enough to have them.
@@ -378,6 +403,9 @@ fn parse_tcp(
     }))
 }
 
+/// Kind of the SACK option.
+const SACK: u8 = 5;
+
 /// The layout that nearly every segment of an open connection has: two NOPs and timestamps.
 const ONLY_TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
 
@@ -393,6 +421,10 @@ fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), M
     }
     while !bytes.is_empty() {
         let (rest, option) = sw::TcpOption::parse(bytes).map_err(|_| Malformed::Options)?;
+        if bytes[0] == SACK {
+            options.sack = parse_sack(&bytes[2..bytes.len() - rest.len()]);
+            options.any = true;
+        }
         match option {
             sw::TcpOption::EndOfList => break,
             sw::TcpOption::MaxSegmentSize(mss) => {
@@ -407,16 +439,28 @@ fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), M
                 options.sack_permitted = true;
                 options.any = true;
             }
-            sw::TcpOption::SackRange(ranges) => {
-                options.sack = ranges;
-                options.any = true;
-            }
             sw::TcpOption::TimeStamp { tsval, tsecr } => timestamps = Some((tsval, tsecr)),
             _ => {}
         }
         bytes = rest;
     }
     Ok((timestamps, options))
+}
+
+/// The blocks of a SACK option, of which the header-parsing crate knows three only.
+fn parse_sack(bytes: &[u8]) -> SackBlocks {
+    let mut sack = SackBlocks::default();
+    for (block, edges) in bytes.chunks_exact(8).zip(&mut sack.edges) {
+        let [a, b, c, d, e, f, g, h] = *block else {
+            break;
+        };
+        *edges = (
+            u32::from_be_bytes([a, b, c, d]),
+            u32::from_be_bytes([e, f, g, h]),
+        );
+        sack.count += 1;
+    }
+    sack
 }
 
 /// The pieces of a received TCP frame that its checksum covers: addresses, and header with payload.
@@ -479,6 +523,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) window_scale: Option<u8>,
     /// SACK-permitted option.
     pub(crate) sack_permitted: bool,
+    /// SACK option; beside timestamps three blocks at most.
+    pub(crate) sack: SackBlocks,
     /// Octets that will follow the headers.
     pub(crate) payload_len: usize,
 }
@@ -492,7 +538,8 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     let options_len = (if headers.mss.is_some() { 4 } else { 0 })
         + (if headers.window_scale.is_some() { 4 } else { 0 })
         + (if headers.sack_permitted { 4 } else { 0 })
-        + (if headers.timestamps.is_some() { 12 } else { 0 });
+        + (if headers.timestamps.is_some() { 12 } else { 0 })
+        + headers.sack.option_len();
     let tcp_len = 20 + options_len;
     let all = ETHERNET_HEADER + 20 + tcp_len;
     let buffer = &mut buffer[..MAX_HEADERS][..all];
@@ -552,6 +599,15 @@ fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
         out[..4].copy_from_slice(&ONLY_TIMESTAMPS);
         out[4..8].copy_from_slice(&tsval.to_be_bytes());
         out[8..12].copy_from_slice(&tsecr.to_be_bytes());
+        out = &mut out[12..];
+    }
+    if headers.sack.count > 0 {
+        let len = headers.sack.option_len() as u8 - 2;
+        out[..4].copy_from_slice(&[1, 1, SACK, len]);
+        for (block, (left, right)) in out[4..].chunks_exact_mut(8).zip(headers.sack.iter()) {
+            block[..4].copy_from_slice(&left.to_be_bytes());
+            block[4..].copy_from_slice(&right.to_be_bytes());
+        }
     }
 }
 
@@ -641,7 +697,35 @@ mod tests {
             mss: Some(1460),
             window_scale: Some(7),
             sack_permitted: true,
+            sack: SackBlocks::default(),
             payload_len: 3,
+        }
+    }
+
+    #[test]
+    fn sack_blocks_parse_back_however_many_there_are() {
+        for count in 1..=4 {
+            let mut h = TcpHeaders {
+                mss: None,
+                window_scale: None,
+                sack_permitted: false,
+                timestamps: (count < 4).then_some((1, 2)),
+                ..headers()
+            };
+            h.sack.count = count;
+            for i in 0..usize::from(count) {
+                h.sack.edges[i] = (0xffff_ff00 + i as u32, 77 * i as u32);
+            }
+            let mut frame = vec![0xaa; 200];
+            let len = emit_tcp(&mut frame, &h);
+            assert!(len <= MAX_HEADERS);
+            frame.truncate(len + h.payload_len);
+            let Ok(Packet::Tcp(tcp)) = parse(&frame) else {
+                panic!("not TCP")
+            };
+            assert!(tcp.options.any);
+            assert_eq!((tcp.options.sack, tcp.timestamps), (h.sack, h.timestamps));
+            assert_eq!(usize::from(tcp.payload_offset), len);
         }
     }
 

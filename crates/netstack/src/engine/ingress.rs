@@ -16,7 +16,8 @@ use std::vec;
 use dominoes_drivers::Frame;
 
 use crate::digest::{
-    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, SynOptions,
+    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
+    SynOptions,
 };
 use crate::engine::Run;
 use crate::engine::prepare::{is_good, vouched};
@@ -284,17 +285,14 @@ fn options_of(tcp: &wire::Tcp) -> Options {
             sack_permitted: o.sack_permitted,
         });
     }
-    let mut blocks = [(SeqNum(0), SeqNum(0)); 4];
-    let mut count = 0;
-    for (left, right) in o.sack.iter().flatten() {
-        blocks[usize::from(count)] = (SeqNum(*left), SeqNum(*right));
-        count += 1;
+    if o.sack.count == 0 {
+        return Options::None;
     }
-    if count == 0 {
-        Options::None
-    } else {
-        Options::Sack { count, blocks }
+    let mut sack = Sack::NONE;
+    for (left, right) in o.sack.iter() {
+        sack.push(SeqNum(left), SeqNum(right));
     }
+    Options::Sack(sack)
 }
 
 #[cfg(test)]
@@ -319,6 +317,7 @@ mod tests {
             mss: None,
             window_scale: None,
             sack_permitted: false,
+            sack: wire::SackBlocks::default(),
             payload_len: payload.len(),
         };
         let mut bytes = vec![0; 200];

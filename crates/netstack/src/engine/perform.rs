@@ -7,7 +7,7 @@ use core::net::SocketAddrV4;
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use crate::digest::{ConnId, Flags};
+use crate::digest::{ConnId, Flags, Sack};
 use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
@@ -15,7 +15,7 @@ use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::Asked;
 use crate::engine::world::{Answer, HintNews, World};
 use crate::stats::EffectStats;
-use crate::wire::{self, ETHERNET_HEADER, TcpHeaders};
+use crate::wire::{self, ETHERNET_HEADER, SackBlocks, TcpHeaders};
 
 const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
@@ -122,6 +122,7 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         mss: syn.mss,
         window_scale: syn.window_scale,
         sack_permitted: syn.sack_permitted,
+        sack: t.sack.as_ref().map_or_else(SackBlocks::default, blocks),
         payload_len: len as usize,
     };
     let buffer = claim.buffer();
@@ -187,11 +188,22 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     stats.sent_bytes += u64::from(len);
 }
 
+/// What the option says.
+#[cold]
+fn blocks(sack: &Sack) -> SackBlocks {
+    let mut blocks = SackBlocks::default();
+    for ((left, right), edges) in sack.blocks().iter().zip(&mut blocks.edges) {
+        *edges = (left.0, right.0);
+        blocks.count += 1;
+    }
+    blocks
+}
+
 /// Adds a TCP header, of the values that it was written from: reading it back would wait until the slot's
-/// memory is there. A SYN is read.
+/// memory is there. One with other options than timestamps is read.
 #[inline]
 fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
-    if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted {
+    if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted || h.sack.count > 0 {
         return sum.add(written);
     }
     let offset = (written.len() as u32 / 4) << 28;

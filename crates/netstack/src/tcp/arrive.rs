@@ -67,6 +67,7 @@ pub fn reset_for<S: EffectSink>(
         flow,
         timestamps: None,
         syn: None,
+        sack: None,
     }));
     cx.frames.next += 1;
     true
@@ -226,6 +227,9 @@ impl Tcb {
                 if (from, seg_len) == (-1, 0) {
                     self.hear_behind_a_probe(seg, cx);
                 }
+                if from < 0 {
+                    self.rcv.note_twice(seg.seq, seg.seq + seg.len);
+                }
                 self.reject(seg, cx);
             }
             return None;
@@ -350,6 +354,9 @@ impl Tcb {
             self.reset();
             return false;
         }
+        if from < 0 {
+            self.rcv.note_twice(seg.seq, seg.seq + seg.len);
+        }
         if first >= last {
             self.rcv.ack = AckDue::Now;
             return end <= room;
@@ -400,11 +407,20 @@ impl Tcb {
             rcv.deliver(self.conn, at, from, (to - from) as u32, cx);
         };
         if first > 0 {
-            return self.reassembly.insert(start, end, deliver);
+            let (nxt, offset) = (rcv.nxt, rcv.offset);
+            let twice = self.reassembly.overlap(start, end);
+            let taken = self.reassembly.insert(start, end, deliver);
+            if let Some((from, to)) = twice {
+                let seq = |at: u64| nxt + (at - offset) as u32;
+                self.rcv.note_twice(seq(from), seq(to));
+            }
+            self.rcv.look_for_sack(!self.reassembly.is_empty());
+            return taken;
         }
         let reached = self.reassembly.advance(start, end, deliver);
         rcv.nxt += (reached - start) as u32;
         rcv.offset = reached;
+        rcv.look_for_sack(!self.reassembly.is_empty());
         true
     }
 

@@ -5,46 +5,57 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Stretches that are remembered; what would need one more is dropped and sent again by the peer.
-pub(super) const RANGES: usize = 32;
+use crate::digest::Sack;
+
+/// Stretches that are remembered; what would need one more is dropped and sent again by the peer. A megabyte in
+/// flight may lose a third of its segments before that.
+pub(super) const RANGES: usize = 256;
 
 /// Accepted stretches of the receive stream beyond its gap-free part, ascending, apart from each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[repr(C)]
 pub(super) struct Reassembly {
-    count: u8,
-    /// Begin and end as stream offsets; `(0, 0)` past `count`.
-    ranges: [(u64, u64); RANGES],
+    /// Begin and end as stream offsets.
+    ranges: Vec<(u64, u64)>,
+    /// An octet of each of the stretches that changed last, newest first; 0 for none.
+    newest: [u64; Sack::MOST],
 }
 
 impl Reassembly {
     /// With nothing out of order.
     pub(super) const fn new() -> Self {
         Reassembly {
-            count: 0,
-            ranges: [(0, 0); RANGES],
+            ranges: Vec::new(),
+            newest: [0; Sack::MOST],
         }
-    }
-
-    /// How many stretches there are.
-    #[cfg(test)]
-    pub(super) const fn count(&self) -> u8 {
-        self.count
     }
 
     /// Whether nothing is out of order.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
-        self.count == 0
+        self.ranges.is_empty()
     }
 
     /// Where the last stretch ends, 0 without any.
     pub(super) fn end(&self) -> u64 {
-        self.held().last().map_or(0, |range| range.1)
+        self.ranges.last().map_or(0, |range| range.1)
     }
 
-    fn held(&self) -> &[(u64, u64)] {
-        &self.ranges[..usize::from(self.count)]
+    /// The stretch around an octet.
+    fn around(&self, octet: u64) -> Option<(u64, u64)> {
+        let at = self.ranges.partition_point(|range| range.1 <= octet);
+        self.ranges.get(at).copied().filter(|r| r.0 <= octet)
+    }
+
+    /// The stretches that changed last, the newest first.
+    pub(super) fn newest(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.newest.iter().filter_map(|&octet| self.around(octet))
+    }
+
+    /// What of `start..end` is there already: the first stretch of it.
+    pub(super) fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        let at = self.ranges.partition_point(|range| range.1 <= start);
+        let &(from, to) = self.ranges.get(at)?;
+        (from < end).then(|| (from.max(start), to.min(end)))
     }
 
     /// Takes octets `start..end`, `start` lying beyond the gap-free part, and calls `gap` for each
@@ -52,9 +63,9 @@ impl Reassembly {
     pub(super) fn insert(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> bool {
         debug_assert!(start < end, "empty stretch {start}..{end}");
         // first..last: the stretches that touch the new one and become one with it.
-        let first = self.held().partition_point(|range| range.1 < start);
-        let last = self.held().partition_point(|range| range.0 <= end);
-        if first == last && usize::from(self.count) == RANGES {
+        let first = self.ranges.partition_point(|range| range.1 < start);
+        let last = self.ranges.partition_point(|range| range.0 <= end);
+        if first == last && self.ranges.len() == RANGES {
             return false;
         }
         let touched = &self.ranges[first..last];
@@ -62,42 +73,47 @@ impl Reassembly {
         let merged = touched.iter().fold((start, end), |all, range| {
             (all.0.min(range.0), all.1.max(range.1))
         });
-        self.replace(first, last, Some(merged));
+        self.ranges.splice(first..last, [merged]);
+        self.remember(merged);
         true
     }
 
     /// Takes octets `start..end`, `start` being the end of the gap-free part; calls `gap` as above and
     /// returns where the gap-free part ends now.
     pub(super) fn advance(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> u64 {
-        let last = self.held().partition_point(|range| range.0 <= end);
+        let last = self.ranges.partition_point(|range| range.0 <= end);
         let touched = &self.ranges[..last];
         gaps(touched, start, end, &mut gap);
         let reached = touched.last().map_or(end, |range| range.1.max(end));
-        self.replace(0, last, None);
+        self.ranges.drain(..last);
+        if self.ranges.is_empty() {
+            *self = Reassembly::new();
+        }
         reached
     }
 
-    /// Puts `new` in place of stretches `first..last`.
-    fn replace(&mut self, first: usize, last: usize, new: Option<(u64, u64)>) {
-        let count = usize::from(self.count);
-        let kept = first + usize::from(new.is_some());
-        self.ranges.copy_within(last..count, kept);
-        if let Some(range) = new {
-            self.ranges[first] = range;
+    /// `range` changed last; older marks within it are gone.
+    fn remember(&mut self, range: (u64, u64)) {
+        let mut newest = [0; Sack::MOST];
+        newest[0] = range.0;
+        let older = self.newest.into_iter();
+        let older = older.filter(|&octet| octet != 0 && !(range.0..range.1).contains(&octet));
+        for (place, octet) in newest[1..].iter_mut().zip(older) {
+            *place = octet;
         }
-        let after = kept + count - last;
-        if after < count {
-            self.ranges[after..count].fill((0, 0));
-        }
-        self.count = after as u8;
+        self.newest = newest;
     }
 
     /// Names and values of every field.
     pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        each("reassembly.count", u64::from(self.count));
-        for range in &self.ranges {
+        let Reassembly { ranges, newest } = self;
+        each("reassembly.count", ranges.len() as u64);
+        for range in ranges {
             each("reassembly.ranges", range.0);
             each("reassembly.ranges", range.1);
+        }
+        for octet in newest {
+            each("reassembly.newest", *octet);
         }
     }
 }
@@ -136,22 +152,38 @@ mod tests {
             insert(&mut r, 5, 50),
             Some(vec![(5, 10), (20, 30), (40, 50)])
         );
-        assert_eq!((r.count(), r.end()), (1, 50));
+        assert_eq!((r.ranges.len(), r.end()), (1, 50));
         let mut seen = Vec::new();
         assert_eq!(r.advance(0, 7, |a, b| seen.push((a, b))), 50);
         assert_eq!((seen, r.is_empty()), (vec![(0, 5)], true));
     }
 
     #[test]
-    fn the_thirty_third_stretch_is_refused_but_one_that_joins_is_not() {
+    fn one_stretch_too_many_is_refused_but_one_that_joins_is_not() {
         let mut r = Reassembly::new();
         for i in 1..=RANGES as u64 {
             assert!(insert(&mut r, i * 10, i * 10 + 5).is_some());
         }
-        assert_eq!(insert(&mut r, 1000, 1001), None);
+        assert_eq!(insert(&mut r, 10_000, 10_001), None);
         assert_eq!(insert(&mut r, 15, 20), Some(vec![(15, 20)]));
-        assert_eq!(r.count(), 31);
+        assert_eq!(r.ranges.len(), RANGES - 1);
         assert_eq!(r.advance(0, 1, |_, _| ()), 1);
+    }
+
+    #[test]
+    fn the_stretch_that_changed_last_comes_first_and_none_twice() {
+        let mut r = Reassembly::new();
+        for start in [10, 30, 50, 70, 90, 20] {
+            insert(&mut r, start, start + 10);
+        }
+        let newest: Vec<_> = r.newest().collect();
+        assert_eq!(newest, [(10, 40), (90, 100), (70, 80), (50, 60)]);
+        assert_eq!(r.overlap(35, 55), Some((35, 40)));
+        assert_eq!(r.overlap(40, 55), Some((50, 55)));
+        assert_eq!(r.overlap(40, 50), None);
+        r.advance(0, 15, |_, _| ());
+        let newest: Vec<_> = r.newest().collect();
+        assert_eq!(newest, [(90, 100), (70, 80), (50, 60)]);
     }
 
     proptest! {
@@ -177,8 +209,8 @@ mod tests {
                     continue;
                 }
                 prop_assert!((start..end).all(|i| seen[i as usize] == 1));
-                prop_assert!(r.held().windows(2).all(|w| w[0].1 < w[1].0));
-                prop_assert!(r.held().iter().all(|w| w.0 > reached && w.0 < w.1));
+                prop_assert!(r.ranges.windows(2).all(|w| w[0].1 < w[1].0));
+                prop_assert!(r.ranges.iter().all(|w| w.0 > reached && w.0 < w.1));
             }
             prop_assert!((0..reached).all(|i| seen[i as usize] == 1));
             prop_assert!(seen.iter().all(|&n| n <= 1));

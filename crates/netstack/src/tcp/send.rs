@@ -131,9 +131,18 @@ impl Tcb {
     /// whatever acknowledgment was owed is paid.
     #[inline(always)]
     fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
+        let (mut sack, mut owed) = (None, AckDue::None);
+        if self.rcv.tells_sack && what.flags.without(Flags::FIN) == Flags::ACK {
+            if what.payload_len == 0 {
+                sack = self.take_sack();
+            } else if self.rcv.ack == AckDue::Now {
+                // The blocks would take room that text was cut for: a segment of their own carries them.
+                owed = AckDue::Now;
+            }
+        }
         let rcv = &mut self.rcv;
         let ack = if what.flags.has(Flags::ACK) {
-            rcv.ack = AckDue::None;
+            rcv.ack = owed;
             rcv.last_ack_sent = rcv.nxt;
             self.timers.stop(Timer::DelayedAck);
             rcv.nxt
@@ -167,6 +176,7 @@ impl Tcb {
                 None
             },
             syn: what.syn,
+            sack,
         }));
     }
 
@@ -211,7 +221,7 @@ impl Tcb {
         let options = SynOptions {
             mss: Some(cx.limits.mss()),
             window_scale: self.snd.scaled.then_some(self.rcv.shift),
-            sack_permitted: false,
+            sack_permitted: self.rcv.sack_permitted,
         };
         let snd = &mut self.snd;
         if snd.max == snd.iss {

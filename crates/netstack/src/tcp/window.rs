@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::retransmit::Timer;
 use super::{Cx, DELAYED_ACK, Held, Tcb};
 use crate::config::Limits;
-use crate::digest::{ConnId, SynOptions};
+use crate::digest::{ConnId, Sack, SynOptions};
 use crate::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -62,6 +62,12 @@ pub(super) struct Rcv {
     pub(super) timestamps: bool,
     /// Whether an acknowledgment is owed.
     pub(super) ack: AckDue,
+    /// Both sides permit SACK (RFC 2018 section 2); we offer it before we know.
+    pub(super) sack_permitted: bool,
+    /// There is something that only SACK blocks tell.
+    pub(super) tells_sack: bool,
+    /// What came twice and was not told yet (RFC 2883), if the edges differ.
+    pub(super) twice: (SeqNum, SeqNum),
 }
 
 impl Rcv {
@@ -85,6 +91,9 @@ impl Rcv {
             shift,
             timestamps: true,
             ack: AckDue::None,
+            sack_permitted: true,
+            tells_sack: false,
+            twice: (SeqNum(0), SeqNum(0)),
         }
     }
 
@@ -106,6 +115,7 @@ impl Rcv {
             self.shift = 0;
             self.half = self.half.min(0xffff / 2);
         }
+        self.sack_permitted = options.sack_permitted;
         self.timestamps = timestamps.is_some();
         if let Some((ts_val, _)) = timestamps {
             self.ts_recent = ts_val;
@@ -199,6 +209,26 @@ impl Rcv {
         }
     }
 
+    /// Text `left..right` came again, all of it before RCV.NXT or none; the next acknowledgment says so once
+    /// (RFC 2883 section 4).
+    pub(super) fn note_twice(&mut self, left: SeqNum, right: SeqNum) {
+        if !self.sack_permitted || left == right {
+            return;
+        }
+        let right = if left.before(self.nxt) {
+            right.min(self.nxt)
+        } else {
+            right
+        };
+        self.twice = (left, right);
+        self.tells_sack = true;
+    }
+
+    /// `gaps`: whether something is there out of order.
+    pub(super) fn look_for_sack(&mut self, gaps: bool) {
+        self.tells_sack = self.sack_permitted && (gaps || self.twice.0 != self.twice.1);
+    }
+
     /// Names and values of every field.
     pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
         let Rcv {
@@ -216,6 +246,9 @@ impl Rcv {
             shift,
             timestamps,
             ack,
+            sack_permitted,
+            tells_sack,
+            twice,
         } = self;
         each("rcv.nxt", u64::from(nxt.0));
         each("rcv.edge", u64::from(edge.0));
@@ -231,10 +264,38 @@ impl Rcv {
         each("rcv.shift", u64::from(*shift));
         each("rcv.timestamps", u64::from(*timestamps));
         each("rcv.ack", *ack as u64);
+        each("rcv.sack_permitted", u64::from(*sack_permitted));
+        each("rcv.tells_sack", u64::from(*tells_sack));
+        each(
+            "rcv.twice",
+            u64::from(twice.0.0) << 32 | u64::from(twice.1.0),
+        );
     }
 }
 
 impl Tcb {
+    /// The SACK option of an acknowledgment that leaves now: first what came twice, then the stretches beyond
+    /// RCV.NXT, the one that changed last first (RFC 2018 section 4, RFC 2883 section 4).
+    #[cold]
+    pub(super) fn take_sack(&mut self) -> Option<Sack> {
+        let rcv = &mut self.rcv;
+        // Beside timestamps there is room for three blocks.
+        let mut room = Sack::MOST - usize::from(rcv.timestamps);
+        let mut sack = Sack::NONE;
+        if rcv.twice.0 != rcv.twice.1 {
+            sack.push(rcv.twice.0, rcv.twice.1);
+            room -= 1;
+            rcv.twice.1 = rcv.twice.0;
+        }
+        let (nxt, offset) = (rcv.nxt, rcv.offset);
+        let seq = |at: u64| nxt + (at - offset) as u32;
+        for (left, right) in self.reassembly.newest().take(room) {
+            sack.push(seq(left), seq(right));
+        }
+        rcv.look_for_sack(!self.reassembly.is_empty());
+        (!sack.blocks().is_empty()).then_some(sack)
+    }
+
     /// Text arrived in order: acknowledge every second full segment at once, a single one soon
     /// (RFC 9293 section 3.8.6.3).
     #[inline(always)]

@@ -90,7 +90,11 @@ pub(super) fn segments(t: &Transmit) -> Vec<(u64, Wire)> {
                     wnd: t.wnd,
                     flags: if last { t.flags } else { t.flags.without(end) },
                     timestamps: t.timestamps,
-                    options: t.syn.map_or(Options::None, Options::Syn),
+                    options: match (t.syn, t.sack) {
+                        (Some(syn), _) => Options::Syn(syn),
+                        (_, Some(sack)) => Options::Sack(sack),
+                        _ => Options::None,
+                    },
                 },
             ));
             at += piece;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::end::{CONN, Rng, both_roads, check, flow};
 use crate::config::Limits;
-use crate::digest::{Flags, Mac, Options, Segment, SynOptions};
+use crate::digest::{Flags, Mac, Options, Sack, Segment, SynOptions};
 use crate::effect::{Effect, Event, FrameNumbers};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
@@ -230,10 +230,11 @@ impl Victim {
 fn options(rng: &mut Rng) -> Options {
     match rng.below(4) {
         0 => Options::None,
-        1 => Options::Sack {
-            count: 1,
-            blocks: [(SeqNum(1), SeqNum(2)); 4],
-        },
+        1 => {
+            let mut sack = Sack::NONE;
+            sack.push(SeqNum(1), SeqNum(2));
+            Options::Sack(sack)
+        }
         _ => Options::Syn(SynOptions {
             mss: rng.percent(80).then_some(rng.next() as u16),
             window_scale: rng.percent(80).then_some(rng.next() as u8),
