@@ -3,6 +3,7 @@
 mod agreement;
 mod conformance;
 mod differential;
+mod goodput;
 mod layering;
 mod simulation;
 mod support;

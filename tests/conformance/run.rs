@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use dominoes_netstack::config::CongestionControl;
 use dominoes_netstack::testkit::{Host, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -90,6 +91,7 @@ pub(crate) fn run(
             "send_buffer" => limits.send_buffer = value,
             "tx_slots" => limits.tx_slots = value,
             "mtu" => limits.mtu = value as u16,
+            "newreno" => limits.congestion = CongestionControl::NewReno,
             _ => return Err(format!("there is no limit `{name}`")),
         }
     }

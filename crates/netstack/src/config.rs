@@ -4,6 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 
+/// How a congestion window opens and falls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum CongestionControl {
+    /// One segment more each round trip, half after a loss (RFC 5681, RFC 6582).
+    NewReno,
+    /// As far as the window was before, by a cubic function of time; seven tenths after a loss (RFC 9438).
+    #[default]
+    Cubic,
+}
+
 /// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -23,6 +34,8 @@ pub struct Limits {
     pub frame_payload: u32,
     /// Frames that one connection may number before the next one in turn. Default 64.
     pub quantum: u32,
+    /// Congestion control of every connection. Default: CUBIC, as most hosts on the Internet do it.
+    pub congestion: CongestionControl,
 }
 
 impl Default for Limits {
@@ -35,6 +48,7 @@ impl Default for Limits {
             mtu: 1500,
             frame_payload: Self::MAX_FRAME_PAYLOAD,
             quantum: 64,
+            congestion: CongestionControl::default(),
         }
     }
 }

@@ -236,6 +236,14 @@ impl Sack {
         &self.blocks[..usize::from(self.count).min(Sack::MOST)]
     }
 
+    /// Sorts the blocks by their distance from `una`, and returns them.
+    pub fn sorted_from(&mut self, una: SeqNum) -> &[(SeqNum, SeqNum)] {
+        let count = usize::from(self.count).min(Sack::MOST);
+        let blocks = &mut self.blocks[..count];
+        blocks.sort_unstable_by_key(|block| block.0.since(una) as i32);
+        blocks
+    }
+
     /// Adds a block behind the others, if there is room.
     pub fn push(&mut self, left: SeqNum, right: SeqNum) {
         if let Some(block) = self.blocks.get_mut(usize::from(self.count)) {

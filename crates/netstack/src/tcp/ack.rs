@@ -1,11 +1,11 @@
 //! What an acceptable acknowledgment changes (RFC 9293 section 3.10.7.4, fifth step).
 
 use super::arrive::Acceptable;
-use super::congestion::Verdict;
+use super::congestion::Acked;
+use super::recovery::Recovery;
 use super::retransmit::Timer;
-use super::snd::Due;
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
-use crate::digest::{Flags, Segment};
+use crate::digest::{Flags, Options, Segment};
 use crate::effect::{Effect, EffectSink, Event};
 use crate::seqnum::SeqNum;
 
@@ -29,6 +29,7 @@ impl Tcb {
         self.congestion.establish(u32::from(snd.mss), snd.syn_lost);
         self.timers.stop(Timer::Retransmit);
         snd.begin_text(seg.ack, cx.now);
+        self.recovery = Recovery::new(seg.ack);
         self.tell(Event::Established, cx);
         if self.snd.fin {
             self.enter(State::FinWait1);
@@ -52,11 +53,17 @@ impl Tcb {
             // It answers: the probes may go on.
             self.retransmit.retries = 0;
         }
-        if seg.ack.after(snd.una) {
+        let calm = self.is_calm();
+        let has_sack = self.rcv.sack_permitted && matches!(seg.options, Options::Sack(_));
+        let look = (!calm || has_sack).then(|| self.look(seg, cx));
+        if seg.ack.after(self.snd.una) {
             let echoed = self.echoed(seg);
-            self.advance(seg.ack, echoed, cx);
-        } else if self.is_duplicate(seg) {
+            self.advance(seg.ack, echoed, calm, cx);
+        } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
             self.duplicate();
+        }
+        if let (Some(look), true) = (look, self.rcv.sack_permitted) {
+            self.respond(seg, look, cx);
         }
         self.update_window(seg);
         if self.snd.is_fin_acknowledged() {
@@ -80,12 +87,14 @@ impl Tcb {
         }
     }
 
-    /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use.
+    /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use; `calm` says that nothing is known
+    /// to be lost.
     #[inline]
     pub(super) fn advance<S: EffectSink>(
         &mut self,
         una: SeqNum,
         echoed: Option<u32>,
+        calm: bool,
         cx: &mut Cx<'_, S>,
     ) {
         let snd = &mut self.snd;
@@ -99,20 +108,24 @@ impl Tcb {
         }
         self.retransmit.on_ack(una, echoed, cx.now);
         self.retransmit.retries = 0;
-        let mss = u32::from(snd.mss);
         let keeps_timer = self.congestion.keeps_timer();
-        if self.congestion.on_ack(una, acked, flight, mss) == Verdict::Resend {
-            snd.due = Due::Resend;
-        }
+        let verdict = self.congestion.on_ack(&Acked {
+            una,
+            acked,
+            flight,
+            mss: u32::from(snd.mss),
+            now: cx.now,
+            srtt: self.retransmit.srtt,
+        });
         // RFC 6298 sections 5.2 and 5.3.
         if una == snd.max {
             self.timers.stop(Timer::Retransmit);
         } else if self.timers.runs(Timer::Retransmit)
             && !(keeps_timer && self.congestion.keeps_timer())
         {
-            self.timers
-                .start(Timer::Retransmit, cx.now + self.retransmit.rto);
+            self.arm(calm, cx.now);
         }
+        self.obey(verdict);
         self.timers.stop(Timer::Persist);
     }
 
@@ -124,16 +137,6 @@ impl Tcb {
             && snd.nxt != snd.una
             && !seg.flags.any(Flags::SYN.with(Flags::FIN))
             && u32::from(seg.wnd) << snd.shift == snd.wnd
-    }
-
-    fn duplicate(&mut self) {
-        let snd = &mut self.snd;
-        let flight = snd.max.since(snd.una);
-        let mss = u32::from(snd.mss);
-        let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
-        if verdict == Verdict::Resend {
-            snd.due = Due::Resend;
-        }
     }
 
     /// Takes over the window of `seg` unless a newer segment has told it already. One that acknowledges

@@ -180,8 +180,7 @@ impl Tcb {
     /// with ACK it is the peer's answer in a simultaneous open, and what stands behind it counts.
     fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !seg.flags.has(Flags::ACK) {
-            self.snd.nxt = self.snd.iss;
-            self.snd.syn_lost = true;
+            self.snd.repeat_syn();
             return;
         }
         let behind = Segment {

@@ -30,7 +30,8 @@
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC; `predict.rs` is the short road through it for
 //! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
 //! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
-//! carry it. `reassembly.rs`, `retransmit.rs` and `congestion.rs` are arithmetic; `user.rs` the calls of
+//! carry it. `recovery.rs` finds what was lost and says when it leaves again; `flight.rs` is its scoreboard, `rack.rs`
+//! its sense of time. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` the calls of
 //! the application.
 //!
 //! # Departures from the RFCs
@@ -56,8 +57,11 @@
 mod ack;
 mod arrive;
 mod congestion;
+mod flight;
 mod predict;
+mod rack;
 mod reassembly;
+mod recovery;
 mod retransmit;
 mod send;
 mod snd;
@@ -75,8 +79,10 @@ use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
 use congestion::Congestion;
+use flight::Flight;
 use predict::Road;
 use reassembly::Reassembly;
+use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
 use snd::Snd;
 use window::Rcv;
@@ -285,6 +291,8 @@ pub struct Tcb {
     timers: Timers,
     congestion: Congestion,
     retransmit: Retransmit,
+    flight: Flight,
+    recovery: Recovery,
     challenges: Challenges,
     reassembly: Reassembly,
 }
@@ -397,6 +405,7 @@ impl Tcb {
         if matches!(next, State::Closed | State::TimeWait) {
             self.timers.stop_all();
             self.snd.stop();
+            self.forget_flight();
         }
         if next == State::Closed {
             self.rcv.ack = window::AckDue::None;
@@ -418,6 +427,8 @@ impl Tcb {
             timers,
             congestion,
             retransmit,
+            flight,
+            recovery,
             challenges,
             reassembly,
         } = self;
@@ -440,6 +451,8 @@ impl Tcb {
         timers.fields(each);
         congestion.fields(each);
         retransmit.fields(each);
+        flight.fields(each);
+        recovery.fields(each);
         each("challenges.since", challenges.since.as_nanos());
         each("challenges.sent", u64::from(challenges.sent));
         reassembly.fields(each);

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Cx, Tcb};
-use crate::digest::{Flags, Segment};
+use crate::digest::{Flags, Options, Segment};
 use crate::effect::EffectSink;
 
 /// Which segments the short road is open for, until something else than such a segment happens.
@@ -27,7 +27,8 @@ impl Tcb {
     /// What the short road is open for as things stand. Nothing that it does itself changes the answer.
     fn open_road(&self) -> Road {
         let waits_for_old_window = self.snd.wl1.after(self.rcv.nxt);
-        if !self.state.carries_text() || self.persists() || waits_for_old_window {
+        if !self.state.carries_text() || self.persists() || waits_for_old_window || !self.is_calm()
+        {
             Road::Long
         } else if !self.reassembly.is_empty() || self.rcv.fin_at != u64::MAX || self.orphan {
             Road::Acks
@@ -62,6 +63,7 @@ impl Tcb {
             || seg.flags.without(Flags::PSH) != Flags::ACK
             || seg.seq != rcv.nxt
             || seg.timestamps.is_some() != rcv.timestamps
+            || matches!(seg.options, Options::Sack(_))
         {
             return false;
         }
@@ -88,7 +90,7 @@ impl Tcb {
 
         if acked != 0 {
             let echoed = self.echoed(seg);
-            self.advance(seg.ack, echoed, cx);
+            self.advance(seg.ack, echoed, true, cx);
         }
         // Nothing newer has told a window: see `open_road`.
         self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);

@@ -1,7 +1,7 @@
 //! Timers: the retransmission timeout of RFC 6298, probes of a closed window, delayed acknowledgments,
 //! the end of TIME-WAIT.
 //!
-//! There is no queue of segments: what is sent again is cut anew from the send stream at `snd_una`.
+//! There is no queue of segments: what is sent again is cut anew from the send stream, where `flight.rs` says.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,9 @@ pub const RTO_MIN: Duration = Duration::from_millis(200);
 /// Longest retransmission timeout and longest pause between two window probes, 60 s (RFC 6298
 /// section 2.5).
 pub const RTO_MAX: Duration = Duration::from_secs(60);
+
+/// A path may have become longer after so long (RFC 8985 section 6.2, step 1).
+const MIN_RTT_LASTS: Duration = Duration::from_secs(300);
 
 /// Timeout with which data begins to flow after a SYN had to be sent again and nothing could be measured
 /// (RFC 6298 section 5.7).
@@ -52,6 +55,18 @@ pub(super) enum Timer {
 impl Timer {
     /// How many there are.
     const COUNT: usize = 4;
+}
+
+/// What the retransmission timer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub(super) enum Expiry {
+    /// Any acknowledgment at all: RFC 6298.
+    Timeout,
+    /// One of the end of what was sent (RFC 8985 section 7).
+    TailProbe,
+    /// Segments that others have passed (RFC 8985 section 6.2).
+    Late,
 }
 
 /// When each timer expires; [`Instant::NEVER`] for those that do not run.
@@ -133,9 +148,13 @@ pub(super) struct Retransmit {
     /// Retransmission timeout, [`RTO_MIN`] to [`RTO_MAX`]. Doubles on each expiry.
     pub(super) rto: Duration,
     /// Smoothed round-trip time; zero before the first measurement.
-    srtt: Duration,
+    pub(super) srtt: Duration,
     /// Round-trip time variation.
     rttvar: Duration,
+    /// Shortest round trip within the last minutes, by our own clock; zero before it is known.
+    pub(super) min_rtt: Duration,
+    /// When that was measured.
+    min_rtt_at: Instant,
     /// When `timed` was sent.
     timed_at: Instant,
     /// The acknowledgment that ends a measurement is after this number.
@@ -144,6 +163,8 @@ pub(super) struct Retransmit {
     /// section 3).
     timing: bool,
     measured: bool,
+    /// What the timer is for.
+    pub(super) expiry: Expiry,
     /// Expiries in a row without an answer.
     pub(super) retries: u8,
     /// Window probes in a row.
@@ -157,10 +178,13 @@ impl Retransmit {
             rto: RTO_INITIAL,
             srtt: Duration::ZERO,
             rttvar: Duration::ZERO,
+            min_rtt: Duration::ZERO,
+            min_rtt_at: Instant::ZERO,
             timed_at: Instant::ZERO,
             timed: SeqNum(0),
             timing: false,
             measured: false,
+            expiry: Expiry::Timeout,
             retries: 0,
             probes: 0,
         }
@@ -187,7 +211,13 @@ impl Retransmit {
     pub(super) fn on_ack(&mut self, una: SeqNum, echoed: Option<u32>, now: Instant) {
         if self.timing && una.after(self.timed) {
             self.timing = false;
-            self.sample(now.since(self.timed_at));
+            let rtt = now.since(self.timed_at);
+            self.sample(rtt);
+            let is_first = self.min_rtt == Duration::ZERO;
+            if is_first || rtt <= self.min_rtt || now.since(self.min_rtt_at) > MIN_RTT_LASTS {
+                self.min_rtt = rtt;
+                self.min_rtt_at = now;
+            }
         } else if !self.timing
             && let Some(echoed) = echoed
         {
@@ -248,16 +278,22 @@ impl Retransmit {
             rto,
             srtt,
             rttvar,
+            min_rtt,
+            min_rtt_at,
             timed_at,
             timed,
             timing,
             measured,
+            expiry,
             retries,
             probes,
         } = self;
         each("retransmit.rto", rto.as_nanos());
         each("retransmit.srtt", srtt.as_nanos());
         each("retransmit.rttvar", rttvar.as_nanos());
+        each("retransmit.min_rtt", min_rtt.as_nanos());
+        each("retransmit.min_rtt_at", min_rtt_at.as_nanos());
+        each("retransmit.expiry", *expiry as u64);
         each("retransmit.timed_at", timed_at.as_nanos());
         each("retransmit.timed", u64::from(timed.0));
         each("retransmit.timing", u64::from(*timing));
@@ -287,11 +323,15 @@ impl Tcb {
             self.on_persist_timeout(cx);
         }
         if self.timers.take(Timer::Retransmit, now) {
-            self.on_retransmit_timeout(cx);
+            match self.retransmit.expiry {
+                Expiry::Timeout => self.on_retransmit_timeout(cx),
+                Expiry::TailProbe => self.on_tail(cx),
+                Expiry::Late => self.on_late(cx),
+            }
         }
     }
 
-    /// Everything from `snd_una` on counts as lost and is sent again, as the window that one segment
+    /// Everything that did not arrive counts as lost and is sent again, as the window that one segment
     /// begins allows (RFC 6298 section 5.4, RFC 5681 section 3.1).
     fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let handshake = !self.state.is_synchronized();
@@ -301,15 +341,16 @@ impl Tcb {
             return self.fail(Event::TimedOut, cx);
         }
         let snd = &mut self.snd;
+        snd.due = Due::Nothing;
         if handshake {
-            snd.syn_lost = true;
-        } else {
-            let first = self.retransmit.retries == 1;
-            let flight = snd.max.since(snd.una);
-            self.congestion
-                .on_timeout(snd.max, flight, u32::from(snd.mss), first);
+            return snd.repeat_syn();
         }
-        snd.go_back();
+        snd.small = snd.una;
+        let first = self.retransmit.retries == 1;
+        let flight = snd.max.since(snd.una);
+        self.congestion
+            .on_timeout(snd.max, flight, u32::from(snd.mss), first);
+        self.lose_all();
     }
 
     /// The window stayed closed: asks for it with one octet, or with what it allows (RFC 9293
@@ -321,7 +362,7 @@ impl Tcb {
         if retransmit.retries > DATA_RETRIES {
             return self.fail(Event::TimedOut, cx);
         }
-        if self.snd.nxt != self.snd.end {
+        if self.snd.una != self.snd.end {
             self.snd.due = Due::Probe;
         }
     }

@@ -1,10 +1,12 @@
 //! What may leave now, and the frames that carry it (RFC 9293 section 3.8).
 //!
-//! [`Tcb::finish`] is the only place where frames of a connection get their numbers. Data that was never
-//! sent and data that a timeout declared lost leave by the same road: both stand between `snd_nxt` and
-//! the end of what was written. SYN and FIN are octets of that sequence space too.
+//! [`Tcb::finish`] is the only place where frames of a connection get their numbers. What is lost leaves before what
+//! was never sent, which stands between `snd_nxt` and the end of what was written. SYN and FIN are octets of that
+//! sequence space too.
 
-use super::retransmit::{Timer, timestamp};
+use super::predict::Road;
+use super::recovery::Tail;
+use super::retransmit::{Expiry, Timer, timestamp};
 use super::snd::{Allowed, Due};
 use super::window::AckDue;
 use super::{Cx, State, Tcb};
@@ -19,6 +21,16 @@ pub struct Finish {
     pub blocked: bool,
     /// Acknowledged octets wait for frames to be sent: call again when `sent` has moved.
     pub waits_for_sent: bool,
+}
+
+/// What became of what was lost.
+enum Lost {
+    /// All of it has left, and so many frames more may.
+    Left(u32),
+    /// The windows do not let more leave.
+    Waits,
+    /// There is no room for more.
+    Blocked,
 }
 
 /// Frames that are to leave, but for what every segment of the connection says.
@@ -59,13 +71,19 @@ impl Tcb {
         }
         let snd = &self.snd;
         let mut finish = Finish::default();
-        if snd.nxt != snd.end || snd.una_offset != snd.released || snd.due != Due::Nothing {
+        if snd.nxt != snd.end || snd.una_offset != snd.released || self.owes_more() {
             finish = self.finish_sending(cx);
         } else if self.rcv.ack == AckDue::Now {
             finish.blocked = !self.send_ack(cx);
         }
         self.look_for_road();
         finish
+    }
+
+    /// Whether something leaves besides new text.
+    #[inline(always)]
+    fn owes_more(&self) -> bool {
+        self.snd.due != Due::Nothing || (self.road == Road::Long && self.flight.lost() > 0)
     }
 
     /// The rest of [`Tcb::finish`], if there is any.
@@ -75,7 +93,7 @@ impl Tcb {
         if self.snd.una_offset != self.snd.released {
             finish.waits_for_sent = self.release(cx);
         }
-        if self.snd.nxt != self.snd.end || self.snd.due != Due::Nothing {
+        if self.snd.nxt != self.snd.end || self.owes_more() {
             finish.blocked = self.send(cx);
         }
         if self.rcv.ack == AckDue::Now && !finish.blocked {
@@ -254,16 +272,30 @@ impl Tcb {
                 self.probe(cx);
                 room -= 1;
             }
+            Due::TailProbe => {
+                self.probe_tail(cx);
+                room -= 1;
+            }
+        }
+        let mss = u32::from(self.snd.mss);
+        let frame_len = match cx.limits.frame_payload {
+            most if most > mss => most - most % mss,
+            _ => mss,
+        };
+        match self.send_lost(room, frame_len, cx) {
+            Lost::Left(left) => room = left,
+            Lost::Waits => return false,
+            Lost::Blocked => return true,
         }
         let snd = &self.snd;
         if snd.nxt == snd.end {
             return false;
         }
-        let mss = u32::from(snd.mss);
         if snd.una == snd.max && cx.now.since(snd.sent_at) > self.retransmit.rto {
             self.congestion.restart(mss);
         }
-        let Allowed { octets, fin } = snd.allowed(self.congestion.allowed(mss));
+        let pipe = self.pipe();
+        let Allowed { octets, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe);
         if octets == 0 && !fin {
             self.wait_for_window(cx);
             return false;
@@ -271,10 +303,6 @@ impl Tcb {
         if room == 0 {
             return true;
         }
-        let frame_len = match cx.limits.frame_payload {
-            most if most > mss => most - most % mss,
-            _ => mss,
-        };
         let frames = octets.div_ceil(frame_len).max(1);
         if frames > room {
             self.send_frames(room, room * frame_len, frame_len, false, cx);
@@ -298,7 +326,10 @@ impl Tcb {
         let again = seq != self.snd.max;
         self.transmit_text(seq, count, octets, frame_len, fin, cx);
         let snd = &mut self.snd;
-        snd.nxt = seq + octets + u32::from(fin);
+        let len = octets + u32::from(fin);
+        snd.nxt = seq + len;
+        self.flight.sent(snd.una, seq, snd.nxt, cx.now);
+        self.congestion.on_sent(len);
         if !octets.is_multiple_of(u32::from(snd.mss)) {
             snd.small = snd.nxt;
         }
@@ -309,9 +340,67 @@ impl Tcb {
         }
         self.retransmit.probes = 0;
         self.timers.stop(Timer::Persist);
+        let expects_end = self.retransmit.expiry == Expiry::TailProbe;
+        if !self.timers.runs(Timer::Retransmit) || expects_end {
+            self.arm(self.is_calm(), cx.now);
+        }
+    }
+
+    /// What is lost leaves again, the first of it first, as the windows allow.
+    fn send_lost<S: EffectSink>(
+        &mut self,
+        mut room: u32,
+        frame_len: u32,
+        cx: &mut Cx<'_, S>,
+    ) -> Lost {
+        let mss = u32::from(self.snd.mss);
+        while let Some((begin, end)) = self.flight.first_lost() {
+            let snd = &self.snd;
+            let pipe = self.pipe();
+            let window = snd.wnd.saturating_sub(begin.since(snd.una));
+            let usable = window.min(self.congestion.allowed(mss).saturating_sub(pipe));
+            let mut octets = end.since(begin);
+            if octets > usable {
+                octets = usable - usable % mss;
+                if octets == 0 && pipe == 0 {
+                    octets = usable;
+                }
+            }
+            if octets == 0 {
+                self.wait_for_window(cx);
+                return Lost::Waits;
+            }
+            if room == 0 {
+                return Lost::Blocked;
+            }
+            let octets = octets.min(room.saturating_mul(frame_len));
+            room -= octets.div_ceil(frame_len);
+            self.send_again(begin, octets, frame_len, cx);
+        }
+        Lost::Left(room)
+    }
+
+    /// `len` octets of sequence space that were sent leave again.
+    fn send_again<S: EffectSink>(
+        &mut self,
+        begin: SeqNum,
+        len: u32,
+        frame_len: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let snd = &self.snd;
+        let octets = snd.data_from(begin).min(len);
+        let fin = octets < len;
+        let count = octets.div_ceil(frame_len).max(1);
+        self.retransmit.on_resent();
+        self.transmit_text(begin, count, octets, frame_len, fin, cx);
+        self.flight.resent(begin, begin + len, cx.now);
+        self.congestion.on_sent(len);
+        self.snd.sent_at = cx.now;
+        self.retransmit.probes = 0;
+        self.timers.stop(Timer::Persist);
         if !self.timers.runs(Timer::Retransmit) {
-            self.timers
-                .start(Timer::Retransmit, cx.now + self.retransmit.rto);
+            self.arm(false, cx.now);
         }
     }
 
@@ -344,19 +433,36 @@ impl Tcb {
         self.emit(text, cx);
     }
 
-    /// The first unacknowledged segment again, and the timer from the start (RFC 6582 section 3.2).
+    /// The first segment that is lost, whatever the windows say (RFC 6582 section 3.2).
     fn resend_first<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
-        let snd = &mut self.snd;
-        snd.due = Due::Nothing;
-        let sent = snd.max.since(snd.una);
-        let octets = snd.data_from(snd.una).min(sent).min(u32::from(snd.mss));
-        let fin = snd.fin && octets < sent && snd.una + octets + 1 == snd.end;
-        if octets == 0 && !fin {
+        self.snd.due = Due::Nothing;
+        let mss = u32::from(self.snd.mss);
+        if let Some((begin, end)) = self.flight.first_lost() {
+            self.send_again(begin, end.since(begin).min(mss), mss, cx);
+        }
+    }
+
+    /// A segment of new text if there is one, whatever the congestion window, else the last one again
+    /// (RFC 8985 section 7.3).
+    fn probe_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.snd.due = Due::Nothing;
+        if !self.may_probe() {
             return;
         }
-        let (una, mss) = (snd.una, u32::from(snd.mss));
-        self.retransmit.on_resent();
-        self.transmit_text(una, 1, octets, mss, fin, cx);
+        let snd = &self.snd;
+        self.flight.acked(snd.una, |_| ());
+        let mss = u32::from(snd.mss);
+        let Allowed { octets, fin } = snd.allowed(u32::MAX, self.pipe());
+        let new = octets.min(mss);
+        if new > 0 || fin {
+            self.send_frames(1, new, mss, fin && new == octets, cx);
+            self.probed(Tail::New, self.snd.nxt);
+        } else if let Some(last) = self.flight.last().copied() {
+            let len = last.len() - (last.len() - 1) / mss * mss;
+            self.send_again(last.end - len, len, mss, cx);
+            self.probed(Tail::Again, last.end);
+        }
+        self.arm(false, cx.now);
     }
 
     /// What the window allows, however little, or one octet that it does not allow. The octet is not
@@ -365,7 +471,11 @@ impl Tcb {
         let snd = &mut self.snd;
         snd.due = Due::Nothing;
         let (nxt, mss) = (snd.nxt, u32::from(snd.mss));
-        if nxt == snd.end || nxt != snd.una {
+        if nxt != snd.una {
+            return self.probe_with_lost(cx);
+        }
+        let snd = &mut self.snd;
+        if nxt == snd.end {
             return;
         }
         let left = snd.data_from(nxt);
@@ -381,10 +491,30 @@ impl Tcb {
         self.transmit_text(nxt, 1, octets, mss, fin, cx);
     }
 
+    /// [`Tcb::probe`] with what was sent before the window closed, and is lost.
+    fn probe_with_lost<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        if self.pipe() > 0 {
+            return;
+        }
+        self.lose_all();
+        let Some((begin, end)) = self.flight.first_lost() else {
+            return;
+        };
+        let snd = &self.snd;
+        let window = snd.wnd.saturating_sub(begin.since(snd.una));
+        let len = end.since(begin).min(window).min(u32::from(snd.mss));
+        if len > 0 {
+            return self.send_again(begin, len, u32::from(snd.mss), cx);
+        }
+        let octets = snd.data_from(begin).min(1);
+        self.retransmit.on_resent();
+        self.transmit_text(begin, 1, octets, 1, octets == 0, cx);
+    }
+
     /// Nothing may leave. If nothing is in flight either, no acknowledgment will come to change that: the
     /// window must be probed.
     fn wait_for_window<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
-        if self.snd.nxt == self.snd.una && !self.timers.runs(Timer::Persist) {
+        if self.pipe() == 0 && !self.timers.runs(Timer::Persist) {
             self.leave_road();
             self.timers.stop(Timer::Retransmit);
             self.timers

@@ -11,8 +11,10 @@ use crate::time::Instant;
 pub(super) enum Due {
     /// Nothing.
     Nothing,
-    /// The first unacknowledged segment, again (RFC 6582).
+    /// The first segment that is lost, whatever the window (RFC 6582).
     Resend,
+    /// A tail loss probe (RFC 8985 section 7.3).
+    TailProbe,
     /// A probe of the window (RFC 9293 section 3.8.6.1).
     Probe,
     /// The reset of a connection that is closed already.
@@ -25,7 +27,7 @@ pub(super) enum Due {
 pub(super) struct Snd {
     /// SND.UNA.
     pub(super) una: SeqNum,
-    /// The next number to send. A timeout pulls it back to `una`.
+    /// The next number to send for the first time; the SYN's while that has to be sent again.
     pub(super) nxt: SeqNum,
     /// SND.NXT of the RFC: the number after the highest that was sent.
     pub(super) max: SeqNum,
@@ -129,11 +131,10 @@ impl Snd {
         self.sent_at = now;
     }
 
-    /// What was in flight counts as lost.
-    pub(super) const fn go_back(&mut self) {
-        self.nxt = self.una;
-        self.small = self.una;
-        self.due = Due::Nothing;
+    /// Our SYN counts as lost.
+    pub(super) const fn repeat_syn(&mut self) {
+        self.nxt = self.iss;
+        self.syn_lost = true;
     }
 
     /// Whether the peer acknowledged our FIN.
@@ -160,12 +161,13 @@ impl Snd {
 
     /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's algorithm
     /// (section 3.7.4) holds a small segment only behind another small one.
-    pub(super) fn allowed(&self, cwnd: u32) -> Allowed {
+    ///
+    /// `pipe` octets are in flight, what is lost or known to have arrived not counted.
+    pub(super) fn allowed(&self, cwnd: u32, pipe: u32) -> Allowed {
         let mss = u32::from(self.mss);
-        let flight = self.nxt.since(self.una);
         let left = self.data_from(self.nxt);
-        let window = self.wnd.saturating_sub(flight);
-        let usable = window.min(cwnd.saturating_sub(flight));
+        let window = self.wnd.saturating_sub(self.nxt.since(self.una));
+        let usable = window.min(cwnd.saturating_sub(pipe));
         if left <= usable {
             let small = left % mss;
             let octets = if small > 0 && !self.fin && self.small.after(self.una) {
@@ -177,10 +179,10 @@ impl Snd {
             return Allowed { octets, fin };
         }
         let full = usable - usable % mss;
-        // What was sent already was worth a segment then: it does not wait for the window to be so again.
+        // The octet of a probe was worth a segment then: it does not wait for the window to be so again.
         let again = self.nxt != self.max;
         let worth = again || usable >= (self.wnd_max / 2).max(1);
-        let octets = if full == 0 && flight == 0 && worth {
+        let octets = if full == 0 && pipe == 0 && worth {
             usable
         } else {
             full

@@ -2,8 +2,10 @@
 //! CLOSE, ABORT.
 
 use super::congestion::Congestion;
+use super::flight::Flight;
 use super::predict::Road;
 use super::reassembly::Reassembly;
+use super::recovery::Recovery;
 use super::retransmit::{Retransmit, Timers};
 use super::snd::Snd;
 use super::window::Rcv;
@@ -35,8 +37,10 @@ impl Tcb {
             mac,
             flow,
             timers: Timers::new(),
-            congestion: Congestion::new(iss),
+            congestion: Congestion::new(iss, limits.congestion),
             retransmit: Retransmit::new(),
+            flight: Flight::new(),
+            recovery: Recovery::new(iss),
             challenges: Challenges::default(),
             reassembly: Reassembly::new(),
         }

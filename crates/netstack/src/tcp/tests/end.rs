@@ -365,7 +365,7 @@ pub(super) fn check(tcb: &Tcb, finish: Finish, limits: &Limits) {
     assert!(snd.una_offset <= snd.written || tcb.state == State::Closed);
     if tcb.state.is_synchronized() && !finish.blocked {
         assert!(
-            snd.nxt == snd.una || tcb.timers.runs(Timer::Retransmit),
+            tcb.pipe() == 0 || tcb.timers.runs(Timer::Retransmit),
             "nothing waits for what is in flight: {tcb:?}"
         );
         assert!(

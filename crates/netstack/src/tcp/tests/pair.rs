@@ -1,7 +1,7 @@
 //! Two sides, a wire that loses, repeats and reorders, and a clock that jumps to the next event.
 
 use super::end::{CONN, End, Rng, Wire, flow, segments};
-use crate::config::Limits;
+use crate::config::{CongestionControl, Limits};
 use crate::digest::{Flags, Mac};
 use crate::effect::{Effect, Event, FrameNumbers};
 use crate::seqnum::SeqNum;
@@ -291,6 +291,7 @@ fn limits_for(rng: &mut Rng) -> Limits {
         mtu,
         frame_payload: [0, 4000, 65_000][rng.below(3) as usize],
         quantum: [1, 2, 16, 64][rng.below(4) as usize],
+        congestion: [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
     }
 }
 

@@ -1,0 +1,518 @@
+//! How much may be in flight for the network's sake (RFC 5681), in integers.
+//!
+//! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers without SACK,
+//! proportional rate reduction (RFC 6937) for the others. An [`Algorithm`] decides how fast the window opens and how
+//! far it falls: [`Reno`] or [`Cubic`].
+
+mod cubic;
+mod reno;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::CongestionControl;
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+use cubic::Cubic;
+use reno::Reno;
+
+/// No window grows beyond this: the largest that RFC 7323 section 2.3 can announce.
+const WINDOW_MAX: u32 = 1 << 30;
+
+/// Duplicate acknowledgments that say a segment was lost (RFC 5681 section 3.2).
+const DUPLICATES: u8 = 3;
+
+/// What the sender does about loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+enum Phase {
+    /// Nothing: no loss is known, or a timeout has begun anew.
+    Open,
+    /// Fast recovery (RFC 6582), no partial acknowledgment seen yet.
+    Recovery,
+    /// Fast recovery, after a partial acknowledgment.
+    RecoveryPartial,
+    /// Recovery with SACK: RFC 6937 sets the window.
+    Reduction,
+}
+
+/// An acknowledgment of something new, as congestion control sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acked {
+    /// Up to here.
+    pub(super) una: SeqNum,
+    /// Octets.
+    pub(super) acked: u32,
+    /// Octets that were in flight before.
+    pub(super) flight: u32,
+    /// Octets of a full segment.
+    pub(super) mss: u32,
+    pub(super) now: Instant,
+    /// Smoothed round-trip time.
+    pub(super) srtt: Duration,
+}
+
+/// How a congestion window opens in congestion avoidance, and how far it falls.
+trait Algorithm {
+    /// The window after `ack`, `cwnd` having been used.
+    fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32;
+
+    /// The threshold after a loss, `flight` octets of `cwnd` having been in flight.
+    fn fallen(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32;
+
+    /// The connection was idle.
+    fn restarted(&mut self);
+
+    /// Names and values of every field.
+    fn fields(&self, each: &mut dyn FnMut(&'static str, u64));
+}
+
+/// The algorithm of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Growth {
+    Reno(Reno),
+    Cubic(Cubic),
+}
+
+impl Growth {
+    fn algorithm(&mut self) -> &mut dyn Algorithm {
+        match self {
+            Growth::Reno(reno) => reno,
+            Growth::Cubic(cubic) => cubic,
+        }
+    }
+}
+
+/// What has left and what has arrived in a recovery (RFC 6937 section 3), in octets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Reduction {
+    /// prr_delivered.
+    delivered: u32,
+    /// prr_out.
+    out: u32,
+    /// RecoverFS: in flight when it began.
+    flight: u32,
+}
+
+/// What an acknowledgment asks of the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing in particular.
+    Carry,
+    /// Send the first unacknowledged segment again.
+    Resend,
+}
+
+/// Congestion window and loss recovery of one connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Congestion {
+    /// `cwnd`, octets (RFC 5681 section 2).
+    cwnd: u32,
+    /// `ssthresh`, octets (RFC 5681 section 2).
+    ssthresh: u32,
+    /// The highest number sent when loss was last noticed (RFC 6582 section 3.2).
+    recover: SeqNum,
+    phase: Phase,
+    /// Duplicate acknowledgments in a row.
+    duplicates: u8,
+    /// Octets in flight when the first of them came: without what limited transmit sent.
+    flight: u32,
+    reduction: Reduction,
+    growth: Growth,
+}
+
+impl Congestion {
+    /// Before the handshake.
+    pub(super) fn new(iss: SeqNum, control: CongestionControl) -> Self {
+        Congestion {
+            cwnd: 0,
+            ssthresh: WINDOW_MAX,
+            recover: iss,
+            phase: Phase::Open,
+            duplicates: 0,
+            flight: 0,
+            reduction: Reduction::default(),
+            growth: match control {
+                CongestionControl::NewReno => Growth::Reno(Reno::default()),
+                CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
+            },
+        }
+    }
+
+    /// The initial window of RFC 6928 section 2.
+    fn initial(mss: u32) -> u32 {
+        (10 * mss).min((2 * mss).max(14_600))
+    }
+
+    /// The handshake is complete. After a lost SYN the window begins with one segment (RFC 5681
+    /// section 3.1).
+    pub(super) fn establish(&mut self, mss: u32, syn_lost: bool) {
+        self.cwnd = if syn_lost { mss } else { Self::initial(mss) };
+    }
+
+    /// Octets that may be in flight. The first two duplicate acknowledgments let a new segment out each
+    /// (limited transmit, RFC 3042).
+    #[inline]
+    pub(super) fn allowed(&self, mss: u32) -> u32 {
+        if self.phase == Phase::Open {
+            self.cwnd + u32::from(self.duplicates.min(DUPLICATES - 1)) * mss
+        } else {
+            self.cwnd
+        }
+    }
+
+    /// `cwnd` as it is.
+    #[cfg(test)]
+    pub(super) const fn window(&self) -> u32 {
+        self.cwnd
+    }
+
+    /// Whether the retransmission timer keeps running from before this acknowledgment: in fast recovery
+    /// it starts again at the first partial one only (RFC 6582 section 3.2, step 3).
+    pub(super) fn keeps_timer(&self) -> bool {
+        self.phase == Phase::RecoveryPartial
+    }
+
+    /// Whether no recovery is under way.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// The highest number sent when loss was last noticed.
+    pub(super) const fn recover(&self) -> SeqNum {
+        self.recover
+    }
+
+    /// Something new was acknowledged.
+    #[inline]
+    pub(super) fn on_ack(&mut self, ack: &Acked) -> Verdict {
+        self.duplicates = 0;
+        if self.phase != Phase::Open {
+            return self.on_ack_in_recovery(ack);
+        }
+        // A window that was not used says nothing about the network (RFC 7661 section 4.3).
+        if ack.flight >= self.cwnd / 2 {
+            self.grow(ack);
+        }
+        Verdict::Carry
+    }
+
+    #[inline]
+    fn grow(&mut self, ack: &Acked) {
+        let cwnd = if self.cwnd < self.ssthresh {
+            // Slow start (RFC 5681 section 3.1), at most L = 2 segments a time (RFC 3465 section 2.2).
+            self.cwnd + ack.acked.min(2 * ack.mss)
+        } else {
+            match &mut self.growth {
+                Growth::Reno(reno) => reno.grown(self.cwnd, ack),
+                Growth::Cubic(cubic) => cubic.grown(self.cwnd, ack),
+            }
+        };
+        self.cwnd = cwnd.min(WINDOW_MAX);
+    }
+
+    /// RFC 6582 section 3.2, step 3; RFC 6937 section 3.
+    fn on_ack_in_recovery(&mut self, ack: &Acked) -> Verdict {
+        let Acked {
+            una,
+            acked,
+            flight,
+            mss,
+            ..
+        } = *ack;
+        let is_over = una.at_or_after(self.recover);
+        if self.phase == Phase::Reduction {
+            if is_over {
+                self.cwnd = self.ssthresh;
+                self.phase = Phase::Open;
+            }
+            return Verdict::Carry;
+        }
+        if is_over {
+            let left = flight.saturating_sub(acked);
+            self.cwnd = self.ssthresh.min(left.max(mss) + mss);
+            self.phase = Phase::Open;
+            return Verdict::Carry;
+        }
+        self.cwnd = self.cwnd.saturating_sub(acked);
+        if acked >= mss {
+            self.cwnd += mss;
+        }
+        self.cwnd = self.cwnd.max(mss);
+        self.phase = Phase::RecoveryPartial;
+        Verdict::Resend
+    }
+
+    /// Something is lost, `flight` octets having been sent up to `nxt` (RFC 6675 section 5, step 4).
+    pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, mss: u32) {
+        self.fall(flight.min(self.cwnd), mss);
+        self.recover = nxt;
+        self.phase = Phase::Reduction;
+        self.reduction = Reduction {
+            flight: flight.max(1),
+            ..Reduction::default()
+        };
+    }
+
+    /// `delivered` octets more have arrived and `pipe` are in flight: RFC 6937 section 3, if there is a recovery. At
+    /// least one segment leaves in it.
+    pub(super) fn reduce(&mut self, delivered: u32, pipe: u32, mss: u32) {
+        if self.phase != Phase::Reduction {
+            return;
+        }
+        let Reduction {
+            delivered: all,
+            out,
+            flight,
+        } = &mut self.reduction;
+        *all = all.saturating_add(delivered);
+        let left = if pipe > self.ssthresh {
+            let share = u64::from(*all) * u64::from(self.ssthresh);
+            (share.div_ceil(u64::from(*flight)) as u32).saturating_sub(*out)
+        } else {
+            let limit = all.saturating_sub(*out).max(delivered) + mss;
+            limit.min(self.ssthresh - pipe)
+        };
+        let least = if *out == 0 { mss } else { 0 };
+        self.cwnd = pipe.saturating_add(left.max(least)).min(WINDOW_MAX);
+    }
+
+    /// `octets` left, again or for the first time.
+    #[inline]
+    pub(super) fn on_sent(&mut self, octets: u32) {
+        if self.phase == Phase::Reduction {
+            self.reduction.out = self.reduction.out.saturating_add(octets);
+        }
+    }
+
+    /// There was congestion, and nothing has to be sent again: the window falls, once for what was sent up to `nxt`.
+    pub(super) fn notice(&mut self, nxt: SeqNum, mss: u32) {
+        if self.phase == Phase::Open {
+            self.fall(self.cwnd, mss);
+            self.cwnd = self.ssthresh;
+            self.recover = nxt;
+        }
+    }
+
+    fn fall(&mut self, flight: u32, mss: u32) {
+        let cwnd = self.cwnd;
+        self.ssthresh = self.growth.algorithm().fallen(cwnd, flight, mss);
+    }
+
+    /// A duplicate acknowledgment of `una` arrived, `flight` octets being in flight up to `max`
+    /// (RFC 5681 section 3.2, RFC 6582 section 3.2).
+    pub(super) fn on_duplicate(
+        &mut self,
+        una: SeqNum,
+        max: SeqNum,
+        flight: u32,
+        mss: u32,
+    ) -> Verdict {
+        self.duplicates = self.duplicates.saturating_add(1);
+        if self.duplicates == 1 {
+            self.flight = flight;
+        }
+        if self.phase != Phase::Open {
+            // Another segment has left the network.
+            self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
+            return Verdict::Carry;
+        }
+        // After a timeout, copies of what was sent before it must not look like another loss.
+        if self.duplicates != DUPLICATES || !una.after(self.recover) {
+            return Verdict::Carry;
+        }
+        // RFC 5681 section 3.2, step 2: what limited transmit sent must not be counted.
+        self.fall(self.flight, mss);
+        self.recover = max;
+        self.cwnd = (self.ssthresh + u32::from(DUPLICATES) * mss).min(WINDOW_MAX);
+        self.phase = Phase::Recovery;
+        Verdict::Resend
+    }
+
+    /// The retransmission timer expired, for the `first` time for this segment (RFC 5681 section 3.1,
+    /// RFC 6582 section 3.2 step 4).
+    pub(super) fn on_timeout(&mut self, max: SeqNum, flight: u32, mss: u32, first: bool) {
+        if first {
+            self.fall(flight, mss);
+        }
+        self.cwnd = mss;
+        self.recover = max;
+        self.phase = Phase::Open;
+        self.duplicates = 0;
+    }
+
+    /// Nothing was sent for longer than a timeout: the old window says nothing any more (RFC 5681
+    /// section 4.1).
+    pub(super) fn restart(&mut self, mss: u32) {
+        self.cwnd = self.cwnd.min(Self::initial(mss));
+        self.growth.algorithm().restarted();
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Congestion {
+            cwnd,
+            ssthresh,
+            recover,
+            phase,
+            duplicates,
+            flight,
+            reduction,
+            growth,
+        } = self;
+        each("congestion.cwnd", u64::from(*cwnd));
+        each("congestion.ssthresh", u64::from(*ssthresh));
+        each("congestion.recover", u64::from(recover.0));
+        each("congestion.phase", *phase as u64);
+        each("congestion.duplicates", u64::from(*duplicates));
+        each("congestion.flight", u64::from(*flight));
+        each("congestion.delivered", u64::from(reduction.delivered));
+        each("congestion.out", u64::from(reduction.out));
+        each("congestion.recovering", u64::from(reduction.flight));
+        match growth {
+            Growth::Reno(reno) => reno.fields(each),
+            Growth::Cubic(cubic) => cubic.fields(each),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u32 = 1000;
+
+    fn ack(una: SeqNum, acked: u32, flight: u32) -> Acked {
+        Acked {
+            una,
+            acked,
+            flight,
+            mss: MSS,
+            now: Instant::from_millis(1),
+            srtt: Duration::from_millis(1),
+        }
+    }
+
+    fn open() -> Congestion {
+        let mut c = Congestion::new(SeqNum(0), CongestionControl::NewReno);
+        c.establish(MSS, false);
+        c
+    }
+
+    #[test]
+    fn the_initial_window_is_ten_segments_or_one_after_a_lost_syn() {
+        assert_eq!(open().window(), 10 * MSS);
+        assert_eq!(Congestion::initial(1460), 14_600);
+        assert_eq!(Congestion::initial(9000), 18_000);
+        let mut lost = Congestion::new(SeqNum(0), CongestionControl::NewReno);
+        lost.establish(MSS, true);
+        assert_eq!(lost.window(), MSS);
+    }
+
+    #[test]
+    fn slow_start_doubles_the_window_in_a_round_trip() {
+        let mut c = open();
+        for i in 0..5 {
+            c.on_ack(&ack(SeqNum(2 * MSS * (i + 1)), 2 * MSS, 10 * MSS));
+        }
+        assert_eq!(c.window(), 20 * MSS);
+    }
+
+    #[test]
+    fn congestion_avoidance_adds_one_segment_a_window() {
+        let mut c = open();
+        c.ssthresh = 10 * MSS;
+        for _ in 0..10 {
+            c.on_ack(&ack(SeqNum(1), MSS, 10 * MSS));
+        }
+        assert_eq!(c.window(), 11 * MSS);
+    }
+
+    #[test]
+    fn a_window_that_is_not_used_does_not_grow() {
+        let mut c = open();
+        c.on_ack(&ack(SeqNum(1), MSS, 2 * MSS));
+        assert_eq!(c.window(), 10 * MSS);
+    }
+
+    #[test]
+    fn the_third_duplicate_halves_and_resends_and_the_full_ack_ends_recovery() {
+        let mut c = open();
+        let (una, max) = (SeqNum(500), SeqNum(20_500));
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
+        assert_eq!(c.allowed(MSS), 11 * MSS);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Resend);
+        assert_eq!((c.ssthresh, c.window()), (10 * MSS, 13 * MSS));
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
+        assert_eq!(c.window(), 14 * MSS);
+        // Partial: deflate by what was acknowledged, add one segment, send the next hole.
+        assert_eq!(c.on_ack(&ack(una + 3000, 3000, 20_000)), Verdict::Resend);
+        assert_eq!(c.window(), 12 * MSS);
+        assert_eq!(c.on_ack(&ack(max, 17_000, 17_000)), Verdict::Carry);
+        assert_eq!(c.window(), 2 * MSS);
+        assert_eq!((c.phase, c.duplicates), (Phase::Open, 0));
+    }
+
+    #[test]
+    fn a_timeout_halves_once_and_guards_against_old_duplicates() {
+        let mut c = open();
+        c.on_timeout(SeqNum(9000), 8000, MSS, true);
+        assert_eq!((c.ssthresh, c.window()), (4000, MSS));
+        c.on_timeout(SeqNum(9000), 1000, MSS, false);
+        assert_eq!(c.ssthresh, 4000);
+        for _ in 0..5 {
+            assert_eq!(
+                c.on_duplicate(SeqNum(3000), SeqNum(9000), 6000, MSS),
+                Verdict::Carry
+            );
+        }
+    }
+
+    /// RFC 6937 section 4: with a threshold of half, one segment leaves for every two that arrive.
+    #[test]
+    fn in_a_reduction_segments_leave_in_proportion_to_what_arrives() {
+        let mut c = open();
+        c.cwnd = 20 * MSS;
+        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        assert_eq!(c.ssthresh, 10 * MSS);
+        let (mut pipe, mut sent) = (19 * MSS, 0);
+        c.reduce(3 * MSS, pipe - 3 * MSS, MSS);
+        pipe -= 3 * MSS;
+        for _ in 0..16 {
+            while c.cwnd >= pipe + MSS {
+                c.on_sent(MSS);
+                pipe += MSS;
+                sent += 1;
+            }
+            pipe -= MSS;
+            c.reduce(MSS, pipe, MSS);
+        }
+        assert!((9..=11).contains(&sent), "{sent} segments");
+        c.on_ack(&ack(SeqNum(20_000), 20_000, 20_000));
+        assert_eq!((c.window(), c.is_open()), (10 * MSS, true));
+    }
+
+    #[test]
+    fn when_much_was_lost_a_reduction_slow_starts_up_to_the_threshold() {
+        let mut c = open();
+        c.cwnd = 20 * MSS;
+        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        let mut pipe = 4 * MSS;
+        c.reduce(MSS, pipe, MSS);
+        assert_eq!(c.window(), pipe + 2 * MSS);
+        c.on_sent(2 * MSS);
+        pipe += MSS;
+        c.reduce(MSS, pipe, MSS);
+        assert_eq!(c.window(), pipe + 2 * MSS);
+    }
+
+    #[test]
+    fn congestion_that_was_noticed_without_loss_counts_once_a_window() {
+        let mut c = open();
+        c.notice(SeqNum(10_000), MSS);
+        assert_eq!((c.ssthresh, c.window()), (5 * MSS, 5 * MSS));
+        assert_eq!(c.recover(), SeqNum(10_000));
+    }
+}

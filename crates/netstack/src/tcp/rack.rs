@@ -1,0 +1,157 @@
+//! Which segments are lost, by the time at which they left: RACK (RFC 8985 sections 5 and 6).
+//!
+//! Whatever left before something that has arrived, and by more than the reordering window, is lost.
+
+use serde::{Deserialize, Serialize};
+
+use super::flight::Stretch;
+use super::retransmit::timestamp;
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+/// Recoveries for which a wider reordering window lasts (RFC 8985 section 6.2.4).
+const PERSISTS: u8 = 16;
+
+/// What RFC 8985 section 5.2 calls RACK state, but for the estimates of the round trip.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Rack {
+    /// RACK.xmit_ts: when the newest of all that arrived had left; [`Instant::ZERO`] before anything did.
+    sent_at: Instant,
+    /// RACK.end_seq: where that ended.
+    end: SeqNum,
+    /// RACK.rtt: how long it was under way, and the answer.
+    rtt: Duration,
+    /// RACK.fack: the highest number that arrived.
+    fack: SeqNum,
+    /// RACK.dsack_round, while `widened`: until this is acknowledged the window widens no further.
+    round: SeqNum,
+    widened: bool,
+    /// RACK.reordering_seen.
+    reordering: bool,
+    /// RACK.reo_wnd_mult.
+    mult: u8,
+    /// RACK.reo_wnd_persist.
+    persists: u8,
+}
+
+/// What an acknowledgment says besides numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    pub(super) now: Instant,
+    /// TSecr, if timestamps are in use.
+    pub(super) echoed: Option<u32>,
+    /// RACK.min_RTT.
+    pub(super) min_rtt: Duration,
+}
+
+impl Rack {
+    /// Text begins at `una`.
+    pub(super) const fn new(una: SeqNum) -> Self {
+        Rack {
+            sent_at: Instant::ZERO,
+            end: una,
+            rtt: Duration::ZERO,
+            fack: una,
+            round: una,
+            widened: false,
+            reordering: false,
+            mult: 1,
+            persists: 0,
+        }
+    }
+
+    /// `stretch` has arrived (RFC 8985 section 6.2, steps 2 and 3).
+    pub(super) fn delivered(&mut self, stretch: &Stretch, heard: &Heard) {
+        if stretch.end.after(self.fack) {
+            self.fack = stretch.end;
+        } else if !stretch.again {
+            self.reordering = true;
+        }
+        let rtt = heard.now.since(stretch.sent_at);
+        if stretch.again {
+            // It may be the first copy that has arrived.
+            let earlier =
+                |echoed: u32| (echoed.wrapping_sub(timestamp(stretch.sent_at)) as i32) < 0;
+            if heard.echoed.is_some_and(earlier) || rtt < heard.min_rtt {
+                return;
+            }
+        }
+        self.rtt = rtt;
+        if (self.sent_at, true) <= (stretch.sent_at, stretch.end.after(self.end)) {
+            self.sent_at = stretch.sent_at;
+            self.end = stretch.end;
+        }
+    }
+
+    /// Acknowledgments that nobody looked at reached `una`.
+    pub(super) fn passed(&mut self, una: SeqNum) {
+        self.fack = self.fack.max(una);
+        if self.widened && una.at_or_after(self.round) {
+            self.widened = false;
+        }
+    }
+
+    /// Something was sent again in vain (RFC 2883): what counted as lost was late (RFC 8985 section 6.2, step 4).
+    pub(super) fn sent_in_vain(&mut self, nxt: SeqNum) {
+        if !self.widened {
+            self.widened = true;
+            self.round = nxt;
+            self.mult = self.mult.saturating_add(1);
+            self.persists = PERSISTS;
+        }
+    }
+
+    /// A recovery is over.
+    pub(super) const fn recovered(&mut self) {
+        self.persists = self.persists.saturating_sub(1);
+        if self.persists == 0 {
+            self.mult = 1;
+        }
+    }
+
+    /// RACK.reo_wnd (RFC 8985 section 6.2, step 4); `sure`: recovery is under way, or three segments arrived behind a
+    /// gap.
+    fn window(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
+        if sure && !self.reordering {
+            return Duration::ZERO;
+        }
+        let quarter = Duration::from_nanos(min_rtt.as_nanos() / 4);
+        quarter.times(u64::from(self.mult)).min(srtt)
+    }
+
+    /// When a stretch is lost unless it arrives before; `None` if nothing that left after it has arrived
+    /// (RFC 8985 section 6.2, step 5).
+    pub(super) fn deadline(&self, stretch: &Stretch, window: Duration) -> Option<Instant> {
+        let later = (stretch.sent_at, stretch.end.after(self.end)) > (self.sent_at, false);
+        (!later && self.sent_at != Instant::ZERO).then(|| stretch.sent_at + self.rtt + window)
+    }
+
+    /// The reordering window now: see [`Rack::window`].
+    pub(super) fn patience(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
+        self.window(sure, min_rtt, srtt)
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Rack {
+            sent_at,
+            end,
+            rtt,
+            fack,
+            round,
+            widened,
+            reordering,
+            mult,
+            persists,
+        } = self;
+        each("rack.sent_at", sent_at.as_nanos());
+        each("rack.end", u64::from(end.0));
+        each("rack.rtt", rtt.as_nanos());
+        each("rack.fack", u64::from(fack.0));
+        each("rack.round", u64::from(round.0));
+        each("rack.widened", u64::from(*widened));
+        each("rack.reordering", u64::from(*reordering));
+        each("rack.mult", u64::from(*mult));
+        each("rack.persists", u64::from(*persists));
+    }
+}

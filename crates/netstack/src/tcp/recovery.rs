@@ -1,0 +1,322 @@
+//! What is done about loss when the peer says what arrived: RACK-TLP (RFC 8985) finds it, the scoreboard of RFC 6675
+//! remembers it, proportional rate reduction (RFC 6937) says how fast it is mended.
+//!
+//! A peer without SACK gets NewReno (RFC 6582), which is `duplicate` here and the rest in `congestion`. What is lost
+//! leaves again by one road for both, before anything new: `send_lost` in `send.rs`.
+
+use serde::{Deserialize, Serialize};
+
+use super::congestion::Verdict;
+use super::flight::{Fate, Flight};
+use super::rack::{Heard, Rack};
+use super::retransmit::{Expiry, Timer};
+use super::snd::Due;
+use super::{Cx, Tcb};
+use crate::digest::{Options, Segment};
+use crate::effect::EffectSink;
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+/// Segments beyond a gap that say a segment was lost, DupThresh (RFC 6675 section 2), less one.
+const GAP_SEGMENTS: u32 = 2;
+
+/// The longest that a peer may delay the acknowledgment of a single segment, TLP.max_ack_delay
+/// (RFC 8985 section 7.2).
+const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
+
+/// A tail loss probe that is out (RFC 8985 section 7.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub(super) enum Tail {
+    /// None.
+    None,
+    /// One that carried new text.
+    New,
+    /// One that repeated the last segment: TLP.is_retrans.
+    Again,
+}
+
+/// How losses are found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Recovery {
+    rack: Rack,
+    tail: Tail,
+    /// TLP.end_seq, while a probe is out.
+    tail_end: SeqNum,
+}
+
+/// What an acknowledgment told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// Octets that arrived and were not known to (DeliveredData, RFC 6937 section 3).
+    delivered: u32,
+    /// The end of what came twice (RFC 2883).
+    twice: Option<SeqNum>,
+    /// Whether there were blocks of what arrived.
+    blocks: bool,
+    /// Whether a recovery was under way.
+    mending: bool,
+}
+
+impl Recovery {
+    /// Text begins at `una`.
+    pub(super) const fn new(una: SeqNum) -> Self {
+        Recovery {
+            rack: Rack::new(una),
+            tail: Tail::None,
+            tail_end: una,
+        }
+    }
+
+    /// Names and values of every field.
+    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+        let Recovery {
+            rack,
+            tail,
+            tail_end,
+        } = self;
+        rack.fields(each);
+        each("recovery.tail", *tail as u64);
+        each("recovery.tail_end", u64::from(tail_end.0));
+    }
+}
+
+impl Tcb {
+    /// Whether nothing is known to be lost or out of order: then an acknowledgment is a number and no more.
+    pub(super) fn is_calm(&self) -> bool {
+        self.flight.is_calm() && self.congestion.is_open() && self.recovery.tail == Tail::None
+    }
+
+    /// Octets that are in the network as far as we know: `pipe` of RFC 6675 section 2.
+    pub(super) fn pipe(&self) -> u32 {
+        let sent = self.snd.nxt.since(self.snd.una);
+        sent.saturating_sub(self.flight.sacked() + self.flight.lost())
+    }
+
+    /// Starts the retransmission timer, or, while all is `calm`, that of a probe if it is earlier (RFC 8985
+    /// section 7.2).
+    #[inline]
+    pub(super) fn arm(&mut self, calm: bool, now: Instant) {
+        let r = &mut self.retransmit;
+        let mut pause = r.rto;
+        r.expiry = Expiry::Timeout;
+        if calm && self.rcv.sack_permitted && r.srtt != Duration::ZERO {
+            r.expiry = Expiry::TailProbe;
+            let single = self.snd.nxt.since(self.snd.una) <= u32::from(self.snd.mss);
+            let patience = if single {
+                MAX_ACK_DELAY
+            } else {
+                Duration::ZERO
+            };
+            pause = (r.srtt + r.srtt + patience).min(pause);
+        }
+        self.timers.start(Timer::Retransmit, now + pause);
+    }
+
+    /// Takes over what `seg` says of the text in flight, before SND.UNA moves to its acknowledgment.
+    pub(super) fn look(&mut self, seg: &Segment<'_>, cx: &Cx<'_, impl EffectSink>) -> Look {
+        let echoed = self.echoed(seg);
+        let Tcb {
+            flight,
+            recovery,
+            snd,
+            ..
+        } = self;
+        let heard = Heard {
+            now: cx.now,
+            echoed,
+            min_rtt: self.retransmit.min_rtt,
+        };
+        let rack = &mut recovery.rack;
+        flight.acked(snd.una, |_| ());
+        rack.passed(snd.una);
+        let before = flight.sacked();
+        let una = snd.una.max(seg.ack);
+        flight.acked(una, |stretch| rack.delivered(stretch, &heard));
+        rack.passed(una);
+        let mut look = Look {
+            delivered: 0,
+            twice: None,
+            blocks: false,
+            mending: !self.congestion.is_open(),
+        };
+        if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
+            // In ascending order: what an earlier acknowledgment should have told is no reordering.
+            let mut blocks = *sack;
+            look.twice = twice(sack.blocks(), seg.ack);
+            for &(left, right) in blocks.sorted_from(una) {
+                if left.at_or_after(una) && left.before(right) && right.at_or_before(snd.nxt) {
+                    look.blocks = true;
+                    flight.sack(left, right, |stretch| rack.delivered(stretch, &heard));
+                }
+            }
+        }
+        let moved = una.since(snd.una) + flight.sacked();
+        look.delivered = moved.saturating_sub(before);
+        look
+    }
+
+    /// After SND.UNA has moved: finds what is lost, and how much may leave.
+    pub(super) fn respond(&mut self, seg: &Segment<'_>, look: Look, cx: &Cx<'_, impl EffectSink>) {
+        if look.twice.is_some() {
+            self.recovery.rack.sent_in_vain(self.snd.nxt);
+        }
+        if self.congestion.is_open() && look.mending {
+            self.recovery.rack.recovered();
+        }
+        self.end_tail_probe(seg, &look);
+        if self.snd.una == self.snd.max {
+            return;
+        }
+        let wait = self.detect(cx.now);
+        self.recover(look.delivered);
+        if look.delivered > 0 && self.timers.runs(Timer::Retransmit) {
+            self.arm(self.is_calm(), cx.now);
+        }
+        self.wait_for_late(wait);
+    }
+
+    /// Marks as lost what should have arrived by now (RFC 8985 section 6.2, step 5). Returns when to look again, if
+    /// something may just be late.
+    fn detect(&mut self, now: Instant) -> Option<Instant> {
+        let Tcb {
+            flight,
+            recovery,
+            retransmit,
+            snd,
+            ..
+        } = self;
+        let many = flight.sacked() > GAP_SEGMENTS * u32::from(snd.mss);
+        let mending = !self.congestion.is_open() || snd.una.before(self.congestion.recover());
+        let sure = many || mending;
+        let patience = recovery
+            .rack
+            .patience(sure, retransmit.min_rtt, retransmit.srtt);
+        let mut wait: Option<Instant> = None;
+        flight.lose(|stretch| match recovery.rack.deadline(stretch, patience) {
+            Some(at) if at <= now => true,
+            Some(at) => {
+                wait = wait.max(Some(at));
+                false
+            }
+            None => false,
+        });
+        wait
+    }
+
+    /// Something may be late only: looks again then.
+    fn wait_for_late(&mut self, at: Option<Instant>) {
+        if let Some(at) = at
+            && self.timers.runs(Timer::Retransmit)
+        {
+            self.retransmit.expiry = Expiry::Late;
+            self.timers.start(Timer::Retransmit, at);
+        }
+    }
+
+    /// Begins a recovery if there is a new reason for it, and says how much may leave in it.
+    fn recover(&mut self, delivered: u32) {
+        let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
+        let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
+        if self.flight.lost() > 0 && is_new {
+            let flight = self.snd.nxt.since(una);
+            self.congestion.enter(self.snd.nxt, flight, mss);
+            self.recovery.tail = Tail::None;
+        }
+        let pipe = self.pipe();
+        self.congestion.reduce(delivered, pipe, mss);
+    }
+
+    /// What was late did not come (RFC 8985 section 6.3).
+    pub(super) fn on_late<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.flight.acked(self.snd.una, |_| ());
+        let wait = self.detect(cx.now);
+        self.recover(0);
+        self.arm(false, cx.now);
+        self.wait_for_late(wait);
+    }
+
+    /// No acknowledgment for two round trips: the end of what was sent may be lost (RFC 8985 section 7.3).
+    pub(super) fn on_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        if self.snd.due == Due::Nothing {
+            self.snd.due = Due::TailProbe;
+        }
+        self.arm(false, cx.now);
+    }
+
+    /// A probe left, and ended at `end`.
+    pub(super) const fn probed(&mut self, tail: Tail, end: SeqNum) {
+        self.leave_road();
+        self.recovery.tail = tail;
+        self.recovery.tail_end = end;
+    }
+
+    /// Whether a tail loss probe is what is needed: nobody knows of a loss, and no probe is out.
+    pub(super) fn may_probe(&self) -> bool {
+        self.is_calm() && self.snd.una != self.snd.nxt
+    }
+
+    /// RFC 8985 section 7.4.2.
+    fn end_tail_probe(&mut self, seg: &Segment<'_>, look: &Look) {
+        let end = self.recovery.tail_end;
+        if self.recovery.tail == Tail::None || seg.ack.before(end) {
+            return;
+        }
+        let again = self.recovery.tail == Tail::Again;
+        if again && look.twice != Some(end) {
+            if seg.ack.after(end) {
+                // The probe mended a loss that nobody else noticed.
+                let mss = u32::from(self.snd.mss);
+                self.congestion.notice(self.snd.nxt, mss);
+            } else if look.delivered > 0 || look.blocks {
+                // The original or the probe: the next acknowledgment tells.
+                return;
+            }
+        }
+        self.recovery.tail = Tail::None;
+    }
+
+    /// The timer says that all is lost (RFC 6298 section 5.4): everything that did not arrive is.
+    pub(super) fn lose_all(&mut self) {
+        self.flight.acked(self.snd.una, |_| ());
+        if self.flight.first().is_some_and(|s| s.fate == Fate::Sacked) {
+            self.flight.forget_sacks();
+        }
+        self.flight.lose(|_| true);
+        self.recovery.tail = Tail::None;
+    }
+
+    /// Nothing will be sent any more.
+    pub(super) fn forget_flight(&mut self) {
+        self.flight = Flight::new();
+    }
+
+    /// A duplicate acknowledgment of a peer that does not say what arrived.
+    pub(super) fn duplicate(&mut self) {
+        let snd = &self.snd;
+        let flight = snd.max.since(snd.una);
+        let mss = u32::from(snd.mss);
+        let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
+        self.obey(verdict);
+    }
+
+    /// Sends the first segment again if the verdict says so.
+    #[inline]
+    pub(super) fn obey(&mut self, verdict: Verdict) {
+        if verdict == Verdict::Resend {
+            let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
+            self.flight.acked(una, |_| ());
+            self.flight.lose_first(mss);
+            self.snd.due = Due::Resend;
+        }
+    }
+}
+
+/// The end of what came twice, if the first block says that: it lies before the acknowledgment, or within the second
+/// one (RFC 2883 section 4).
+fn twice(blocks: &[(SeqNum, SeqNum)], ack: SeqNum) -> Option<SeqNum> {
+    let &(left, right) = blocks.first()?;
+    let within = |&(l, r): &(SeqNum, SeqNum)| left.at_or_after(l) && right.at_or_before(r);
+    let old = left.before(ack) && right.at_or_before(ack);
+    (old || blocks.get(1).is_some_and(within)).then_some(right)
+}

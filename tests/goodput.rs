@@ -1,0 +1,97 @@
+//! How much arrives over a wire that loses: 100 Mbit/s, 10 ms of round trip, a queue of one such product of both, one
+//! connection with our stack on both sides.
+//!
+//! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; otherwise it is a few seconds of virtual time.
+
+use core::cell::Cell;
+use core::ops::ControlFlow;
+use std::rc::Rc;
+
+use dominoes_drivers::memory::Faults;
+use dominoes_netstack::Limits;
+use dominoes_netstack::config::CongestionControl;
+use dominoes_netstack::testkit::{HostConfig, LinkConfig, Net, Talk, Variant};
+use dominoes_netstack::time::Duration;
+
+/// Bits per second.
+const RATE: u64 = 100_000_000;
+/// Octets that wait for the rate: a round trip's worth.
+const QUEUE: u64 = 125_000;
+
+/// Mbit/s of text that arrive in `seconds`, and how many octets left more than once, in a thousand.
+fn goodput(seed: u64, loss_ppm: u32, seconds: u64, control: CongestionControl) -> (f64, f64) {
+    let mut net = Net::new(seed);
+    let delay = core::time::Duration::from_millis(5);
+    let wire = LinkConfig::default()
+        .faults(Faults::new(0).loss(loss_ppm))
+        .delay(delay)
+        .rate(RATE, QUEUE);
+    let mut limits = Limits::default();
+    limits.congestion = control;
+    let sender = HostConfig::new(Variant::Single).limits(limits);
+    let sender = sender.wires(wire.clone(), wire);
+    let sender = net.add(sender).expect("good settings");
+    let receiver = HostConfig::new(Variant::Single).limits(limits);
+    let receiver = net.add(receiver).expect("good settings");
+    let sent = Rc::new(Cell::new(0_u64));
+    let count = sent.clone();
+    net.watch(move |_, from, frame| {
+        if from == sender && frame.len() > 200 {
+            count.set(count.get() + frame.len() as u64 - 66);
+        }
+    });
+    let listener = net.sockets(receiver).listen(7, 1).expect("a free port");
+    let to = net.address_of(receiver, 7);
+    let mut connecting = net.sockets(sender).begin_connect(to).expect("it begins");
+    let (mut ours, mut theirs) = (None, None);
+    let more_than_fits = 1 << 40;
+    let outcome = net.run(Duration::from_secs(seconds), |_| {
+        if ours.is_none()
+            && let Some(stream) = connecting.try_finish()?
+        {
+            ours = Some(Talk::new(stream, 1, 2, more_than_fits, 0));
+        }
+        if theirs.is_none()
+            && let Ok((stream, _)) = listener.try_accept()
+        {
+            theirs = Some(Talk::new(stream, 2, 1, 0, more_than_fits));
+        }
+        let talks = [&mut ours, &mut theirs].into_iter().flatten();
+        let done = talks.map(|talk| talk.step().expect("what was written is what is read"));
+        Ok(ControlFlow::Continue(done.sum()))
+    });
+    outcome.expect_err("it does not end by itself");
+    let read = theirs.map_or(0, |talk| talk.received());
+    let again = sent.get().saturating_sub(read) as f64 * 1000.0 / sent.get().max(1) as f64;
+    (read as f64 * 8.0 / 1e6 / seconds as f64, again)
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect(name))
+}
+
+#[test]
+fn goodput_over_a_wire_that_loses_is_what_other_stacks_reach() {
+    let (seeds, seconds) = (setting("GOODPUT_SEEDS", 3), setting("GOODPUT_SECONDS", 4));
+    // Linux to Linux reaches about 94, 39, 11 and 2.6 Mbit/s.
+    let cases = [(0, 85.0), (1_000, 25.0), (10_000, 8.0), (50_000, 1.5)];
+    for (loss_ppm, least) in cases {
+        for control in [CongestionControl::Cubic, CongestionControl::NewReno] {
+            let mut all: Vec<_> = (1..=seeds)
+                .map(|seed| goodput(seed, loss_ppm, seconds, control))
+                .collect();
+            all.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let median = all[all.len() / 2];
+            println!(
+                "loss {:>4.1} %, {control:?}: {:.1} Mbit/s ({:.1} to {:.1}), {:.0} of 1000 octets again",
+                f64::from(loss_ppm) / 1e4,
+                median.0,
+                all[0].0,
+                all[all.len() - 1].0,
+                median.1,
+            );
+            let enough = control != CongestionControl::Cubic || median.0 >= least;
+            assert!(enough, "{:.1} Mbit/s at {loss_ppm} ppm of loss", median.0);
+        }
+    }
+}
