@@ -8,7 +8,7 @@ use dominoes_netstack::config::CongestionControl;
 use dominoes_netstack::testkit::{Host, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Connecting, SocketError, TcpListener, TcpStream};
+use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream};
 
 use super::script::Script;
 use crate::agreement::segment::{self, ACK, FAR, FIN, PSH, RST, STACK, SYN, Segment};
@@ -182,6 +182,7 @@ impl Runner {
                 self.stream()?.shutdown_write();
                 Ok(())
             }
+            ["set", ref what @ ..] => self.set(what),
             ["close"] => {
                 self.stream()?;
                 self.stream = None;
@@ -538,6 +539,35 @@ impl Runner {
         self.stream
             .as_mut()
             .ok_or_else(|| "there is no connection".to_owned())
+    }
+
+    fn set(&mut self, what: &[&str]) -> Result<(), String> {
+        let stream = self.stream()?;
+        let done = match *what {
+            ["nodelay"] => {
+                stream.set_nodelay(true);
+                Ok(())
+            }
+            ["nodelay", "off"] => {
+                stream.set_nodelay(false);
+                Ok(())
+            }
+            ["keepalive"] => stream.set_keepalive(Some(Keepalive::default())),
+            ["keepalive", "off"] => stream.set_keepalive(None),
+            ["keepalive", idle, interval, probes] => {
+                let wish = Keepalive::default();
+                let wish = wish.idle(span(idle)?).interval(span(interval)?);
+                stream.set_keepalive(Some(wish.probes(number(probes)? as u8)))
+            }
+            ["user-timeout", time] => stream.set_user_timeout(Some(span(time)?.into())),
+            ["linger", time] => {
+                stream.set_linger(Some(span(time)?.into()));
+                Ok(())
+            }
+            _ => return Err("set what?".to_owned()),
+        };
+        self.settle();
+        done.map_err(text_of)
     }
 
     fn write(&mut self, rest: &[&str]) -> Result<(), String> {

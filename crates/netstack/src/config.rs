@@ -1,8 +1,77 @@
 //! What can be set, with its defaults and why they are so.
 
+use core::num::NonZero;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::time::Duration;
+
+/// Whether, and how, an idle connection asks if its peer is still there (RFC 1122 section 4.2.3.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Keepalive {
+    /// How long nothing must have come before the first question, 1 ms to 1 year. Default 2 hours, the least
+    /// default that the RFC allows. The first question may come an eighth of this later.
+    pub idle: Duration,
+    /// Pause between two questions without an answer, 1 ms to 1 year. Default 75 s.
+    pub interval: Duration,
+    /// Questions without an answer before the connection fails. Default 9.
+    pub probes: NonZero<u8>,
+}
+
+impl Default for Keepalive {
+    fn default() -> Self {
+        Keepalive {
+            idle: Duration::from_secs(7200),
+            interval: Duration::from_secs(75),
+            probes: const { NonZero::new(9).unwrap() },
+        }
+    }
+}
+
+impl Keepalive {
+    /// Sets [`idle`](Self::idle).
+    #[must_use]
+    pub fn idle(mut self, idle: impl Into<Duration>) -> Self {
+        self.idle = idle.into();
+        self
+    }
+
+    /// Sets [`interval`](Self::interval).
+    #[must_use]
+    pub fn interval(mut self, interval: impl Into<Duration>) -> Self {
+        self.interval = interval.into();
+        self
+    }
+
+    /// Sets [`probes`](Self::probes); 0 counts as 1.
+    #[must_use]
+    pub fn probes(mut self, probes: u8) -> Self {
+        self.probes = NonZero::new(probes).unwrap_or(NonZero::<u8>::MIN);
+        self
+    }
+
+    /// Whether every value is within its range.
+    pub(crate) fn is_valid(&self) -> bool {
+        let range = Duration::from_millis(1)..=Duration::from_secs(365 * 24 * 3600);
+        range.contains(&self.idle) && range.contains(&self.interval)
+    }
+}
+
+/// What an application sets of one connection. It reaches the connection through the log, as all else that
+/// changes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Nagle's algorithm is off (RFC 9293 section 3.7.4).
+    pub nodelay: bool,
+    /// Questions to an idle peer. Default: none.
+    pub keepalive: Option<Keepalive>,
+    /// How long the peer may leave something unanswered before the connection fails (RFC 9293 section 3.8.3,
+    /// RFC 5482 section 3). Default: [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) decide.
+    pub user_timeout: Option<Duration>,
+}
 
 /// How a congestion window opens and falls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Settings;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -338,6 +339,13 @@ pub enum Body {
         shutdown: bool,
         /// Nobody holds the socket any more: what arrives has no reader.
         orphan: bool,
+    },
+    /// An application set something of a connection.
+    Set {
+        /// The connection.
+        conn: ConnId,
+        /// All of its settings from now on.
+        settings: Settings,
     },
     /// ABORT (RFC 9293 section 3.10.5).
     Abort {

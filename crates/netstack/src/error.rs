@@ -56,8 +56,10 @@ pub enum SocketError {
     ShutDown,
     /// The stack was shut down.
     Down,
-    /// The call would have had to wait.
+    /// The call would have had to wait, or has waited for as long as it may.
     WouldBlock,
+    /// A setting is out of its range.
+    Invalid,
 }
 
 impl SocketError {
@@ -74,6 +76,26 @@ impl SocketError {
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
             SocketError::WouldBlock => io::ErrorKind::WouldBlock,
+            SocketError::Invalid => io::ErrorKind::InvalidInput,
+        }
+    }
+
+    /// The number that Linux has for it, for programs that speak of errors so. An [`io::Error`] made of a
+    /// [`SocketError`] keeps it: `error.get_ref()` gives the typed error back, and so the number.
+    pub const fn errno(self) -> i32 {
+        match self {
+            SocketError::WouldBlock => 11,
+            SocketError::NoRoom => 12,
+            SocketError::Invalid => 22,
+            SocketError::ShutDown => 32,
+            SocketError::Processing => 74,
+            SocketError::PortTaken => 98,
+            SocketError::Aborted => 103,
+            SocketError::Reset => 104,
+            SocketError::Down => 108,
+            SocketError::TimedOut => 110,
+            SocketError::Refused => 111,
+            SocketError::Unreachable => 113,
         }
     }
 }
@@ -94,6 +116,7 @@ impl fmt::Display for SocketError {
             SocketError::ShutDown => "the sending side was shut down",
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",
+            SocketError::Invalid => "a setting is out of its range",
         })
     }
 }

@@ -94,7 +94,7 @@ mod socket;
 mod stack;
 mod wire;
 
-pub use config::Limits;
+pub use config::{Keepalive, Limits, Settings};
 pub use engine::processor;
 pub use engine::record::{Entry, Recorder, Recording, Written};
 pub use engine::replica::Replica;

@@ -4,15 +4,31 @@
 //! and writes the shared rings in place. The `try_` calls never wait and are what a stack driven by hand, or
 //! from inside a context, uses; the others wait for another thread to drive the stack.
 
-use core::net::SocketAddrV4;
-use std::io::{self, BufRead, Read, Write};
-use std::sync::{Arc, MutexGuard, PoisonError};
+mod half;
+mod open;
+mod read;
+mod wait;
+mod write;
 
+use core::net::SocketAddrV4;
+use core::sync::atomic::AtomicBool;
+use core::time::Duration;
+use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use crate::config::Keepalive;
 use crate::digest::{ConnId, Flow};
 use crate::engine::processor::InlineStats;
-use crate::engine::stream::{Asked, Ending, Seen, StreamRef};
-use crate::engine::world::{AcceptQueue, Answer, Command, Desk, World};
+use crate::engine::stream::{Asked, Ending};
+use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
+
+use half::Half;
+
+pub use open::{Connecting, TcpListener};
+pub use read::ReadHalf;
+pub use write::WriteHalf;
 
 /// The sockets of a stack: from here connections are opened and listened for.
 #[derive(Clone)]
@@ -44,6 +60,7 @@ impl Sockets {
         Ok(TcpListener {
             world: Arc::clone(&self.world),
             port,
+            nonblocking: AtomicBool::new(false),
         })
     }
 
@@ -70,6 +87,18 @@ impl Sockets {
         self.begin_connect(remote)?.finish()
     }
 
+    /// As [`Sockets::connect`], and gives up after `timeout`.
+    ///
+    /// # Errors
+    /// As [`Connecting::finish_within`].
+    pub fn connect_timeout(
+        &self,
+        remote: SocketAddrV4,
+        timeout: Duration,
+    ) -> Result<TcpStream, SocketError> {
+        self.begin_connect(remote)?.finish_within(timeout)
+    }
+
     /// What became of inline processing; all zero without a processor.
     pub fn inline_stats(&self) -> InlineStats {
         let inline = self.world.streams.inline.as_ref();
@@ -85,165 +114,6 @@ impl Sockets {
     }
 }
 
-/// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
-pub struct TcpListener {
-    world: Arc<World>,
-    port: u16,
-}
-
-impl TcpListener {
-    /// Takes the next established connection, waiting for it.
-    ///
-    /// # Errors
-    /// [`SocketError::Down`].
-    pub fn accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        let mut desk = self.world.desk();
-        loop {
-            match self.take(&mut desk) {
-                Err(SocketError::WouldBlock) => {
-                    desk = wait(&self.world, desk);
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Takes the next established connection if there is one.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`], [`SocketError::Down`].
-    pub fn try_accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        self.take(&mut self.world.desk())
-    }
-
-    fn take(&self, desk: &mut Desk) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        if self.world.is_down() {
-            return Err(SocketError::Down);
-        }
-        let queue = desk.listeners.entry(self.port).or_default();
-        let Some((conn, remote)) = queue.ready.pop_front() else {
-            return Err(SocketError::WouldBlock);
-        };
-        queue.accepted += 1;
-        self.world.command(Command::Accepted {
-            port: self.port,
-            accepted: queue.accepted,
-        });
-        let flow = Flow {
-            local: self.local_addr(),
-            remote,
-        };
-        Ok((TcpStream::new(&self.world, conn, flow), remote))
-    }
-
-    /// Our end.
-    pub fn local_addr(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.world.address, self.port)
-    }
-}
-
-impl Drop for TcpListener {
-    fn drop(&mut self) {
-        let mut desk = self.world.desk();
-        let queue = desk.listeners.remove(&self.port).unwrap_or_default();
-        self.world.command(Command::Unlisten { port: self.port });
-        drop(desk);
-        for (conn, _) in queue.ready {
-            self.world.abandon(conn);
-        }
-    }
-}
-
-fn wait<'a>(world: &'a World, desk: MutexGuard<'a, Desk>) -> MutexGuard<'a, Desk> {
-    let waited = world.desk_bell.wait(desk);
-    waited.unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A connection that is being opened. Dropping it gives up.
-pub struct Connecting {
-    world: Arc<World>,
-    ticket: u64,
-    opened: Option<TcpStream>,
-}
-
-impl Connecting {
-    /// The connection, once it is established. `None`: not yet.
-    ///
-    /// # Errors
-    /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
-    /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing more to say.
-    pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
-        if self.opened.is_none() {
-            let mut desk = self.world.desk();
-            if self.world.is_down() {
-                return Err(SocketError::Down);
-            }
-            let Some(&Some(answer)) = desk.answers.get(&self.ticket) else {
-                return Ok(None);
-            };
-            desk.answers.remove(&self.ticket);
-            match answer {
-                Answer::Opened { conn, flow } => {
-                    self.opened = Some(TcpStream::new(&self.world, conn, flow));
-                }
-                Answer::NoRoom => return Err(SocketError::NoRoom),
-                Answer::Unreachable => return Err(SocketError::Unreachable),
-            }
-        }
-        let Some(stream) = &self.opened else {
-            return Ok(None);
-        };
-        let life = stream.half.stream()?.life();
-        // A reset ends only what was established, though its news may overtake that. What ended the
-        // connection since is for the stream to tell.
-        if life.established() || life.ending() == Some(Ending::Reset) {
-            return Ok(self.opened.take());
-        }
-        match life.ending() {
-            Some(ending) => Err(ending.into()),
-            None => Ok(None),
-        }
-    }
-
-    /// Waits until the connection is established.
-    ///
-    /// # Errors
-    /// As [`Connecting::try_finish`].
-    pub fn finish(mut self) -> Result<TcpStream, SocketError> {
-        loop {
-            if let Some(stream) = self.try_finish()? {
-                return Ok(stream);
-            }
-            match &self.opened {
-                Some(stream) => {
-                    let half = Arc::clone(&stream.half);
-                    let key = half.stream()?.waiting().prepare();
-                    if let Some(stream) = self.try_finish()? {
-                        return Ok(stream);
-                    }
-                    half.stream()?.waiting().wait(key, None);
-                }
-                None => {
-                    let desk = self.world.desk();
-                    let unanswered = matches!(desk.answers.get(&self.ticket), Some(None));
-                    if unanswered && !self.world.is_down() {
-                        drop(wait(&self.world, desk));
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl Drop for Connecting {
-    fn drop(&mut self) {
-        let answer = self.world.desk().answers.remove(&self.ticket);
-        if let Some(Some(Answer::Opened { conn, .. })) = answer {
-            self.world.abandon(conn);
-        }
-    }
-}
-
 impl From<Ending> for SocketError {
     fn from(ending: Ending) -> Self {
         match ending {
@@ -252,39 +122,6 @@ impl From<Ending> for SocketError {
             Ending::TimedOut => SocketError::TimedOut,
             Ending::Aborted => SocketError::Aborted,
         }
-    }
-}
-
-/// What both halves of a connection share. When the last of them goes, so does the connection's holder.
-struct Half {
-    world: Arc<World>,
-    conn: ConnId,
-    flow: Flow,
-}
-
-impl Half {
-    fn stream(&self) -> Result<StreamRef<'_>, SocketError> {
-        // The place stays ours until we let go of it.
-        self.world
-            .streams
-            .get(self.conn)
-            .ok_or(SocketError::Aborted)
-    }
-
-    fn tell(&self, asked: Asked) {
-        if let Ok(stream) = self.stream() {
-            stream.ask(asked);
-            self.world.raise(&stream);
-        }
-    }
-}
-
-impl Drop for Half {
-    fn drop(&mut self) {
-        self.tell(Asked {
-            orphan: true,
-            ..Asked::default()
-        });
     }
 }
 
@@ -298,34 +135,12 @@ pub struct TcpStream {
     writer: WriteHalf,
 }
 
-/// The half of a connection that reads.
-pub struct ReadHalf {
-    half: Arc<Half>,
-    seen: Seen,
-}
-
-/// The half of a connection that writes.
-pub struct WriteHalf {
-    half: Arc<Half>,
-    shut: bool,
-}
-
 impl TcpStream {
     fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
-        let half = Arc::new(Half {
-            world: Arc::clone(world),
-            conn,
-            flow,
-        });
+        let half = Arc::new(Half::new(world, conn, flow));
         TcpStream {
-            reader: ReadHalf {
-                half: Arc::clone(&half),
-                seen: Seen::default(),
-            },
-            writer: WriteHalf {
-                half: Arc::clone(&half),
-                shut: false,
-            },
+            reader: ReadHalf::new(&half),
+            writer: WriteHalf::new(&half),
             half,
         }
     }
@@ -361,6 +176,106 @@ impl TcpStream {
         self.writer.shutdown();
     }
 
+    /// As [`ReadHalf::shutdown`], [`TcpStream::shutdown_write`], or both.
+    pub fn shutdown(&mut self, how: Shutdown) {
+        if matches!(how, Shutdown::Read | Shutdown::Both) {
+            self.reader.shutdown();
+        }
+        if matches!(how, Shutdown::Write | Shutdown::Both) {
+            self.shutdown_write();
+        }
+    }
+
+    /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.reader.set_nonblocking(nonblocking);
+        self.writer.set_nonblocking(nonblocking);
+    }
+
+    /// As [`ReadHalf::set_timeout`].
+    ///
+    /// # Errors
+    /// As [`ReadHalf::set_timeout`].
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        self.reader.set_timeout(timeout)
+    }
+
+    /// As [`WriteHalf::set_timeout`].
+    ///
+    /// # Errors
+    /// As [`WriteHalf::set_timeout`].
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        self.writer.set_timeout(timeout)
+    }
+
+    /// Whether small segments leave at once, though others are in flight (RFC 9293 section 3.7.4). Default: no.
+    pub fn set_nodelay(&self, nodelay: bool) {
+        self.writer.set_nodelay(nodelay);
+    }
+
+    /// As [`TcpStream::set_nodelay`] set it.
+    pub fn nodelay(&self) -> bool {
+        self.half.settings().nodelay
+    }
+
+    /// Whether, and how, the peer is asked if it is there when it says nothing (RFC 1122 section 4.2.3.6). A peer
+    /// that does not answer ends the connection with [`SocketError::TimedOut`]. Default: it is not asked.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range.
+    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> Result<(), SocketError> {
+        if keepalive.is_some_and(|keepalive| !keepalive.is_valid()) {
+            return Err(SocketError::Invalid);
+        }
+        self.half.set(|stream| stream.set_keepalive(keepalive));
+        Ok(())
+    }
+
+    /// As [`TcpStream::set_keepalive`] set it.
+    pub fn keepalive(&self) -> Option<Keepalive> {
+        self.half.settings().keepalive
+    }
+
+    /// How long the peer may leave something unanswered before the connection ends with [`SocketError::TimedOut`]
+    /// (RFC 9293 section 3.8.3). It is looked at from the first retransmission on, so shorter times than the
+    /// retransmission timeout end then. A peer that keeps its window closed, but answers, may do so for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_user_timeout(&self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        if timeout == Some(Duration::ZERO) {
+            return Err(SocketError::Invalid);
+        }
+        self.half
+            .set(|stream| stream.set_user_timeout(timeout.map(Into::into)));
+        Ok(())
+    }
+
+    /// As [`TcpStream::set_user_timeout`] set it.
+    pub fn user_timeout(&self) -> Option<Duration> {
+        self.half.settings().user_timeout.map(Into::into)
+    }
+
+    /// What dropping the connection does. `None`, the default: what was written goes on its way by itself. Zero:
+    /// it is given up, and the peer gets a reset. Longer: the thread that drops it waits so long, at most, for the
+    /// peer to have everything. A stack that is driven by hand is not driven by a thread that waits.
+    pub fn set_linger(&self, linger: Option<Duration>) {
+        self.half.set_linger(linger);
+    }
+
+    /// As [`TcpStream::set_linger`] set it.
+    pub fn linger(&self) -> Option<Duration> {
+        self.half.linger()
+    }
+
+    /// As [`ReadHalf::peek`].
+    ///
+    /// # Errors
+    /// As [`ReadHalf::peek`].
+    pub fn peek(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
+        self.reader.peek(into)
+    }
+
     /// Ends the connection at once, with a reset (RFC 9293 section 3.10.5).
     pub fn abort(self) {
         self.half.tell(Asked {
@@ -386,224 +301,13 @@ impl TcpStream {
     }
 }
 
-impl ReadHalf {
-    /// Received octets in place, as many as lie in a row; empty at the end of the stream.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
-    pub fn try_fill(&mut self) -> Result<&[u8], SocketError> {
-        let stream = self.half.stream()?;
-        let life = stream.life();
-        let end = stream.peer_end();
-        stream.look(&mut self.seen);
-        let world = &*self.half.world;
-        match &world.streams.inline {
-            None => self.seen.end = self.seen.arrived,
-            Some(inline) => inline.open(world, &stream, &mut self.seen),
-        }
-        let (a, b) = stream.received(&self.seen);
-        if !a.is_empty() || !b.is_empty() {
-            return Ok(if a.is_empty() { b } else { a });
-        }
-        if end == Some(self.seen.end) {
-            return Ok(&[]);
-        }
-        if let Some(inline) = &world.streams.inline {
-            if end == Some(self.seen.arrived) {
-                inline.truncated(world, &stream, self.seen.end);
-            }
-            if stream.failed_at() <= self.seen.end {
-                return Err(SocketError::Processing);
-            }
-        }
-        if self.half.world.is_down() {
-            return Err(SocketError::Down);
-        }
-        match life.ending() {
-            // News of the end may overtake octets that came before it.
-            Some(ending) if stream.ended_at() <= self.seen.end => {
-                // A unit that came early may fail before what it waits for is there.
-                let failed = ending == Ending::Aborted && stream.has_failed();
-                Err(if failed {
-                    SocketError::Processing
-                } else {
-                    ending.into()
-                })
-            }
-            _ => Err(SocketError::WouldBlock),
-        }
-    }
-
-    /// The first `len` octets of what [`ReadHalf::try_fill`] gave have been used.
-    ///
-    /// # Panics
-    /// If there were not so many.
-    pub fn consume(&mut self, len: usize) {
-        let Ok(stream) = self.half.stream() else {
-            return;
-        };
-        let mss = u32::from(self.half.world.limits.mss());
-        if len > 0 && stream.read(len, &mut self.seen, mss) {
-            self.half.world.raise(&stream);
-        }
-    }
-
-    /// Copies received octets; 0 at the end of the stream, or if `into` is empty.
-    ///
-    /// # Errors
-    /// As [`ReadHalf::try_fill`].
-    pub fn try_read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
-        if into.is_empty() {
-            return Ok(0);
-        }
-        let octets = self.try_fill()?;
-        let len = octets.len().min(into.len());
-        into[..len].copy_from_slice(&octets[..len]);
-        self.consume(len);
-        Ok(len)
-    }
-
-    fn wait_for_octets(&mut self) -> Result<(), SocketError> {
-        loop {
-            match self.try_fill() {
-                Err(SocketError::WouldBlock) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            let half = Arc::clone(&self.half);
-            let waiting = half.stream()?.waiting();
-            let key = waiting.prepare();
-            match self.try_fill() {
-                Err(SocketError::WouldBlock) => {
-                    waiting.wait(key, None);
-                }
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Read for ReadHalf {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if !into.is_empty() {
-            self.wait_for_octets()?;
-        }
-        Ok(self.try_read(into)?)
-    }
-}
-
-impl BufRead for ReadHalf {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.wait_for_octets()?;
-        Ok(self.try_fill()?)
-    }
-
-    fn consume(&mut self, len: usize) {
-        ReadHalf::consume(self, len);
-    }
-}
-
-impl WriteHalf {
-    /// Writes as much as there is room for, at least one octet.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the connection ended.
-    pub fn try_write(&mut self, from: &[u8]) -> Result<usize, SocketError> {
-        let stream = self.check()?;
-        let len = stream.write(from);
-        if len == 0 && !from.is_empty() {
-            return Err(SocketError::WouldBlock);
-        }
-        self.half.world.raise(&stream);
-        Ok(len)
-    }
-
-    /// Declares up to `len` octets written, whatever lies in the ring there: for measuring without a copy.
-    /// Returns how many there was room for.
-    ///
-    /// # Errors
-    /// As [`WriteHalf::try_write`], but for `WouldBlock`.
-    pub fn write_as_is(&mut self, len: usize) -> Result<usize, SocketError> {
-        let stream = self.check()?;
-        let len = stream.write_as_is(len);
-        if len > 0 {
-            self.half.world.raise(&stream);
-        }
-        Ok(len)
-    }
-
-    /// How many octets could be written now.
-    ///
-    /// # Errors
-    /// How the connection ended.
-    pub fn room(&self) -> Result<usize, SocketError> {
-        Ok(self.check()?.writable())
-    }
-
-    fn check(&self) -> Result<StreamRef<'_>, SocketError> {
-        let stream = self.half.stream()?;
-        if self.shut {
-            return Err(SocketError::ShutDown);
-        }
-        let life = stream.life();
-        if let Some(ending) = life.ending() {
-            return Err(ending.into());
-        }
-        if life.retired() {
-            return Err(SocketError::ShutDown);
-        }
-        if self.half.world.is_down() {
-            return Err(SocketError::Down);
-        }
-        Ok(stream)
-    }
-
-    /// Whether everything written, and the end of the stream, has been acknowledged.
-    pub fn all_acknowledged(&self) -> bool {
-        self.half
-            .stream()
-            .is_ok_and(|stream| stream.life().all_acknowledged())
-    }
-
-    /// Nothing more will be written.
-    pub fn shutdown(&mut self) {
-        self.shut = true;
-        self.half.tell(Asked {
-            shutdown: true,
-            ..Asked::default()
-        });
-    }
-}
-
-impl Write for WriteHalf {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        loop {
-            match self.try_write(from) {
-                Err(SocketError::WouldBlock) => {}
-                done => return Ok(done?),
-            }
-            let half = Arc::clone(&self.half);
-            let waiting = half.stream()?.waiting();
-            let key = waiting.prepare();
-            match self.try_write(from) {
-                Err(SocketError::WouldBlock) => {
-                    waiting.wait(key, None);
-                }
-                done => return Ok(done?),
-            }
-        }
-    }
-
-    /// Returns at once: what was written is on its way whether flushed or not.
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl Read for TcpStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.reader.read(into)
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.reader.read_vectored(into)
     }
 }
 
@@ -620,6 +324,10 @@ impl BufRead for TcpStream {
 impl Write for TcpStream {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.writer.write(from)
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.writer.write_vectored(from)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -324,9 +324,9 @@ impl Clock {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place where the stack looks at a clock"
+    reason = "the one place where the stack looks at a clock; sockets ask here how long they have waited"
 )]
-fn now() -> time::Instant {
+pub(crate) fn now() -> time::Instant {
     time::Instant::now()
 }
 

@@ -39,6 +39,11 @@ impl Instant {
         self.0
     }
 
+    /// The moment `span` earlier; the start of time if there was none.
+    pub const fn before(self, span: Duration) -> Instant {
+        Instant(self.0.saturating_sub(span.0))
+    }
+
     /// The span from `earlier` to `self`; zero if `earlier` is later.
     #[inline]
     pub const fn since(self, earlier: Instant) -> Duration {
@@ -80,10 +85,23 @@ impl Duration {
         self.0 / 1_000_000
     }
 
+    /// The span in `parts` equal parts, rounded down; `parts` is not 0.
+    #[inline]
+    pub const fn divided(self, parts: u64) -> Duration {
+        Duration(self.0 / parts)
+    }
+
     /// The span times `factor`, at most the longest that there is.
     #[inline]
     pub const fn times(self, factor: u64) -> Duration {
         Duration(self.0.saturating_mul(factor))
+    }
+}
+
+impl From<core::time::Duration> for Duration {
+    /// What does not fit is the longest span that there is.
+    fn from(span: core::time::Duration) -> Self {
+        Duration(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sockets as an application sees them, over running stacks in memory.
 
-use std::io::{BufRead, Read, Write};
-use std::net::SocketAddrV4;
+use std::io::{BufRead, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddrV4};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{SocketError, Stack};
+use dominoes_netstack::{Keepalive, SocketError, Stack, TcpStream};
 
 /// Long enough for anything but a call that never returns.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -199,4 +199,166 @@ fn settings_out_of_range_are_refused_with_what_would_do() {
     let mut layout = Layout::default();
     layout.replicas = 0;
     assert!(Group::new(setup, layout, Box::new(left)).is_err());
+}
+
+/// Two ends of a connection, the client's first, and the stacks that keep it.
+fn connected(replicas: usize) -> (TcpStream, TcpStream, (Stack, Stack)) {
+    let stacks = pair(replicas);
+    let listener = stacks.0.listen(7, 4).unwrap();
+    let ours = stacks.1.connect(server_at(7)).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    (ours, theirs, stacks)
+}
+
+#[test]
+fn a_call_with_a_timeout_gives_up_and_one_that_may_not_wait_does_so_at_once() {
+    let soon = Some(Duration::from_millis(20));
+    let (mut ours, theirs, _stacks) = connected(2);
+    ours.set_read_timeout(soon).unwrap();
+    let error = ours.read(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    ours.set_write_timeout(soon).unwrap();
+    // Nobody reads, so both rings fill.
+    let error = loop {
+        if let Err(error) = ours.write(&[7; 100_000]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        ours.set_read_timeout(Some(Duration::ZERO)),
+        Err(SocketError::Invalid)
+    );
+    ours.set_read_timeout(None).unwrap();
+    ours.set_nonblocking(true);
+    assert_eq!(ours.peek(&mut [0; 10]), Err(SocketError::WouldBlock));
+    assert_eq!(ours.write(&[7]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(theirs);
+}
+
+#[test]
+fn an_open_with_a_timeout_gives_up_and_a_listener_that_may_not_wait_says_so() {
+    let (server, client) = pair(1);
+    let nobody = SocketAddrV4::new([10, 0, 0, 77].into(), 7);
+    let sockets = client.sockets();
+    let given_up = sockets.connect_timeout(nobody, Duration::from_millis(20));
+    assert_eq!(given_up.err(), Some(SocketError::TimedOut));
+    let listener = server.listen(7, 4).unwrap();
+    listener.set_nonblocking(true);
+    assert_eq!(listener.accept().err(), Some(SocketError::WouldBlock));
+    let opened = sockets.connect_timeout(server_at(7), PATIENCE).unwrap();
+    listener.set_nonblocking(false);
+    assert_eq!(listener.accept().unwrap().1, opened.local_addr());
+}
+
+#[test]
+fn what_was_peeked_at_is_read_again_and_parts_are_filled_in_turn() {
+    let (mut ours, mut theirs, _stacks) = connected(2);
+    let parts = [&b"ab"[..], b"", b"cdefg"].map(IoSlice::new);
+    assert_eq!(ours.write_vectored(&parts).unwrap(), 7);
+    ours.shutdown(Shutdown::Write);
+    let mut all = [0; 7];
+    while theirs.peek(&mut all).unwrap() < 7 {}
+    assert_eq!(&all, b"abcdefg");
+    let (mut a, mut b) = ([0; 3], [0; 10]);
+    let mut into = [&mut a[..], &mut [], &mut b[..]].map(IoSliceMut::new);
+    assert_eq!(theirs.read_vectored(&mut into).unwrap(), 7);
+    assert_eq!((&a, &b[..4]), (b"abc", &b"defg"[..]));
+    assert_eq!(
+        theirs
+            .read_vectored(&mut [IoSliceMut::new(&mut a)])
+            .unwrap(),
+        0
+    );
+}
+
+#[test]
+fn who_shuts_its_reading_side_down_reads_the_end_and_may_write_on() {
+    let (mut ours, mut theirs, _stacks) = connected(1);
+    theirs.write_all(b"never read").unwrap();
+    ours.shutdown(Shutdown::Read);
+    assert_eq!(ours.read(&mut [0; 10]).unwrap(), 0);
+    ours.write_all(b"x").unwrap();
+    assert_eq!(theirs.read(&mut [0; 10]).unwrap(), 1);
+    ours.shutdown(Shutdown::Both);
+    assert_eq!(theirs.read(&mut [0; 10]).unwrap(), 0);
+    assert_eq!(ours.write(b"y").unwrap_err().kind(), ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
+    let (ours, mut theirs, _stacks) = connected(2);
+    ours.set_linger(Some(Duration::ZERO));
+    drop(ours);
+    let error = theirs.read(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+
+    let (mut ours, mut theirs, _stacks) = connected(2);
+    ours.write_all(&[5; 10_000]).unwrap();
+    ours.set_linger(Some(PATIENCE));
+    drop(ours);
+    let mut all = Vec::new();
+    theirs.read_to_end(&mut all).unwrap();
+    assert_eq!(all, [5; 10_000]);
+
+    // The peer is gone, so waiting ends with its time.
+    let (mut ours, theirs, (server, _client)) = connected(1);
+    server.shutdown();
+    ours.write_all(&[5; 10]).unwrap();
+    ours.set_linger(Some(Duration::from_millis(20)));
+    drop((ours, theirs));
+}
+
+#[test]
+fn settings_are_kept_and_those_out_of_range_refused() {
+    let (ours, _theirs, _stacks) = connected(2);
+    assert!(!ours.nodelay() && ours.keepalive().is_none() && ours.user_timeout().is_none());
+    ours.set_nodelay(true);
+    let often = Keepalive::default()
+        .idle(PATIENCE)
+        .interval(PATIENCE)
+        .probes(3);
+    ours.set_keepalive(Some(often)).unwrap();
+    ours.set_user_timeout(Some(PATIENCE)).unwrap();
+    ours.set_linger(Some(PATIENCE));
+    assert!(ours.nodelay());
+    assert_eq!(ours.keepalive(), Some(often));
+    assert_eq!(
+        (ours.user_timeout(), ours.linger()),
+        (Some(PATIENCE), Some(PATIENCE))
+    );
+    ours.set_linger(None);
+    let too_often = Keepalive::default().idle(Duration::ZERO);
+    assert_eq!(
+        ours.set_keepalive(Some(too_often)),
+        Err(SocketError::Invalid)
+    );
+    assert_eq!(
+        ours.set_user_timeout(Some(Duration::ZERO)),
+        Err(SocketError::Invalid)
+    );
+    assert_eq!(ours.keepalive(), Some(often));
+}
+
+#[test]
+fn an_io_error_keeps_the_typed_one_and_its_number() {
+    let error = std::io::Error::from(SocketError::Reset);
+    let typed = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<SocketError>());
+    assert_eq!(typed.map(|error| error.errno()), Some(104));
+    for error in [
+        SocketError::Refused,
+        SocketError::Reset,
+        SocketError::TimedOut,
+        SocketError::Aborted,
+        SocketError::Unreachable,
+        SocketError::PortTaken,
+        SocketError::ShutDown,
+        SocketError::WouldBlock,
+        SocketError::Invalid,
+    ] {
+        let theirs = std::io::Error::from_raw_os_error(error.errno());
+        assert_eq!(theirs.kind(), error.kind(), "{error}");
+    }
 }

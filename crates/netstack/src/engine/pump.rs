@@ -271,7 +271,8 @@ impl RxPump {
             done += 1;
         }
         for _ in 0..BATCH {
-            if log.room() == 0 {
+            // Settings and progress of a connection are two requests.
+            if log.room() < 2 {
                 break;
             }
             let Some(conn) = self.world.dirty.pop() else {
@@ -354,6 +355,10 @@ impl RxPump {
                 self.free(now, conn, log);
             }
             return;
+        }
+        if asked.set {
+            let settings = stream.settings();
+            self.publish_command(now, Body::Set { conn, settings }, log);
         }
         let body = if asked.abort {
             Body::Abort { conn }

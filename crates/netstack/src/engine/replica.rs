@@ -594,6 +594,9 @@ impl Replica {
                     tcb.orphan(cx);
                 }
             }),
+            Body::Set { conn, settings } => {
+                self.with(conn, out, |tcb, cx| tcb.set(settings, cx));
+            }
             Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
             Body::Free { conn } => {
                 if let Some(place) = self.current(conn)

@@ -33,18 +33,19 @@
 
 use core::cell::UnsafeCell;
 use core::net::{Ipv4Addr, SocketAddrV4};
-use core::num::NonZeroU64;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::num::{NonZero, NonZeroU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use crossbeam_utils::CachePadded;
 use dominoes::EventCount;
 
-use crate::config::Limits;
+use crate::config::{Keepalive, Limits, Settings};
 use crate::digest::ConnId;
 use crate::effect::{Deliver, Event};
 use crate::engine::processor::{Failure, Inline, StreamId};
 use crate::seqnum::SeqNum;
+use crate::time::Duration;
 
 /// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
 #[inline]
@@ -227,11 +228,14 @@ pub(crate) struct Asked {
     pub(crate) shutdown: bool,
     pub(crate) orphan: bool,
     pub(crate) abort: bool,
+    /// Its [`Settings`] are others than they were.
+    pub(crate) set: bool,
 }
 
 const SHUTDOWN: u32 = 1;
 const ORPHAN: u32 = 2;
 const ABORT: u32 = 4;
+const SET: u32 = 8;
 
 const ESTABLISHED: u32 = 1;
 const ACKNOWLEDGED: u32 = 2;
@@ -289,11 +293,61 @@ struct AppSide {
     read: AtomicU64,
     /// Octets written.
     written: AtomicU64,
-    /// SHUTDOWN, ORPHAN, ABORT.
+    /// SHUTDOWN, ORPHAN, ABORT, SET.
     asked: AtomicU32,
+    wishes: Wishes,
     /// The pump has been told that something above changed, and has not looked yet: up or down, with the
     /// tenant's generation, lest a former one raise it late.
     dirty: AtomicU64,
+}
+
+/// [`Settings`], each of which somebody may change while another is changed. Times are in nanoseconds.
+#[derive(Default)]
+struct Wishes {
+    nodelay: AtomicBool,
+    /// Questions before giving up; 0 asks none.
+    probes: AtomicU32,
+    idle: AtomicU64,
+    interval: AtomicU64,
+    /// 0: none.
+    user_timeout: AtomicU64,
+}
+
+impl Wishes {
+    fn store(&self, settings: &Settings) {
+        self.nodelay.store(settings.nodelay, Ordering::Relaxed);
+        self.keepalive(settings.keepalive);
+        self.user_timeout(settings.user_timeout);
+    }
+
+    fn keepalive(&self, keepalive: Option<Keepalive>) {
+        if let Some(Keepalive { idle, interval, .. }) = keepalive {
+            self.idle.store(idle.as_nanos(), Ordering::Relaxed);
+            self.interval.store(interval.as_nanos(), Ordering::Relaxed);
+        }
+        let probes = keepalive.map_or(0, |keepalive| u32::from(keepalive.probes.get()));
+        self.probes.store(probes, Ordering::Relaxed);
+    }
+
+    fn user_timeout(&self, user_timeout: Option<Duration>) {
+        let nanos = user_timeout.map_or(0, Duration::as_nanos);
+        self.user_timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> Settings {
+        let nanos = |word: &AtomicU64| Duration::from_nanos(word.load(Ordering::Relaxed));
+        let probes = self.probes.load(Ordering::Relaxed) as u8;
+        let user_timeout = nanos(&self.user_timeout);
+        Settings {
+            nodelay: self.nodelay.load(Ordering::Relaxed),
+            keepalive: NonZero::new(probes).map(|probes| Keepalive {
+                idle: nanos(&self.idle),
+                interval: nanos(&self.interval),
+                probes,
+            }),
+            user_timeout: (user_timeout > Duration::ZERO).then_some(user_timeout),
+        }
+    }
 }
 
 /// What primaries store for the application.
@@ -356,6 +410,7 @@ impl Streams {
                 read: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 asked: AtomicU32::new(0),
+                wishes: Wishes::default(),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
@@ -422,6 +477,7 @@ impl Streams {
         place.app.read.store(0, Ordering::Relaxed);
         place.app.written.store(0, Ordering::Relaxed);
         place.app.asked.store(0, Ordering::Relaxed);
+        place.app.wishes.store(&Settings::default());
         let next = conn.generation.wrapping_add(1);
         place.app.dirty.store(flag(next, false), Ordering::Relaxed);
         place.stack.released.store(0, Ordering::Relaxed);
@@ -840,9 +896,30 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn ask(&self, what: Asked) {
         let bits = if what.shutdown { SHUTDOWN } else { 0 }
             | if what.orphan { ORPHAN } else { 0 }
-            | if what.abort { ABORT } else { 0 };
+            | if what.abort { ABORT } else { 0 }
+            | if what.set { SET } else { 0 };
         // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen with it.
         self.place.app.asked.fetch_or(bits, Ordering::Release);
+    }
+
+    /// What the application has set.
+    pub(crate) fn settings(&self) -> Settings {
+        self.place.app.wishes.load()
+    }
+
+    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::ask`], as the two below.
+    pub(crate) fn set_nodelay(&self, nodelay: bool) {
+        // ORDERING: Relaxed, as all wishes: the Release in `ask` stands behind them.
+        let wish = &self.place.app.wishes.nodelay;
+        wish.store(nodelay, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) {
+        self.place.app.wishes.keepalive(keepalive);
+    }
+
+    pub(crate) fn set_user_timeout(&self, user_timeout: Option<Duration>) {
+        self.place.app.wishes.user_timeout(user_timeout);
     }
 
     /// Raises the flag; true if it was down, that is if the pump must be told. Does nothing once the place has
@@ -868,7 +945,11 @@ impl<'a> StreamRef<'a> {
         self.place.app.dirty.swap(down, Ordering::AcqRel);
         // ORDERING: Acquire, pairs with the Release in `ask`. Before the cursors: whoever shuts down or lets
         // go has written all it ever will, and all of it must be seen with that.
-        let asked = self.place.app.asked.load(Ordering::Acquire);
+        let mut asked = self.place.app.asked.load(Ordering::Acquire);
+        if asked & SET != 0 {
+            // Before the settings are read: who changes one after that asks once more.
+            asked = self.place.app.asked.fetch_and(!SET, Ordering::Acquire);
+        }
         let (read, written) = self.cursors();
         (
             read,
@@ -877,6 +958,7 @@ impl<'a> StreamRef<'a> {
                 shutdown: asked & SHUTDOWN != 0,
                 orphan: asked & ORPHAN != 0,
                 abort: asked & ABORT != 0,
+                set: asked & SET != 0,
             },
         )
     }

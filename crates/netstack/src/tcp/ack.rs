@@ -49,6 +49,10 @@ impl Tcb {
             self.challenge(cx);
             return false;
         }
+        if seg.len == 0 && seg.ack == snd.una {
+            // It moves nothing by which `on_keepalive_timeout` would know.
+            self.keepalive.hear(cx.now);
+        }
         if self.persists() {
             // It answers: the probes may go on.
             self.retransmit.retries = 0;

@@ -58,6 +58,7 @@ mod ack;
 mod arrive;
 mod congestion;
 mod flight;
+mod keepalive;
 mod predict;
 mod rack;
 mod reassembly;
@@ -72,7 +73,7 @@ mod window;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Limits;
+use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flow, Mac, Segment};
 use crate::effect::{Deliver, Effect, EffectSink, FrameNumbers};
 use crate::seqnum::SeqNum;
@@ -80,6 +81,7 @@ use crate::time::{Duration, Instant};
 
 use congestion::Congestion;
 use flight::Flight;
+use keepalive::Keepalive;
 use predict::Road;
 use reassembly::Reassembly;
 use recovery::Recovery;
@@ -102,8 +104,9 @@ pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// How long a connection that nobody holds stays in FIN-WAIT-2, 60 s.
 pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
 
-/// Transmissions of a SYN beyond the first before the open fails (RFC 9293 section 3.8.3).
-pub const SYN_RETRIES: u8 = 6;
+/// Transmissions of a SYN beyond the first before the open fails: 183 s with the first timeout at 1 s; RFC 9293
+/// section 3.8.3 asks for 3 minutes at least.
+pub const SYN_RETRIES: u8 = 7;
 
 /// Transmissions of an octet beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
@@ -294,6 +297,8 @@ pub struct Tcb {
     flight: Flight,
     recovery: Recovery,
     challenges: Challenges,
+    settings: Settings,
+    keepalive: Keepalive,
     reassembly: Reassembly,
 }
 
@@ -430,6 +435,8 @@ impl Tcb {
             flight,
             recovery,
             challenges,
+            settings,
+            keepalive,
             reassembly,
         } = self;
         each("state", *state as u64);
@@ -455,6 +462,27 @@ impl Tcb {
         recovery.fields(each);
         each("challenges.since", challenges.since.as_nanos());
         each("challenges.sent", u64::from(challenges.sent));
+        let Settings {
+            nodelay,
+            keepalive: asks,
+            user_timeout,
+        } = settings;
+        each("settings.nodelay", u64::from(*nodelay));
+        let asks = asks.map_or([0; 3], |asks| {
+            [
+                asks.idle.as_nanos(),
+                asks.interval.as_nanos(),
+                u64::from(asks.probes.get()),
+            ]
+        });
+        for part in asks {
+            each("settings.keepalive", part);
+        }
+        each(
+            "settings.user_timeout",
+            user_timeout.map_or(0, Duration::as_nanos),
+        );
+        keepalive.fields(each);
         reassembly.fields(each);
     }
 

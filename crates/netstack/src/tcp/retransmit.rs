@@ -50,11 +50,17 @@ pub(super) enum Timer {
     DelayedAck,
     /// Old segments to vanish (TIME-WAIT), or the peer's FIN when nobody holds the connection.
     Linger,
+    /// A peer that says nothing to say that it is there (RFC 1122 section 4.2.3.6).
+    Keepalive,
+    /// As long as the application wants to wait for an answer (RFC 9293 section 3.8.3).
+    User,
 }
 
 impl Timer {
-    /// How many there are.
-    const COUNT: usize = 4;
+    /// How many there are that start and stop with the segments of a transfer.
+    const QUICK: usize = 3;
+    /// How many there are besides.
+    const SLOW: usize = 3;
 }
 
 /// What the retransmission timer waits for.
@@ -74,7 +80,9 @@ pub(super) enum Expiry {
 pub(super) struct Timers {
     /// The earliest of `at`, kept current.
     next: Instant,
-    at: [Instant; Timer::COUNT],
+    /// The quick ones, and behind them the earliest of the slow ones.
+    at: [Instant; Timer::QUICK + 1],
+    slow: [Instant; Timer::SLOW],
 }
 
 impl Timers {
@@ -82,7 +90,8 @@ impl Timers {
     pub(super) const fn new() -> Self {
         Timers {
             next: Instant::NEVER,
-            at: [Instant::NEVER; Timer::COUNT],
+            at: [Instant::NEVER; Timer::QUICK + 1],
+            slow: [Instant::NEVER; Timer::SLOW],
         }
     }
 
@@ -92,16 +101,32 @@ impl Timers {
         self.next
     }
 
+    /// When `timer` expires.
+    #[inline]
+    fn at(&self, timer: Timer) -> Instant {
+        match (timer as usize).checked_sub(Timer::QUICK) {
+            None => self.at[timer as usize],
+            Some(slow) => self.slow[slow],
+        }
+    }
+
     /// Whether `timer` runs.
     #[inline]
     pub(super) fn runs(&self, timer: Timer) -> bool {
-        self.at[timer as usize] != Instant::NEVER
+        self.at(timer) != Instant::NEVER
     }
 
     /// Starts `timer`, which does not run or is replaced.
     #[inline]
     pub(super) fn start(&mut self, timer: Timer, at: Instant) {
-        let before = core::mem::replace(&mut self.at[timer as usize], at);
+        let mut at = at;
+        let mut place = timer as usize;
+        if let Some(slow) = place.checked_sub(Timer::QUICK) {
+            self.slow[slow] = at;
+            let [a, b, c] = self.slow;
+            (at, place) = (a.min(b).min(c), Timer::QUICK);
+        }
+        let before = core::mem::replace(&mut self.at[place], at);
         if before == self.next {
             let [a, b, c, d] = self.at;
             self.next = a.min(b).min(c.min(d));
@@ -125,7 +150,7 @@ impl Timers {
 
     /// Stops `timer` if it is due, and says whether it was.
     fn take(&mut self, timer: Timer, now: Instant) -> bool {
-        let due = self.runs(timer) && self.at[timer as usize] <= now;
+        let due = self.runs(timer) && self.at(timer) <= now;
         if due {
             self.start(timer, Instant::NEVER);
         }
@@ -134,9 +159,9 @@ impl Timers {
 
     /// Names and values of every field.
     pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        let Timers { next, at } = self;
+        let Timers { next, at, slow } = self;
         each("timers.next", next.as_nanos());
-        for at in at {
+        for at in at.iter().chain(slow) {
             each("timers.at", at.as_nanos());
         }
     }
@@ -169,6 +194,8 @@ pub(super) struct Retransmit {
     pub(super) retries: u8,
     /// Window probes in a row.
     pub(super) probes: u8,
+    /// Since when what is asked for the first time in `retries` has waited for an answer.
+    unanswered: Instant,
 }
 
 impl Retransmit {
@@ -187,6 +214,7 @@ impl Retransmit {
             expiry: Expiry::Timeout,
             retries: 0,
             probes: 0,
+            unanswered: Instant::ZERO,
         }
     }
 
@@ -287,7 +315,9 @@ impl Retransmit {
             expiry,
             retries,
             probes,
+            unanswered,
         } = self;
+        each("retransmit.unanswered", unanswered.as_nanos());
         each("retransmit.rto", rto.as_nanos());
         each("retransmit.srtt", srtt.as_nanos());
         each("retransmit.rttvar", rttvar.as_nanos());
@@ -316,6 +346,12 @@ impl Tcb {
             self.enter(State::Closed);
             return;
         }
+        if self.timers.take(Timer::User, now) {
+            self.on_user_timeout(cx);
+        }
+        if self.timers.take(Timer::Keepalive, now) {
+            self.on_keepalive_timeout(cx);
+        }
         if self.timers.take(Timer::DelayedAck, now) {
             self.rcv.ack = AckDue::Now;
         }
@@ -336,6 +372,8 @@ impl Tcb {
     fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let handshake = !self.state.is_synchronized();
         let limit = if handshake { SYN_RETRIES } else { DATA_RETRIES };
+        // The timer has run since the peer last acknowledged something, or since it owes that.
+        self.waits_since(cx.now.before(self.retransmit.rto), cx);
         self.retransmit.back_off();
         if self.retransmit.retries > limit {
             return self.fail(Event::TimedOut, cx);
@@ -356,6 +394,7 @@ impl Tcb {
     /// The window stayed closed: asks for it with one octet, or with what it allows (RFC 9293
     /// section 3.8.6.1). A peer that answers may keep it closed for ever, one that does not fails.
     fn on_persist_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.waits_since(cx.now, cx);
         let retransmit = &mut self.retransmit;
         retransmit.retries = retransmit.retries.saturating_add(1);
         retransmit.probes = retransmit.probes.saturating_add(1);
@@ -364,6 +403,29 @@ impl Tcb {
         }
         if self.snd.una != self.snd.end {
             self.snd.due = Due::Probe;
+        }
+    }
+
+    /// The peer is asked once more; before the first time, it has owed the answer since `since`.
+    fn waits_since<S: EffectSink>(&mut self, since: Instant, cx: &Cx<'_, S>) {
+        if self.retransmit.retries == 0 {
+            self.retransmit.unanswered = since;
+            self.start_user_timeout(cx);
+        }
+    }
+
+    /// The application may have set a limit to how long an answer may take.
+    pub(super) fn start_user_timeout<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        if let Some(most) = self.settings.user_timeout {
+            let at = self.retransmit.unanswered + most;
+            self.timers.start(Timer::User, at.max(cx.now));
+        }
+    }
+
+    /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was an answer since it was started.
+    fn on_user_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        if self.retransmit.retries > 0 {
+            self.fail(Event::TimedOut, cx);
         }
     }
 

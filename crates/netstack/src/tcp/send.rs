@@ -276,6 +276,10 @@ impl Tcb {
                 self.probe_tail(cx);
                 room -= 1;
             }
+            Due::Keepalive => {
+                self.send_keepalive(cx);
+                room -= 1;
+            }
         }
         let mss = u32::from(self.snd.mss);
         let frame_len = match cx.limits.frame_payload {
@@ -509,6 +513,12 @@ impl Tcb {
         let octets = snd.data_from(begin).min(1);
         self.retransmit.on_resent();
         self.transmit_text(begin, 1, octets, 1, octets == 0, cx);
+    }
+
+    /// A segment without text from before the peer's window, which it answers with where it stands.
+    fn send_keepalive<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.snd.due = Due::Nothing;
+        self.emit(Outgoing::bare(self.snd.una - 1, Flags::ACK), cx);
     }
 
     /// Nothing may leave. If nothing is in flight either, no acknowledgment will come to change that: the

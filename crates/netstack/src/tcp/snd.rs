@@ -17,6 +17,8 @@ pub(super) enum Due {
     TailProbe,
     /// A probe of the window (RFC 9293 section 3.8.6.1).
     Probe,
+    /// A question whether the peer is there (RFC 1122 section 4.2.3.6).
+    Keepalive,
     /// The reset of a connection that is closed already.
     Reset,
 }
@@ -57,6 +59,8 @@ pub(super) struct Snd {
     pub(super) scaled: bool,
     /// A SYN of ours was sent more than once.
     pub(super) syn_lost: bool,
+    /// Small segments wait for nothing (RFC 9293 section 3.7.4).
+    pub(super) nodelay: bool,
     /// ISS.
     pub(super) iss: SeqNum,
     /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
@@ -100,6 +104,7 @@ impl Snd {
             due: Due::Nothing,
             scaled: true,
             syn_lost: false,
+            nodelay: false,
             iss,
             wnd_max: 0,
             small: iss,
@@ -170,7 +175,8 @@ impl Snd {
         let usable = window.min(cwnd.saturating_sub(pipe));
         if left <= usable {
             let small = left % mss;
-            let octets = if small > 0 && !self.fin && self.small.after(self.una) {
+            let waits = !self.fin && !self.nodelay && self.small.after(self.una);
+            let octets = if small > 0 && waits {
                 left - small
             } else {
                 left
@@ -209,6 +215,7 @@ impl Snd {
             due,
             scaled,
             syn_lost,
+            nodelay,
             iss,
             wnd_max,
             small,
@@ -233,6 +240,7 @@ impl Snd {
         each("snd.due", *due as u64);
         each("snd.scaled", u64::from(*scaled));
         each("snd.syn_lost", u64::from(*syn_lost));
+        each("snd.nodelay", u64::from(*nodelay));
         each("snd.iss", u64::from(iss.0));
         each("snd.wnd_max", u64::from(*wnd_max));
         each("snd.small", u64::from(small.0));

@@ -3,14 +3,15 @@
 
 use super::congestion::Congestion;
 use super::flight::Flight;
+use super::keepalive::Keepalive;
 use super::predict::Road;
 use super::reassembly::Reassembly;
 use super::recovery::Recovery;
-use super::retransmit::{Retransmit, Timers};
+use super::retransmit::{Retransmit, Timer, Timers};
 use super::snd::Snd;
 use super::window::Rcv;
 use super::{Challenges, Cx, State, Tcb};
-use crate::config::Limits;
+use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flow, Mac, Segment};
 use crate::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
@@ -42,6 +43,8 @@ impl Tcb {
             flight: Flight::new(),
             recovery: Recovery::new(iss),
             challenges: Challenges::default(),
+            settings: Settings::default(),
+            keepalive: Keepalive::default(),
             reassembly: Reassembly::new(),
         }
     }
@@ -106,6 +109,24 @@ impl Tcb {
         if app_written > snd.written {
             snd.end += (app_written - snd.written) as u32;
             snd.written = app_written;
+        }
+    }
+
+    /// The application set something. What waited for another setting leaves in [`Tcb::finish`].
+    pub fn set<S: EffectSink>(&mut self, settings: Settings, cx: &mut Cx<'_, S>) {
+        if matches!(self.state, State::Closed | State::TimeWait) {
+            return;
+        }
+        let before = core::mem::replace(&mut self.settings, settings);
+        self.snd.nodelay = settings.nodelay;
+        if settings.keepalive != before.keepalive {
+            self.begin_keepalive(cx);
+        }
+        if settings.user_timeout != before.user_timeout {
+            self.timers.stop(Timer::User);
+            if self.retransmit.retries > 0 {
+                self.start_user_timeout(cx);
+            }
         }
     }
 

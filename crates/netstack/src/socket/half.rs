@@ -1,0 +1,121 @@
+//! What both halves of a connection share.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::wait::Until;
+use crate::config::Settings;
+use crate::digest::{ConnId, Flow};
+use crate::engine::stream::{Asked, StreamRef};
+use crate::engine::world::World;
+use crate::error::SocketError;
+
+/// What both halves of a connection share. When the last of them goes, so does the connection's holder.
+pub(super) struct Half {
+    pub(super) world: Arc<World>,
+    pub(super) conn: ConnId,
+    pub(super) flow: Flow,
+    /// In nanoseconds, [`NO_LINGER`] without.
+    linger: AtomicU64,
+}
+
+const NO_LINGER: u64 = u64::MAX;
+
+impl Half {
+    pub(super) fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
+        Half {
+            world: Arc::clone(world),
+            conn,
+            flow,
+            linger: AtomicU64::new(NO_LINGER),
+        }
+    }
+
+    pub(super) fn stream(&self) -> Result<StreamRef<'_>, SocketError> {
+        // The place stays ours until we let go of it.
+        self.world
+            .streams
+            .get(self.conn)
+            .ok_or(SocketError::Aborted)
+    }
+
+    pub(super) fn tell(&self, asked: Asked) {
+        if let Ok(stream) = self.stream() {
+            stream.ask(asked);
+            self.world.raise(&stream);
+        }
+    }
+
+    /// Stores a setting, and tells the pump.
+    pub(super) fn set(&self, store: impl FnOnce(&StreamRef<'_>)) {
+        if let Ok(stream) = self.stream() {
+            store(&stream);
+        }
+        self.tell(Asked {
+            set: true,
+            ..Asked::default()
+        });
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.stream()
+            .map_or_else(|_| Settings::default(), |stream| stream.settings())
+    }
+
+    pub(super) fn set_linger(&self, linger: Option<Duration>) {
+        let nanos = linger.map_or(NO_LINGER, |linger| {
+            u64::try_from(linger.as_nanos()).unwrap_or(NO_LINGER - 1)
+        });
+        self.linger.store(nanos, Ordering::Relaxed);
+    }
+
+    pub(super) fn linger(&self) -> Option<Duration> {
+        let nanos = self.linger.load(Ordering::Relaxed);
+        (nanos != NO_LINGER).then(|| Duration::from_nanos(nanos))
+    }
+
+    /// Waits until the peer has all that was written and our FIN, or nothing more will come of it.
+    fn await_end(&self, until: Until) -> Result<(), SocketError> {
+        self.tell(Asked {
+            shutdown: true,
+            ..Asked::default()
+        });
+        let stream = self.stream()?;
+        let over = || {
+            let life = stream.life();
+            let ended = life.all_acknowledged() || life.retired() || life.ending().is_some();
+            ended || self.world.is_down()
+        };
+        while !over() {
+            let left = until.left()?;
+            let key = stream.waiting().prepare();
+            if over() {
+                break;
+            }
+            stream.waiting().wait(key, left);
+        }
+        Ok(())
+    }
+
+    /// Whether both directions were closed, so that there is nothing to reset.
+    fn is_finished(&self) -> bool {
+        self.stream()
+            .is_ok_and(|stream| stream.life().all_acknowledged() && stream.peer_end().is_some())
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        let linger = self.linger();
+        if let Some(linger) = linger.filter(|linger| !linger.is_zero()) {
+            // What is not acknowledged by then goes on by itself.
+            let _ = self.await_end(Until::after(linger));
+        }
+        self.tell(Asked {
+            orphan: true,
+            abort: linger == Some(Duration::ZERO) && !self.is_finished(),
+            ..Asked::default()
+        });
+    }
+}

@@ -1,0 +1,190 @@
+//! How connections begin: listeners, and connections that are being opened.
+
+use core::net::SocketAddrV4;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::TcpStream;
+use super::wait::{Until, wait_at_desk};
+use crate::digest::Flow;
+use crate::engine::stream::Ending;
+use crate::engine::world::{Answer, Command, Desk, World};
+use crate::error::SocketError;
+
+/// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
+pub struct TcpListener {
+    pub(super) world: Arc<World>,
+    pub(super) port: u16,
+    pub(super) nonblocking: AtomicBool,
+}
+
+impl TcpListener {
+    /// Whether [`TcpListener::accept`] returns [`SocketError::WouldBlock`] where it would wait. Default: no.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Takes the next established connection, waiting for it unless that is switched off.
+    ///
+    /// # Errors
+    /// [`SocketError::Down`], [`SocketError::WouldBlock`].
+    pub fn accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
+        let mut desk = self.world.desk();
+        loop {
+            match self.take(&mut desk) {
+                Err(SocketError::WouldBlock) if !self.nonblocking.load(Ordering::Relaxed) => {
+                    desk = wait_at_desk(&self.world, desk, None);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Takes the next established connection if there is one.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`], [`SocketError::Down`].
+    pub fn try_accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
+        self.take(&mut self.world.desk())
+    }
+
+    fn take(&self, desk: &mut Desk) -> Result<(TcpStream, SocketAddrV4), SocketError> {
+        if self.world.is_down() {
+            return Err(SocketError::Down);
+        }
+        let queue = desk.listeners.entry(self.port).or_default();
+        let Some((conn, remote)) = queue.ready.pop_front() else {
+            return Err(SocketError::WouldBlock);
+        };
+        queue.accepted += 1;
+        self.world.command(Command::Accepted {
+            port: self.port,
+            accepted: queue.accepted,
+        });
+        let flow = Flow {
+            local: self.local_addr(),
+            remote,
+        };
+        Ok((TcpStream::new(&self.world, conn, flow), remote))
+    }
+
+    /// Our end.
+    pub fn local_addr(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.world.address, self.port)
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        let mut desk = self.world.desk();
+        let queue = desk.listeners.remove(&self.port).unwrap_or_default();
+        self.world.command(Command::Unlisten { port: self.port });
+        drop(desk);
+        for (conn, _) in queue.ready {
+            self.world.abandon(conn);
+        }
+    }
+}
+
+/// A connection that is being opened. Dropping it gives up.
+pub struct Connecting {
+    pub(super) world: Arc<World>,
+    pub(super) ticket: u64,
+    pub(super) opened: Option<TcpStream>,
+}
+
+impl Connecting {
+    /// The connection, once it is established. `None`: not yet.
+    ///
+    /// # Errors
+    /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
+    /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing more to say.
+    pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
+        if self.opened.is_none() {
+            let mut desk = self.world.desk();
+            if self.world.is_down() {
+                return Err(SocketError::Down);
+            }
+            let Some(&Some(answer)) = desk.answers.get(&self.ticket) else {
+                return Ok(None);
+            };
+            desk.answers.remove(&self.ticket);
+            match answer {
+                Answer::Opened { conn, flow } => {
+                    self.opened = Some(TcpStream::new(&self.world, conn, flow));
+                }
+                Answer::NoRoom => return Err(SocketError::NoRoom),
+                Answer::Unreachable => return Err(SocketError::Unreachable),
+            }
+        }
+        let Some(stream) = &self.opened else {
+            return Ok(None);
+        };
+        let life = stream.half.stream()?.life();
+        // A reset ends only what was established, though its news may overtake that. What ended the
+        // connection since is for the stream to tell.
+        if life.established() || life.ending() == Some(Ending::Reset) {
+            return Ok(self.opened.take());
+        }
+        match life.ending() {
+            Some(ending) => Err(ending.into()),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until the connection is established.
+    ///
+    /// # Errors
+    /// As [`Connecting::try_finish`].
+    pub fn finish(self) -> Result<TcpStream, SocketError> {
+        self.finish_until(Until::Never)
+    }
+
+    /// As [`Connecting::finish`], and gives up after `timeout`.
+    ///
+    /// # Errors
+    /// As [`Connecting::try_finish`]; [`SocketError::TimedOut`] then, too.
+    pub fn finish_within(self, timeout: Duration) -> Result<TcpStream, SocketError> {
+        let finished = self.finish_until(Until::after(timeout));
+        finished.map_err(|error| match error {
+            SocketError::WouldBlock => SocketError::TimedOut,
+            other => other,
+        })
+    }
+
+    fn finish_until(mut self, until: Until) -> Result<TcpStream, SocketError> {
+        loop {
+            if let Some(stream) = self.try_finish()? {
+                return Ok(stream);
+            }
+            let left = until.left()?;
+            match &self.opened {
+                Some(stream) => {
+                    let half = Arc::clone(&stream.half);
+                    let key = half.stream()?.waiting().prepare();
+                    if let Some(stream) = self.try_finish()? {
+                        return Ok(stream);
+                    }
+                    half.stream()?.waiting().wait(key, left);
+                }
+                None => {
+                    let desk = self.world.desk();
+                    let unanswered = matches!(desk.answers.get(&self.ticket), Some(None));
+                    if unanswered && !self.world.is_down() {
+                        drop(wait_at_desk(&self.world, desk, left));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        let answer = self.world.desk().answers.remove(&self.ticket);
+        if let Some(Some(Answer::Opened { conn, .. })) = answer {
+            self.world.abandon(conn);
+        }
+    }
+}

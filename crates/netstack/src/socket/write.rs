@@ -1,0 +1,182 @@
+//! The half of a connection that writes.
+
+use core::time::Duration;
+use std::io::{self, IoSlice, Write};
+use std::sync::Arc;
+
+use super::half::Half;
+use super::wait::Patience;
+use crate::engine::stream::{Asked, StreamRef};
+use crate::error::SocketError;
+
+/// The half of a connection that writes.
+pub struct WriteHalf {
+    pub(super) half: Arc<Half>,
+    patience: Patience,
+    shut: bool,
+}
+
+impl WriteHalf {
+    pub(super) fn new(half: &Arc<Half>) -> Self {
+        WriteHalf {
+            half: Arc::clone(half),
+            patience: Patience::default(),
+            shut: false,
+        }
+    }
+
+    /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.patience.nonblocking = nonblocking;
+    }
+
+    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        self.patience.set_timeout(timeout)
+    }
+
+    /// As [`WriteHalf::set_timeout`] set it.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.patience.timeout
+    }
+
+    /// As [`TcpStream::set_nodelay`](super::TcpStream::set_nodelay).
+    pub fn set_nodelay(&self, nodelay: bool) {
+        self.half.set(|stream| stream.set_nodelay(nodelay));
+    }
+
+    /// Writes as much as there is room for, at least one octet.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the connection ended.
+    pub fn try_write(&mut self, from: &[u8]) -> Result<usize, SocketError> {
+        let stream = self.check()?;
+        let len = stream.write(from);
+        if len == 0 && !from.is_empty() {
+            return Err(SocketError::WouldBlock);
+        }
+        self.half.world.raise(&stream);
+        Ok(len)
+    }
+
+    /// As [`WriteHalf::try_write`], from several places in turn; the stack hears of them together.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`].
+    pub fn try_write_vectored(&mut self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
+        let stream = self.check()?;
+        let mut len = 0;
+        for part in from {
+            let written = stream.write(part);
+            len += written;
+            if written < part.len() {
+                break;
+            }
+        }
+        if len == 0 && from.iter().any(|part| !part.is_empty()) {
+            return Err(SocketError::WouldBlock);
+        }
+        self.half.world.raise(&stream);
+        Ok(len)
+    }
+
+    /// Declares up to `len` octets written, whatever lies in the ring there: for measuring without a copy.
+    /// Returns how many there was room for.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`], but for `WouldBlock`.
+    pub fn write_as_is(&mut self, len: usize) -> Result<usize, SocketError> {
+        let stream = self.check()?;
+        let len = stream.write_as_is(len);
+        if len > 0 {
+            self.half.world.raise(&stream);
+        }
+        Ok(len)
+    }
+
+    /// How many octets could be written now.
+    ///
+    /// # Errors
+    /// How the connection ended.
+    pub fn room(&self) -> Result<usize, SocketError> {
+        Ok(self.check()?.writable())
+    }
+
+    fn check(&self) -> Result<StreamRef<'_>, SocketError> {
+        let stream = self.half.stream()?;
+        if self.shut {
+            return Err(SocketError::ShutDown);
+        }
+        let life = stream.life();
+        if let Some(ending) = life.ending() {
+            return Err(ending.into());
+        }
+        if life.retired() {
+            return Err(SocketError::ShutDown);
+        }
+        if self.half.world.is_down() {
+            return Err(SocketError::Down);
+        }
+        Ok(stream)
+    }
+
+    /// Whether everything written, and the end of the stream, has been acknowledged.
+    pub fn all_acknowledged(&self) -> bool {
+        self.half
+            .stream()
+            .is_ok_and(|stream| stream.life().all_acknowledged())
+    }
+
+    /// Nothing more will be written.
+    pub fn shutdown(&mut self) {
+        self.shut = true;
+        self.half.tell(Asked {
+            shutdown: true,
+            ..Asked::default()
+        });
+    }
+}
+
+impl WriteHalf {
+    /// Tries to write until something was written, or there is no time left.
+    fn wait_for_room(
+        &mut self,
+        mut attempt: impl FnMut(&mut Self) -> Result<usize, SocketError>,
+    ) -> io::Result<usize> {
+        let until = self.patience.begin();
+        loop {
+            match attempt(self) {
+                Err(SocketError::WouldBlock) => {}
+                done => return Ok(done?),
+            }
+            let left = until.left()?;
+            let half = Arc::clone(&self.half);
+            let waiting = half.stream()?.waiting();
+            let key = waiting.prepare();
+            match attempt(self) {
+                Err(SocketError::WouldBlock) => {
+                    waiting.wait(key, left);
+                }
+                done => return Ok(done?),
+            }
+        }
+    }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.wait_for_room(|half| half.try_write(from))
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.wait_for_room(|half| half.try_write_vectored(from))
+    }
+
+    /// Returns at once: what was written is on its way whether flushed or not.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
