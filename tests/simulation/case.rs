@@ -1,0 +1,319 @@
+//! One case: two hosts, wires of their own, and several conversations between them.
+
+use core::cell::RefCell;
+use core::ops::ControlFlow;
+use std::net::SocketAddrV4;
+use std::rc::Rc;
+
+use dominoes_drivers::memory::Faults;
+use dominoes_netstack::testkit::{
+    HostConfig, HostId, LinkConfig, Moment, Net, Rng, RunError, Stalls, Talk, Variant,
+};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::{
+    Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
+};
+
+use super::Tally;
+use super::eyes::Eyes;
+
+/// Connections of a case.
+pub(super) const CONNECTIONS: u64 = 8;
+/// Octets each way, about.
+const OCTETS: u64 = 20_000;
+/// All conversations begin within so much time.
+const BEGIN: Duration = Duration::from_secs(20);
+/// The wire is mended after so much virtual time.
+const FAULTS_END: Duration = Duration::from_secs(120);
+/// A connection that is healthy must be over so much later: the longest timeout, and what it delays.
+const GRACE: Duration = Duration::from_secs(240);
+/// Both stacks must have forgotten the connections after two maximum segment lifetimes.
+const FORGOTTEN: Duration = Duration::from_secs(130);
+
+fn wire(rng: &mut Rng) -> LinkConfig {
+    let mut part = |most: u64| {
+        // Often none, seldom the most.
+        let (a, b) = (rng.below(most + 1), rng.below(most + 1));
+        if rng.chance(300_000) {
+            0
+        } else {
+            a.min(b) as u32
+        }
+    };
+    let faults = Faults::new(0)
+        .loss(part(50_000))
+        .bursts(part(5_000), 8)
+        .duplicate(part(20_000))
+        .reorder(part(50_000), 5)
+        .corrupt(part(20_000));
+    let delay = core::time::Duration::from_micros(rng.below(30_000));
+    let jitter = core::time::Duration::from_micros(rng.below(3_000) * rng.below(2));
+    let mut config = LinkConfig::default()
+        .faults(faults)
+        .delay(delay)
+        .jitter(jitter);
+    if rng.chance(500_000) {
+        config = config.rate(500_000 + rng.below(20_000_000), 5_000 + rng.below(20_000));
+    }
+    config
+}
+
+/// A host with random bounds, behind random wires.
+pub(super) fn host(rng: &mut Rng) -> HostConfig {
+    let variants = [
+        Variant::Single,
+        Variant::Replicated(1),
+        Variant::Replicated(2),
+        Variant::Replicated(3),
+        Variant::Replicated(4),
+    ];
+    let variant = variants[rng.below(5) as usize];
+    let mut limits = Limits::default();
+    limits.connections = 2 * CONNECTIONS as u32;
+    limits.receive_buffer = 1 << (10 + rng.below(7));
+    limits.send_buffer = 1 << (10 + rng.below(7));
+    limits.tx_slots = 8 << rng.below(5);
+    limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
+    let stalls = Stalls {
+        ppm: if rng.chance(500_000) { 2_000 } else { 0 },
+        longest: Duration::from_millis(20),
+    };
+    // A frame crosses two wires. TCP's checksum finds every flipped bit, but not every two: one that rises and one
+    // that falls in the same column of 16-bit words leave the sum as it was. So a frame is harmed once, at most.
+    let mut down = wire(rng);
+    down.faults.corrupt_ppm = 0;
+    HostConfig::new(variant)
+        .limits(limits)
+        .stalls(stalls)
+        .wires(wire(rng), down)
+}
+
+/// A connection between two applications.
+struct Conversation {
+    number: u64,
+    begins: Instant,
+    /// The end that listens, and the end that opens.
+    sockets: Sockets,
+    to: SocketAddrV4,
+    listener: TcpListener,
+    connecting: Option<Connecting>,
+    /// The end that listens first.
+    talks: [Option<Talk>; 2],
+    rests: [Instant; 2],
+    keys: [u64; 2],
+    lens: [u64; 2],
+    /// How often applications rest, in percent: those that do fill windows.
+    resting: u64,
+    rng: Rng,
+    reopened: u64,
+    settings: u64,
+}
+
+impl Conversation {
+    fn new(number: u64, net: &Net, hosts: [HostId; 2], rng: &mut Rng) -> Result<Self, SocketError> {
+        let mut rng = rng.fork();
+        let port = 7 + number as u16;
+        let [server, client] = if rng.chance(500_000) {
+            hosts
+        } else {
+            [hosts[1], hosts[0]]
+        };
+        Ok(Conversation {
+            number,
+            begins: Instant::from_nanos(rng.below(BEGIN.as_nanos())),
+            sockets: net.sockets(client).clone(),
+            to: net.address_of(server, port),
+            listener: net.sockets(server).listen(port, 4)?,
+            connecting: None,
+            talks: [None, None],
+            rests: [Instant::ZERO; 2],
+            keys: [rng.next(), rng.next()],
+            lens: [0, 1].map(|_| match rng.below(4) {
+                0 => 0,
+                _ => OCTETS / 2 + rng.below(OCTETS),
+            }),
+            resting: rng.below(2) * rng.below(20),
+            rng,
+            reopened: 0,
+            settings: 0,
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
+        self.talks.iter().all(over)
+    }
+
+    /// The application of one end begins.
+    fn talk(&mut self, end: usize, stream: TcpStream) -> Result<(), SocketError> {
+        if self.rng.chance(300_000) {
+            stream.set_nodelay(true);
+            self.settings += 1;
+        }
+        if self.rng.chance(300_000) {
+            // Patient enough for any wire of a case.
+            let often = Duration::from_millis(100 + self.rng.below(5_000));
+            let keepalive = Keepalive::default().idle(often).interval(often);
+            stream.set_keepalive(Some(keepalive.probes(255)))?;
+            self.settings += 1;
+        }
+        let (ours, theirs) = (end, 1 - end);
+        let (keys, lens) = (self.keys, self.lens);
+        let talk = Talk::new(stream, keys[ours], keys[theirs], lens[ours], lens[theirs]);
+        self.talks[end] = Some(talk);
+        Ok(())
+    }
+
+    fn open(&mut self, moment: &mut Moment) -> Result<(), SocketError> {
+        if self.begins > moment.now() {
+            moment.wake_at(self.begins);
+            return Ok(());
+        }
+        if self.talks[0].is_none()
+            && let Ok((stream, _)) = self.listener.try_accept()
+        {
+            self.talk(0, stream)?;
+        }
+        if self.talks[1].is_some() {
+            return Ok(());
+        }
+        let Some(connecting) = &mut self.connecting else {
+            self.connecting = Some(self.sockets.begin_connect(self.to)?);
+            return Ok(());
+        };
+        match connecting.try_finish() {
+            Ok(Some(stream)) => self.talk(1, stream),
+            Ok(None) => Ok(()),
+            // Three questions or eight SYNs in a row were lost: the application tries again.
+            Err(SocketError::Unreachable | SocketError::TimedOut) => {
+                self.reopened += 1;
+                self.connecting = Some(self.sockets.begin_connect(self.to)?);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What both applications can do now. Returns how much that was.
+    fn step(&mut self, moment: &mut Moment) -> Result<usize, String> {
+        let number = self.number;
+        self.open(moment)
+            .map_err(|error| format!("conversation {number}: {error}"))?;
+        let mut done = 0;
+        for (talk, rest) in self.talks.iter_mut().zip(&mut self.rests) {
+            let Some(talk) = talk else { continue };
+            let rests = self.resting > 0 && self.rng.below(100) < self.resting;
+            if rests && *rest <= moment.now() {
+                *rest = moment.now() + Duration::from_millis(self.rng.below(2_000));
+            }
+            if *rest > moment.now() {
+                moment.wake_at(*rest);
+                continue;
+            }
+            match talk.step() {
+                Ok(did) => done += did,
+                Err(what) => return Err(format!("conversation {number}: {what}: {talk:?}")),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// What both stacks know of their connections.
+fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
+    let mut all = format!("at {} ms", net.now().as_nanos() / 1_000_000);
+    for id in hosts {
+        let links = net
+            .link_stats(id)
+            .map(|link| (link.offered, link.delivered));
+        let host = net.host(id);
+        let replicas = host.replicas();
+        let states: Vec<_> = replicas[0]
+            .connections()
+            .map(|(_, tcb)| (tcb.flow().local.port(), tcb.state()))
+            .collect();
+        all += &format!("; host {id:?}: {states:?}, frames offered and delivered {links:?}");
+    }
+    all
+}
+
+/// Runs the case of a seed.
+pub(super) fn run(seed: u64) -> Result<Tally, String> {
+    let mut rng = Rng::new(seed);
+    let mut net = Net::new(rng.next());
+    let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
+    let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
+    let eyes = Rc::new(RefCell::new(Eyes::default()));
+    let seen = Rc::clone(&eyes);
+    let first = hosts[0];
+    net.watch(move |_, from, frame| seen.borrow_mut().see(usize::from(from != first), frame));
+    let conversations: Result<Vec<_>, _> = (0..CONNECTIONS)
+        .map(|number| Conversation::new(number, &net, hosts, &mut rng))
+        .collect();
+    let mut conversations = conversations.map_err(|error| error.to_string())?;
+
+    let mut trouble = None;
+    for (time, mend) in [(FAULTS_END, true), (GRACE, false)] {
+        let run = net.run(time, |moment| {
+            let mut done = 0;
+            for conversation in &mut conversations {
+                if conversation.is_over() {
+                    continue;
+                }
+                match conversation.step(moment) {
+                    Ok(did) => done += did,
+                    Err(what) => trouble = Some(what),
+                }
+            }
+            let over = conversations.iter().all(Conversation::is_over);
+            Ok(if over || trouble.is_some() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(done)
+            })
+        });
+        if let Some(what) = trouble {
+            return Err(format!("{what}, {}", states(&mut net, hosts)));
+        }
+        match run {
+            Ok(()) => break,
+            Err(RunError::OutOfTime | RunError::Stuck) if mend => net.mend(),
+            Err(error) => {
+                let left = conversations.iter().filter(|talk| !talk.is_over());
+                let left: Vec<_> = left.map(|left| (left.number, &left.talks)).collect();
+                return Err(format!("{error}: {left:?}, {}", states(&mut net, hosts)));
+            }
+        }
+    }
+    let mut tally = Tally {
+        seconds: net.now().as_nanos() / 1_000_000_000,
+        ..Tally::default()
+    };
+    for conversation in &conversations {
+        tally.connections += 1;
+        tally.reopened += conversation.reopened;
+        tally.settings += conversation.settings;
+        let talks = conversation.talks.iter().flatten();
+        tally.octets += talks.map(Talk::received).sum::<u64>();
+    }
+    drop(conversations);
+    net.mend();
+    net.pass(FORGOTTEN);
+    net.check()?;
+    for id in hosts {
+        tally.links(net.link_stats(id));
+        let host = net.host(id);
+        tally.stalls += host.stall_count();
+        tally.frames += host.effect_stats().frames;
+        for replica in host.replicas() {
+            if let Some((conn, tcb)) = replica.connections().next() {
+                return Err(format!("{conn:?} is left in {:?}", tcb.state()));
+            }
+        }
+    }
+    let eyes = eyes.borrow();
+    tally.retransmissions = eyes.retransmissions;
+    tally.zero_windows = eyes.zero_windows;
+    tally.window_probes = eyes.window_probes;
+    Ok(tally)
+}
