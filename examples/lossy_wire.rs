@@ -21,18 +21,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
+use dominoes_drivers::impair::{LinkConfig, LinkStats, bridge};
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
-use dominoes_drivers::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
 use dominoes_netstack::Stack;
 use lexopt::prelude::*;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
-
-/// Frames moved at once.
-const BATCH: usize = 64;
-/// How often a quiet wire looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(100);
 
 fn main() -> Outcome<()> {
     let mut config = LinkConfig::default();
@@ -102,74 +96,6 @@ fn bridge_taps(_: &str, _: &str, _: &LinkConfig) -> Outcome<()> {
     Err("TAP devices are Linux's".into())
 }
 
-/// Carries frames between two devices until `over`, a thread for each direction.
-fn bridge(
-    first: Box<dyn Device>,
-    second: Box<dyn Device>,
-    config: &LinkConfig,
-    over: &AtomicBool,
-) -> Outcome<[LinkStats; 2]> {
-    let (first_rx, first_tx) = first.split();
-    let (second_rx, second_tx) = second.split();
-    let start = Instant::now();
-    let other = config.clone().seed(!config.faults.seed);
-    thread::scope(|scope| {
-        let there = scope.spawn(move || carry(first_rx, second_tx, config.clone(), start, over));
-        let back = scope.spawn(move || carry(second_rx, first_tx, other, start, over));
-        let mut stats = [LinkStats::default(); 2];
-        for (stats, way) in stats.iter_mut().zip([there, back]) {
-            *stats = way.join().map_err(|_| "a wire panicked")??;
-        }
-        Ok(stats)
-    })
-}
-
-/// One direction.
-fn carry(
-    mut rx: Box<dyn DeviceRx>,
-    mut tx: Box<dyn DeviceTx>,
-    config: LinkConfig,
-    start: Instant,
-    over: &AtomicBool,
-) -> Result<LinkStats, DeviceError> {
-    let mut link = Link::new(config);
-    let mut frames = Vec::new();
-    // ORDERING: Relaxed, here and where it is stored: it orders nothing, and soon is soon enough.
-    while !over.load(Ordering::Relaxed) {
-        match rx.claim(BATCH, &mut frames) {
-            Ok(_) => {}
-            // Interfaces come up late and go down early.
-            Err(DeviceError::Down { .. }) => thread::sleep(LOOK),
-            Err(error) => return Err(error),
-        }
-        let now = start.elapsed();
-        for frame in &frames {
-            link.offer(now, frame.clone());
-        }
-        rx.release(&mut frames);
-        let arrived: Vec<Frame> = std::iter::from_fn(|| link.take(now)).collect();
-        let mut rest: Vec<TxFrame<'_>> = arrived.iter().map(Frame::as_tx).collect();
-        while !rest.is_empty() {
-            match tx.transmit(&rest) {
-                Ok(0) => thread::yield_now(),
-                Ok(taken) => drop(rest.drain(..taken)),
-                Err(DeviceError::Down { .. }) => rest.clear(),
-                Err(error) => return Err(error),
-            }
-        }
-        let next = link
-            .next_arrival()
-            .map_or(LOOK, |at| at.saturating_sub(start.elapsed()));
-        if next > Duration::ZERO {
-            match rx.wait(Some(next.min(LOOK))) {
-                Ok(()) | Err(DeviceError::Down { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(link.stats())
-}
-
 /// Moves a mebibyte from one stack to another over a wire that loses 1 %, and checks every octet.
 fn test_itself() -> Outcome<()> {
     const OCTETS: usize = 1 << 20;
@@ -186,7 +112,7 @@ fn test_itself() -> Outcome<()> {
     let (left, left_end) = memory::pair(MemoryConfig::default().macs(mac(1), mac(11)));
     let (right, right_end) = memory::pair(MemoryConfig::default().macs(mac(2), mac(12)));
     let over = AtomicBool::new(false);
-    let stats = thread::scope(|scope| {
+    let stats = thread::scope(|scope| -> Outcome<_> {
         let wire = scope.spawn(|| bridge(Box::new(left_end), Box::new(right_end), &config, &over));
         let moved = move_octets(left, right, OCTETS);
         over.store(true, Ordering::Relaxed);
@@ -195,7 +121,7 @@ fn test_itself() -> Outcome<()> {
             "1 MiB arrived unharmed in {:.2} s: 1 % lost, 0.5 % twice, 1 % reordered, 0.2 % damaged, 4 ms round trip",
             moved?.as_secs_f64()
         );
-        stats
+        Ok(stats?)
     })?;
     print(&stats);
     let lost: u64 = stats.iter().map(|way| way.faults.lost).sum();

@@ -1,7 +1,8 @@
 //! A bad wire in time: delay, rate, a queue that overflows, and the [`Faults`] of a cable.
 //!
 //! A [`Link`] is one direction as plain data: time is an argument, frames go in and come out, and it says when the
-//! next one arrives. Simulations drive it with virtual time. [`Impaired`] puts one in each direction of any device.
+//! next one arrives. Simulations drive it with virtual time. [`Impaired`] puts one in each direction of any device,
+//! [`bridge`] between two.
 //!
 //! ```
 //! use dominoes_drivers::Frame;
@@ -15,8 +16,10 @@
 //! assert!(link.take(Duration::from_millis(5)).is_some());
 //! ```
 
+mod bridge;
 mod impaired;
 
+pub use bridge::bridge;
 pub use impaired::{Clock, Impaired, Switches};
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,0 +1,295 @@
+//! One connection of our stack to a Linux kernel, beside one between two kernels on the same interfaces, in turn.
+//!
+//! ```text
+//! sudo -E env "PATH=$PATH" cargo bench -p dominoes-bench --bench linux -- [options]
+//! ```
+//!
+//! | option | what | default |
+//! |---|---|---|
+//! | `--device v2,v3,xdp,tap` | how our stack reaches the kernel | all |
+//! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO, GSO and GRO off on both ends | both |
+//! | `--way send,receive` | which way the octets go, seen from our end | both |
+//! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
+//! | `--replicas N` | threads that run our stack | 1 |
+//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 4096 |
+//! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
+//! | `--seeds N` | seeds for each loss | 3 |
+//! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
+//!
+//! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them. Kernels use CUBIC. Every
+//! slice is a connection of its own between two processes; its first 300 ms do not count. Linux is measured over the veth
+//! pair in the rows of TAP, too, since a TAP has one kernel only. CPU seconds are those of both processes and of the
+//! kernel's threads for software interrupts (on a machine with other traffic also of that). `our end/Linux's` compares
+//! the near processes alone; work that the kernel does for one end in the time of the other blurs it. `pumps` is the
+//! part of the time awake that our stack spent in calls of the device.
+//!
+//! The figures of the bad wire are those of the receiving end; what both ends saw of the stream is compared by
+//! SHA-256. For the record: `--loss 0,1000,10000,50000 --seeds 10 --millis 20000`.
+
+#[cfg(target_os = "linux")]
+#[path = "../src/linux/mod.rs"]
+mod linux;
+
+#[cfg(target_os = "linux")]
+mod run {
+    use super::linux::end::{self, Ours, Task, task};
+    use super::linux::lab::{Both, CubicAllowed, Lab, Namespace, Outcome, connection, server};
+    use super::linux::report::{Row, Spread, heading};
+    use super::linux::wire::{self, Laid, Wire};
+    use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use dominoes_bench::topology::Machine;
+    use std::str::FromStr;
+
+    /// The beginning of each connection, which does not count, in milliseconds.
+    const WARM: u64 = 300;
+
+    struct Options {
+        devices: Vec<Device>,
+        frames: Vec<Frames>,
+        ways: Vec<Way>,
+        rounds: usize,
+        millis: u64,
+        replicas: usize,
+        buffer: u32,
+        loss: Vec<u32>,
+        seeds: u64,
+        rate: u64,
+        delay: u64,
+        queue: u64,
+    }
+
+    /// The values of a list, each known.
+    fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
+        let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?").into());
+        text.split(',').map(known).collect()
+    }
+
+    /// `None`: it was one end, and is done.
+    fn options() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            devices: Device::ALL.to_vec(),
+            frames: Frames::ALL.to_vec(),
+            ways: Way::ALL.to_vec(),
+            rounds: 5,
+            millis: 1_000,
+            replicas: 1,
+            buffer: 4_096,
+            loss: Vec::new(),
+            seeds: 3,
+            rate: 100,
+            delay: 5,
+            queue: 125_000,
+        };
+        let mut args = lexopt::Parser::from_env();
+        while let Some(arg) = args.next()? {
+            // What cargo adds.
+            if arg == Long("bench") {
+                continue;
+            }
+            let Long(name) = arg else {
+                return Err(arg.unexpected().into());
+            };
+            let name = name.to_owned();
+            let value = args.value()?.string()?;
+            match &*name {
+                "end" => return end::run(&value).map(|()| None),
+                "wire" => return wire::run(&value).map(|()| None),
+                "device" => options.devices = list(&value, Device::named)?,
+                "frames" => options.frames = list(&value, Frames::named)?,
+                "way" => options.ways = list(&value, Way::named)?,
+                "rounds" => options.rounds = value.parse()?,
+                "millis" => options.millis = value.parse()?,
+                "replicas" => options.replicas = value.parse()?,
+                "buffer" => options.buffer = value.parse()?,
+                "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
+                "seeds" => options.seeds = value.parse()?,
+                "rate" => options.rate = value.parse()?,
+                "delay" => options.delay = value.parse()?,
+                "queue" => options.queue = value.parse()?,
+                _ => return Err(format!("what is --{name}?").into()),
+            }
+        }
+        Ok(Some(options))
+    }
+
+    pub(crate) fn main() -> Outcome<()> {
+        let Some(options) = options()? else {
+            return Ok(());
+        };
+        let machine = Machine::here();
+        println!(
+            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC; ours: {} replica(s), buffers of {} KiB",
+            machine.cpu,
+            machine.cores,
+            machine.kernel,
+            machine.commit.as_deref().unwrap_or("unknown"),
+            machine.load_1min.unwrap_or(0.0),
+            options.replicas,
+            options.buffer,
+        );
+        let _cubic = CubicAllowed::new()?;
+        if options.loss.is_empty() {
+            over_interfaces(&options)
+        } else {
+            over_bad_wires(&options)
+        }
+    }
+
+    fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
+        let tap = device == Device::Tap;
+        Ours {
+            device: device.name().to_owned(),
+            interface: if tap { "tap0" } else { "veth0" }.to_owned(),
+            address: if tap { TAP_OURS } else { OURS },
+            frames: frames.name().to_owned(),
+            offloads: true,
+            replicas: options.replicas,
+            buffer: options.buffer << 10,
+        }
+    }
+
+    fn over_interfaces(options: &Options) -> Outcome<()> {
+        let lab = Lab::new()?;
+        println!("{} rounds of {} ms each", options.rounds, options.millis);
+        heading();
+        for &device in &options.devices {
+            for &frames in &options.frames {
+                // AF_XDP knows no merged frames: with large ones it would be the same again.
+                if device == Device::Xdp && frames == Frames::Large && options.frames.len() > 1 {
+                    continue;
+                }
+                lab.frames(frames)?;
+                for &way in &options.ways {
+                    let mut row = Row {
+                        device,
+                        frames,
+                        way,
+                        rounds: Vec::new(),
+                    };
+                    for _ in 0..options.rounds {
+                        let one = over_interface(options, &lab, device, Some(frames), way)?;
+                        let other = over_interface(options, &lab, device, None, way)?;
+                        row.rounds.push([one, other]);
+                    }
+                    row.print(options.replicas);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ours, or with no kind of frames Linux's.
+    fn over_interface(
+        options: &Options,
+        lab: &Lab,
+        device: Device,
+        frames: Option<Frames>,
+        way: Way,
+    ) -> Outcome<Both> {
+        let ours = frames.map(|frames| ours(options, device, frames));
+        let over_tap = device == Device::Tap && ours.is_some();
+        let server = server(if over_tap { TAP_PEER } else { PEER });
+        let far = measured(task(None, true, way.other(), server), options);
+        let near = measured(task(ours, false, way, server), options);
+        // Our end of a TAP is the process that has it open.
+        let place = if over_tap { &lab.peer } else { &lab.ours };
+        connection((place, &near), (&lab.peer, &far))
+    }
+
+    fn measured(mut task: Task, options: &Options) -> Task {
+        task.millis = [WARM, options.millis];
+        task.hash = !options.loss.is_empty();
+        task
+    }
+
+    fn over_bad_wires(options: &Options) -> Outcome<()> {
+        let [left, right, between] = ["left", "right", "between"].map(Namespace::new);
+        let (left, right, between) = (left?, right?, between?);
+        println!(
+            "{} Mbit/s, {} ms round trip, a queue of {} bytes; {} seeds of {} ms; Mbit/s",
+            options.rate,
+            2 * options.delay,
+            options.queue,
+            options.seeds,
+            options.millis
+        );
+        println!(
+            "{:>7} {:7}  {:>20}  {:>20}  {:>17}  of ours: lost, overflowed",
+            "loss", "", "ours", "Linux", "ratio"
+        );
+        for &loss_ppm in &options.loss {
+            for &way in &options.ways {
+                let mut rates: [Vec<f64>; 2] = Default::default();
+                let mut fates = [0; 3];
+                for seed in 1..=options.seeds {
+                    let wire = Wire {
+                        loss_ppm,
+                        delay_us: options.delay * 1_000,
+                        rate: options.rate * 1_000_000,
+                        queue: options.queue,
+                        seed,
+                    };
+                    for who in 0..2 {
+                        let ours = (who == 0).then(|| Ours {
+                            interface: "left0".to_owned(),
+                            address: OURS,
+                            offloads: false,
+                            ..ours(options, Device::Slots, Frames::Small)
+                        });
+                        let laid = Laid::new(&wire, &between, &left, &right)?;
+                        let server = server(PEER);
+                        let far = measured(task(None, true, way.other(), server), options);
+                        let near = measured(task(ours, false, way, server), options);
+                        let both = connection((&left, &near), (&right, &far))?;
+                        let fate = laid.end()?;
+                        if both.near.hash != both.far.hash || both.far.hash.is_none() {
+                            return Err(format!(
+                                "seed {seed}, loss {loss_ppm}: sent and received differ: {both:?}"
+                            )
+                            .into());
+                        }
+                        rates[who].push(both.gigabits(way) * 1_000.0);
+                        if who == 0 {
+                            for i in 0..3 {
+                                fates[i] += fate.there[i] + fate.back[i];
+                            }
+                        }
+                    }
+                }
+                let ratios = rates[0]
+                    .iter()
+                    .zip(&rates[1])
+                    .map(|(ours, linux)| ours / linux);
+                println!(
+                    "{:5.2} % {:7}  {:>20}  {:>20}  {:>17}  {} and {} of {} frames",
+                    f64::from(loss_ppm) / 10_000.0,
+                    way.name(),
+                    Spread::of(rates[0].iter().copied()).to_string(),
+                    Spread::of(rates[1].iter().copied()).to_string(),
+                    Spread::of(ratios).to_string(),
+                    fates[1],
+                    fates[2],
+                    fates[0],
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    match run::main() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("linux: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("It needs a Linux kernel.");
+}

@@ -1,0 +1,360 @@
+//! One end of a connection: a process that moves octets as fast as it can and says how fast that was and what it took.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
+use dominoes_drivers::tap::Tap;
+use dominoes_netstack::{Limits, Stack};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::lab::Outcome;
+use super::timed::{Timed, Times};
+use super::{Device, Frames, Way};
+
+/// Octets written and read at once.
+const CHUNK: usize = 128 << 10;
+/// The sender goes on for this long after the end of what is measured, so that both ends measure under way.
+const TAIL: Duration = Duration::from_millis(100);
+
+/// What an end is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    /// Over our stack, or else the kernel's.
+    pub(crate) ours: Option<Ours>,
+    /// Whether this end listens, or else connects.
+    pub(crate) listens: bool,
+    /// Whether this end sends.
+    pub(crate) sends: bool,
+    /// The end that listens.
+    pub(crate) server: SocketAddrV4,
+    /// What is not measured at the beginning, and what is measured then.
+    pub(crate) millis: [u64; 2],
+    /// Whether all octets are hashed.
+    pub(crate) hash: bool,
+}
+
+/// How our stack is set up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Ours {
+    /// `Device::name`.
+    pub(crate) device: String,
+    /// The interface.
+    pub(crate) interface: String,
+    /// Our address.
+    pub(crate) address: Ipv4Addr,
+    /// `Frames::name`.
+    pub(crate) frames: String,
+    /// Whether checksums may be left to the device.
+    pub(crate) offloads: bool,
+    /// Threads that run the stack.
+    pub(crate) replicas: usize,
+    /// Send and receive buffer of the connection, in bytes.
+    pub(crate) buffer: u32,
+}
+
+/// What an end did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Done {
+    /// Octets that were moved while measuring, and how long that was.
+    pub(crate) octets: u64,
+    /// Nanoseconds.
+    pub(crate) nanos: u64,
+    /// Time on any core, of all threads of this process, in nanoseconds.
+    pub(crate) cpu_nanos: u64,
+    /// The same of the kernel's threads that do the network's work when nobody else does.
+    pub(crate) softirq_nanos: u64,
+    /// Of our stack's device.
+    pub(crate) device: DeviceTimes,
+    /// Of all octets from the beginning to the end, and how many.
+    pub(crate) hash: Option<(u64, String)>,
+}
+
+/// How long calls of the device took, in nanoseconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct DeviceTimes {
+    /// Claiming and releasing frames.
+    pub(crate) receiving: u64,
+    /// Sending frames.
+    pub(crate) sending: u64,
+    /// Asleep.
+    pub(crate) asleep: u64,
+    /// Frames for each call that received any, and for each that sent any.
+    pub(crate) batch: [f64; 2],
+}
+
+/// Does what the JSON text asks for, and prints what it did.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub(crate) fn run(task: &str) -> Outcome<()> {
+    let task: Task = serde_json::from_str(task)?;
+    let done = match &task.ours {
+        None => over_kernel(&task)?,
+        Some(ours) => over_ours(&task, ours)?,
+    };
+    println!("{}", serde_json::to_string(&done)?);
+    Ok(())
+}
+
+fn over_kernel(task: &Task) -> Outcome<Done> {
+    let mut stream = if task.listens {
+        let listener = TcpListener::bind(task.server)?;
+        println!("ready");
+        listener.accept()?.0
+    } else {
+        TcpStream::connect(task.server)?
+    };
+    let mut meter = Meter::new(task, None);
+    if task.sends {
+        send(&mut stream, &mut meter)?;
+        // The kernel delivers the rest, whoever has ended.
+        stream.shutdown(std::net::Shutdown::Write)?;
+    } else {
+        receive(BufReader::with_capacity(CHUNK, stream), &mut meter)?;
+    }
+    meter.done()
+}
+
+fn over_ours(task: &Task, ours: &Ours) -> Outcome<Done> {
+    let (stack, times) = start(ours)?;
+    let stream = if task.listens {
+        let listener = stack.listen(task.server.port(), 1)?;
+        println!("ready");
+        listener.accept()?.0
+    } else {
+        stack.connect(task.server)?
+    };
+    let (mut reader, mut writer) = stream.split();
+    let mut meter = Meter::new(task, Some(times));
+    if task.sends {
+        send(&mut writer, &mut meter)?;
+        writer.shutdown();
+        // Our stack ends with this process, so the other end has to be done.
+        reader.read_to_end(&mut Vec::new())?;
+    } else {
+        receive(&mut reader, &mut meter)?;
+    }
+    meter.done()
+}
+
+fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
+    let device = Device::named(&ours.device).ok_or("no such device")?;
+    let large = ours.frames == Frames::Large.name();
+    let mut limits = Limits::default();
+    limits.connections = 16;
+    (limits.receive_buffer, limits.send_buffer) = (ours.buffer, ours.buffer);
+    if large {
+        // Each is up to 64 KB; more than a window of them would only cool the caches.
+        limits.tx_slots = 64;
+    } else {
+        limits.frame_payload = 0;
+    }
+    let builder = Stack::builder(&format!("{}/24", ours.address))
+        .replicas(ours.replicas)
+        .limits(limits);
+    let device: Box<dyn dominoes_drivers::Device> = match device {
+        Device::Slots | Device::Blocks => {
+            let ring = match device {
+                Device::Slots => RxRing::Slots,
+                _ => RxRing::Blocks,
+            };
+            let options = AfPacketOptions::default()
+                .address(ours.address)
+                .offloads(ours.offloads)
+                .slot_bytes(if large { 69_632 } else { 2_048 })
+                .ring(ring);
+            Box::new(AfPacket::open(&ours.interface, options)?)
+        }
+        Device::Xdp => {
+            // The peer on a veth leaves checksums unfinished, and nothing damages a frame there.
+            let options = AfXdpOptions::default()
+                .address(ours.address)
+                .offloads(ours.offloads)
+                .trust_checksums(true);
+            Box::new(AfXdp::open(&ours.interface, &options)?)
+        }
+        Device::Tap => Box::new(
+            Tap::options()
+                .offloads(ours.offloads)
+                .open(&ours.interface)?,
+        ),
+    };
+    let (device, times) = Timed::new(device);
+    Ok((builder.start(device)?, times))
+}
+
+/// Sends until the time is over.
+fn send(to: &mut impl Write, meter: &mut Meter) -> Outcome<()> {
+    // Without a pattern that a slip of the stream by some octets would hide.
+    let chunk: Vec<u8> = (0..CHUNK as u64)
+        .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect();
+    while !meter.is_over() {
+        to.write_all(&chunk)?;
+        meter.moved(&chunk)?;
+    }
+    Ok(())
+}
+
+/// Receives until the other end has no more, reading in place where that is possible.
+fn receive(mut from: impl BufRead, meter: &mut Meter) -> Outcome<()> {
+    loop {
+        let octets = from.fill_buf()?;
+        if octets.is_empty() {
+            return Ok(());
+        }
+        meter.moved(octets)?;
+        let len = octets.len();
+        from.consume(len);
+    }
+}
+
+/// Counts octets and what is taken meanwhile.
+struct Meter {
+    start: Instant,
+    begin: Duration,
+    end: Duration,
+    times: Option<Arc<Times>>,
+    softirq: Vec<String>,
+    moved: u64,
+    /// When measuring began, and when it ended.
+    marks: Vec<Mark>,
+    hash: Option<Sha256>,
+}
+
+#[derive(Clone)]
+struct Mark {
+    at: Duration,
+    octets: u64,
+    cpu: u64,
+    softirq: u64,
+    device: [u64; 3],
+    counts: [u64; 4],
+}
+
+impl Meter {
+    fn new(task: &Task, times: Option<Arc<Times>>) -> Meter {
+        let [before, during] = task.millis.map(Duration::from_millis);
+        Meter {
+            start: Instant::now(),
+            begin: before,
+            end: before + during,
+            times,
+            softirq: softirq_threads(),
+            moved: 0,
+            marks: Vec::new(),
+            hash: task.hash.then(Sha256::new),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.start.elapsed() >= self.end + TAIL
+    }
+
+    fn moved(&mut self, octets: &[u8]) -> Outcome<()> {
+        self.moved += octets.len() as u64;
+        if let Some(hash) = &mut self.hash {
+            hash.update(octets);
+        }
+        let due = match self.marks.len() {
+            0 => self.begin,
+            1 => self.end,
+            _ => return Ok(()),
+        };
+        if self.start.elapsed() >= due {
+            self.mark()?;
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Outcome<()> {
+        let mut mark = Mark {
+            at: self.start.elapsed(),
+            octets: self.moved,
+            cpu: 0,
+            softirq: 0,
+            device: [0; 3],
+            counts: [0; 4],
+        };
+        for task in fs::read_dir("/proc/self/task")? {
+            mark.cpu += on_core(&task?.path().join("schedstat"));
+        }
+        for thread in &self.softirq {
+            mark.softirq += on_core(thread.as_ref());
+        }
+        if let Some(times) = &self.times {
+            let [received, sent] = &times.frames;
+            let [claims, sends] = &times.calls;
+            mark.device =
+                [&times.receiving, &times.sending, &times.asleep].map(|of| of.load(Relaxed));
+            mark.counts = [received, claims, sent, sends].map(|of| of.load(Relaxed));
+        }
+        self.marks.push(mark);
+        Ok(())
+    }
+
+    fn done(mut self) -> Outcome<Done> {
+        while self.marks.len() < 2 {
+            // The other end had to say too little.
+            self.mark()?;
+        }
+        let [begin, end] = [self.marks[0].clone(), self.marks[1].clone()];
+        let device = |i: usize| end.device[i] - begin.device[i];
+        let count = |i: usize| (end.counts[i] - begin.counts[i]) as f64;
+        Ok(Done {
+            octets: end.octets - begin.octets,
+            nanos: (end.at - begin.at).as_nanos() as u64,
+            cpu_nanos: end.cpu - begin.cpu,
+            softirq_nanos: end.softirq - begin.softirq,
+            device: DeviceTimes {
+                receiving: device(0),
+                sending: device(1),
+                asleep: device(2),
+                batch: [count(0) / count(1).max(1.0), count(2) / count(3).max(1.0)],
+            },
+            hash: self
+                .hash
+                .map(|hash| (self.moved, format!("{:x}", hash.finalize()))),
+        })
+    }
+}
+
+/// Nanoseconds on a core, by a thread's `schedstat`.
+fn on_core(path: &std::path::Path) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let word = text.split_whitespace().next();
+    word.and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Where the times of `ksoftirqd` stand, a path for each core.
+fn softirq_threads() -> Vec<String> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| name.bytes().all(|octet| octet.is_ascii_digit()))
+        .filter(|name| {
+            fs::read_to_string(format!("/proc/{name}/comm"))
+                .is_ok_and(|comm| comm.starts_with("ksoftirqd"))
+        })
+        .map(|name| format!("/proc/{name}/schedstat"))
+        .collect()
+}
+
+/// A task for one end.
+pub(crate) fn task(ours: Option<Ours>, listens: bool, way: Way, server: SocketAddrV4) -> Task {
+    Task {
+        ours,
+        listens,
+        sends: way == Way::Send,
+        server,
+        millis: [0, 0],
+        hash: false,
+    }
+}

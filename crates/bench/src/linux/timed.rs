@@ -1,0 +1,117 @@
+//! A device that notes how long its calls take: what a pump does that nobody else can do meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+};
+
+/// Nanoseconds so far.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    /// Claiming and releasing frames.
+    pub(crate) receiving: AtomicU64,
+    /// Sending frames.
+    pub(crate) sending: AtomicU64,
+    /// Asleep in the device.
+    pub(crate) asleep: AtomicU64,
+    /// Frames that came and went.
+    pub(crate) frames: [AtomicU64; 2],
+    /// Calls that claimed something, and calls that sent something.
+    pub(crate) calls: [AtomicU64; 2],
+}
+
+/// Any device, timed.
+pub(crate) struct Timed<D> {
+    device: D,
+    times: Arc<Times>,
+}
+
+impl<D> Timed<D> {
+    /// The device, and where the times will be.
+    pub(crate) fn new(device: D) -> (Self, Arc<Times>) {
+        let times = Arc::<Times>::default();
+        let kept = Arc::clone(&times);
+        (Timed { device, times }, kept)
+    }
+}
+
+impl<D: Device> Device for Timed<D> {
+    fn capabilities(&self) -> Capabilities {
+        self.device.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.device.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = Box::new(self.device).split();
+        let times = Arc::clone(&self.times);
+        let rx = TimedHalf { half: rx, times };
+        let times = self.times;
+        (Box::new(rx), Box::new(TimedHalf { half: tx, times }))
+    }
+}
+
+struct TimedHalf<H> {
+    half: H,
+    times: Arc<Times>,
+}
+
+/// Runs `work` and adds the time it takes.
+fn time<T>(to: &AtomicU64, work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let done = work();
+    // ORDERING: Relaxed here and below, counts for people.
+    to.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
+    done
+}
+
+impl DeviceRx for TimedHalf<Box<dyn DeviceRx>> {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let half = &mut self.half;
+        let claimed = time(&self.times.receiving, || half.claim(max, out));
+        if let Ok(count @ 1..) = claimed {
+            self.times.frames[0].fetch_add(count as u64, Relaxed);
+            self.times.calls[0].fetch_add(1, Relaxed);
+        }
+        claimed
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        let half = &mut self.half;
+        time(&self.times.receiving, || half.release(frames));
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let half = &mut self.half;
+        time(&self.times.asleep, || half.wait(timeout))
+    }
+
+    fn waker(&self) -> Waker {
+        self.half.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        self.half.stats()
+    }
+}
+
+impl DeviceTx for TimedHalf<Box<dyn DeviceTx>> {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let half = &mut self.half;
+        let sent = time(&self.times.sending, || half.transmit(frames));
+        if let Ok(count @ 1..) = sent {
+            self.times.frames[1].fetch_add(count as u64, Relaxed);
+            self.times.calls[1].fetch_add(1, Relaxed);
+        }
+        sent
+    }
+
+    fn stats(&self) -> TxStats {
+        self.half.stats()
+    }
+}

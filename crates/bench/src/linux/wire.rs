@@ -1,0 +1,104 @@
+//! A bad wire between two TAP interfaces, in a process of its own.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::impair::{LinkConfig, bridge};
+use dominoes_drivers::memory::Faults;
+use dominoes_drivers::tap::Tap;
+use serde::{Deserialize, Serialize};
+
+use super::lab::{Namespace, Outcome, Process};
+use super::{KERNEL, PEER};
+
+/// What the wire is like, each way.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Wire {
+    /// Frames lost, in a million.
+    pub(crate) loss_ppm: u32,
+    /// Microseconds one way.
+    pub(crate) delay_us: u64,
+    /// Bits per second.
+    pub(crate) rate: u64,
+    /// Bytes that may wait for the rate.
+    pub(crate) queue: u64,
+    /// Of what is lost.
+    pub(crate) seed: u64,
+}
+
+/// What happened on the wire, each way: frames that came, were lost, and found the queue full.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Fate {
+    /// Offered, lost, overflowed: from left to right.
+    pub(crate) there: [u64; 3],
+    /// From right to left.
+    pub(crate) back: [u64; 3],
+}
+
+/// Is the wire of the JSON text until standard input ends, and prints what happened.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub(crate) fn run(wire: &str) -> Outcome<()> {
+    let wire: Wire = serde_json::from_str(wire)?;
+    let config = LinkConfig::default()
+        .faults(Faults::new(wire.seed).loss(wire.loss_ppm))
+        .delay(Duration::from_micros(wire.delay_us))
+        .rate(wire.rate, wire.queue);
+    // Without offloads every segment is a frame of its own, with a fate of its own.
+    let open = |name: &str| Tap::options().offloads(false).open(name);
+    let (left, right) = (open("left0")?, open("right0")?);
+    println!("ready");
+    let over = AtomicBool::new(false);
+    let [there, back] = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rest = [0; 64];
+            while std::io::stdin().read(&mut rest).is_ok_and(|len| len > 0) {}
+            over.store(true, Relaxed);
+        });
+        bridge(Box::new(left), Box::new(right), &config, &over)
+    })?
+    .map(|way| [way.offered, way.faults.lost, way.overflowed]);
+    println!("{}", serde_json::to_string(&Fate { there, back })?);
+    Ok(())
+}
+
+/// A wire under way: a kernel at each end, and room for our stack beside the left one.
+pub(crate) struct Laid {
+    process: Process,
+}
+
+impl Laid {
+    /// Lays it from `left` to `right`; the interfaces are called `left0` and `right0`.
+    ///
+    /// # Errors
+    /// Something is missing.
+    pub(crate) fn new(
+        wire: &Wire,
+        between: &Namespace,
+        left: &Namespace,
+        right: &Namespace,
+    ) -> Outcome<Laid> {
+        let process = Process::start(between, &["--wire", &serde_json::to_string(wire)?])?;
+        process.line(Duration::from_secs(5))?;
+        for (namespace, interface, address) in [(left, "left0", KERNEL), (right, "right0", PEER)] {
+            between.ip(&format!("link set {interface} netns {}", namespace.name()))?;
+            namespace.ip(&format!("addr add {address}/24 dev {interface}"))?;
+            namespace.ip(&format!("link set {interface} up"))?;
+        }
+        Ok(Laid { process })
+    }
+
+    /// Takes it up again.
+    ///
+    /// # Errors
+    /// It had ended by itself.
+    pub(crate) fn end(mut self) -> Outcome<Fate> {
+        drop(self.process.input());
+        Ok(serde_json::from_str(
+            &self.process.line(Duration::from_secs(5))?,
+        )?)
+    }
+}

@@ -1,0 +1,99 @@
+//! Carries frames between two devices over a bad wire.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Link, LinkConfig, LinkStats};
+use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
+
+/// Frames moved at once.
+const BATCH: usize = 64;
+/// How often a quiet wire looks whether it is to end, and a wire whose interface is down whether that came up.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Carries frames between two devices until `over` is raised, a thread for each direction. The way back makes its choices
+/// from the seed's complement. Says what happened on the way there, and back.
+///
+/// Frames to or from an interface that is down are lost, as on a cable that is not plugged in.
+///
+/// # Errors
+/// A device is gone.
+pub fn bridge(
+    first: Box<dyn Device>,
+    second: Box<dyn Device>,
+    config: &LinkConfig,
+    over: &AtomicBool,
+) -> Result<[LinkStats; 2], DeviceError> {
+    let (first_rx, first_tx) = first.split();
+    let (second_rx, second_tx) = second.split();
+    let start = Instant::now();
+    let other = config.clone().seed(!config.faults.seed);
+    thread::scope(|scope| {
+        let there = scope.spawn(move || carry(first_rx, second_tx, config.clone(), start, over));
+        let back = scope.spawn(move || carry(second_rx, first_tx, other, start, over));
+        let mut stats = [LinkStats::default(); 2];
+        for (stats, way) in stats.iter_mut().zip([there, back]) {
+            *stats = way
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(stats)
+    })
+}
+
+/// One direction.
+fn carry(
+    mut rx: Box<dyn DeviceRx>,
+    mut tx: Box<dyn DeviceTx>,
+    config: LinkConfig,
+    start: Instant,
+    over: &AtomicBool,
+) -> Result<LinkStats, DeviceError> {
+    let mut link = Link::new(config);
+    let mut frames = Vec::new();
+    // ORDERING: Relaxed, here and where it is stored: it orders nothing, and soon is soon enough.
+    while !over.load(Relaxed) {
+        match rx.claim(BATCH, &mut frames) {
+            Ok(_) => {}
+            // Interfaces come up late and go down early.
+            Err(DeviceError::Down { .. }) => thread::sleep(LOOK),
+            Err(error) => {
+                // The other direction ends, too.
+                over.store(true, Relaxed);
+                return Err(error);
+            }
+        }
+        let now = start.elapsed();
+        for frame in &frames {
+            link.offer(now, frame.clone());
+        }
+        rx.release(&mut frames);
+        let arrived: Vec<Frame> = std::iter::from_fn(|| link.take(now)).collect();
+        let mut rest: Vec<TxFrame<'_>> = arrived.iter().map(Frame::as_tx).collect();
+        while !rest.is_empty() {
+            match tx.transmit(&rest) {
+                Ok(0) => thread::yield_now(),
+                Ok(taken) => drop(rest.drain(..taken)),
+                Err(DeviceError::Down { .. }) => rest.clear(),
+                Err(error) => {
+                    over.store(true, Relaxed);
+                    return Err(error);
+                }
+            }
+        }
+        let next = link
+            .next_arrival()
+            .map_or(LOOK, |at| at.saturating_sub(start.elapsed()));
+        if next > Duration::ZERO {
+            match rx.wait(Some(next.min(LOOK))) {
+                Ok(()) | Err(DeviceError::Down { .. }) => {}
+                Err(error) => {
+                    over.store(true, Relaxed);
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(link.stats())
+}
