@@ -12,6 +12,7 @@
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
 //! | `--buffer N` | buffers of our connection, in KiB, a power of two | 4096 |
+//! | `--ring N` | ring of AF_PACKET, in KiB | 16384 |
 //! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
@@ -51,6 +52,7 @@ mod run {
         millis: u64,
         replicas: usize,
         buffer: u32,
+        ring: usize,
         loss: Vec<u32>,
         seeds: u64,
         rate: u64,
@@ -75,6 +77,7 @@ mod run {
             millis: 1_000,
             replicas: 1,
             buffer: 4_096,
+            ring: 16_384,
             loss: Vec::new(),
             seeds: 3,
             rate: 100,
@@ -102,6 +105,7 @@ mod run {
                 "millis" => options.millis = value.parse()?,
                 "replicas" => options.replicas = value.parse()?,
                 "buffer" => options.buffer = value.parse()?,
+                "ring" => options.ring = value.parse()?,
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
                 "rate" => options.rate = value.parse()?,
@@ -146,6 +150,7 @@ mod run {
             offloads: true,
             replicas: options.replicas,
             buffer: options.buffer << 10,
+            ring: options.ring << 10,
         }
     }
 

@@ -40,6 +40,9 @@ const OFFLOADS: [u32; 4] = [
 pub struct TapOptions {
     /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
     pub offloads: bool,
+    /// Whether frames longer than the MTU pass, to be divided by the other side; with [`offloads`](Self::offloads) only.
+    /// The interface takes this over, whatever was set with `ethtool -K`. Default: yes.
+    pub segmentation: bool,
     /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's name. It is not the
     /// interface's, which is the kernel's.
     pub mac: Option<[u8; 6]>,
@@ -51,6 +54,7 @@ impl Default for TapOptions {
     fn default() -> Self {
         Self {
             offloads: true,
+            segmentation: true,
             mac: None,
             rx_pool: 256,
         }
@@ -61,6 +65,12 @@ impl TapOptions {
     /// Sets [`offloads`](Self::offloads).
     pub fn offloads(mut self, offloads: bool) -> Self {
         self.offloads = offloads;
+        self
+    }
+
+    /// Sets [`segmentation`](Self::segmentation).
+    pub fn segmentation(mut self, segmentation: bool) -> Self {
+        self.segmentation = segmentation;
         self
     }
 
@@ -142,6 +152,7 @@ impl Tap {
             .map_err(system("set the virtio header's length"))?;
         let accepted = OFFLOADS.into_iter().find(|&offloads| {
             (options.offloads || offloads == 0)
+                && (options.segmentation || offloads & !libc::TUN_F_CSUM == 0)
                 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
         });
         let accepts = |offload| accepted.unwrap_or(0) & offload != 0;

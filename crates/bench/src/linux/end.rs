@@ -57,6 +57,8 @@ pub(crate) struct Ours {
     pub(crate) replicas: usize,
     /// Send and receive buffer of the connection, in bytes.
     pub(crate) buffer: u32,
+    /// Ring of a packet socket, in bytes.
+    pub(crate) ring: usize,
 }
 
 /// What an end did.
@@ -153,8 +155,6 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
     if large {
         // Each is up to 64 KB; more than a window of them would only cool the caches.
         limits.tx_slots = 64;
-    } else {
-        limits.frame_payload = 0;
     }
     let builder = Stack::builder(&format!("{}/24", ours.address))
         .replicas(ours.replicas)
@@ -168,6 +168,7 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
             let options = AfPacketOptions::default()
                 .address(ours.address)
                 .offloads(ours.offloads)
+                .ring_bytes(ours.ring)
                 .slot_bytes(if large { 69_632 } else { 2_048 })
                 .ring(ring);
             Box::new(AfPacket::open(&ours.interface, options)?)
@@ -183,6 +184,7 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
         Device::Tap => Box::new(
             Tap::options()
                 .offloads(ours.offloads)
+                .segmentation(large)
                 .open(&ours.interface)?,
         ),
     };

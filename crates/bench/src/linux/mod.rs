@@ -97,7 +97,8 @@ impl Way {
 pub(crate) enum Frames {
     /// Up to 64 KB, divided and merged by the kernels on both ends.
     Large,
-    /// No longer than the MTU: TSO, GSO and GRO are off on both ends.
+    /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A kernel's TCP goes on handing
+    /// over what its own software then divides, and so does our stack, except to a TAP.
     Small,
 }
 

@@ -93,12 +93,12 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         stats.diverged += 1;
         return;
     };
+    let in_place = world.tx_checksum && world.streams.inline.is_none();
     if len > 0 {
         // Whoever builds this frame most likely builds the next one, which is as long.
-        world.tx.fetch(
-            t.first_frame + u64::from(i) + 1,
-            wire::MAX_HEADERS + len as usize,
-        );
+        let copied = if in_place { 0 } else { len as usize };
+        let next = t.first_frame + u64::from(i) + 1;
+        world.tx.fetch(next, wire::MAX_HEADERS + copied);
     }
     let last = i + 1 == t.count;
     let flags = if last {
@@ -149,9 +149,14 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         }
         _ => false,
     };
+    let mut carried = None;
     let meta = if world.tx_checksum {
+        // Nothing here needs the text itself, so it can be sent from where it lies.
+        if in_place && let Some(stream) = &stream {
+            carried = stream.carried(offset, len as usize);
+        }
         let (front, back) = buffer[head..total].split_at_mut(a.len());
-        if !inline {
+        if !inline && carried.is_none() {
             front.copy_from_slice(a);
             back.copy_from_slice(b);
         }
@@ -180,7 +185,10 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         wire::set_tcp_checksum(buffer, sum.finish());
         TxMeta::default()
     };
-    claim.publish(head, total, meta);
+    match carried {
+        Some(carried) => claim.publish_carried(head, carried, meta),
+        None => claim.publish(head, total, meta),
+    }
     if last && let Some(stream) = world.streams.get(t.conn) {
         stream.advertised(t.window_end);
     }

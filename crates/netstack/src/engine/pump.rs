@@ -85,6 +85,8 @@ pub(crate) struct RxPump {
     opens: VecDeque<(WaitingOpen, Mac)>,
     /// Retired connections, with how much must have been performed before their place is free.
     closing: VecDeque<(u64, ConnId)>,
+    /// Frames that must have been sent before the first of them is free, once that is known.
+    numbered: Option<u64>,
     /// Retired connections whose socket is still there.
     lingering: HashSet<ConnId>,
     /// Time as last published.
@@ -122,6 +124,7 @@ impl RxPump {
             neighbors: Neighbors::default(),
             opens: VecDeque::new(),
             closing: VecDeque::new(),
+            numbered: None,
             lingering: HashSet::new(),
             told: Instant::ZERO,
             sent: 0,
@@ -384,6 +387,12 @@ impl RxPump {
             if position > log.performed() || log.room() == 0 {
                 break;
             }
+            // All its frames are built by now. Some may wait for the device, with octets in its send ring.
+            let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
+            if self.world.tx.sent() < *numbered {
+                break;
+            }
+            self.numbered = None;
             self.closing.pop_front();
             match self.world.streams.get(conn) {
                 Some(stream) if stream.is_orphan() => self.free(now, conn, log),

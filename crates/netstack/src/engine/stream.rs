@@ -24,7 +24,8 @@
 //! done, D being at least the log's length, so a newer stamp vouches for all deliveries D before it.
 //!
 //! *Send ring.* The application writes above what it wrote and below `released + length`; primaries read
-//! between. `Effect::Release` moves `released` only when no numbered frame can still refer to the octets.
+//! between. `Effect::Release` moves `released` only when every frame that was numbered before is sent, so frames may be
+//! sent from where their octets lie.
 //! Where an inline processor needs octets together, it stops at the beginning of such a unit.
 //!
 //! *Split units.* Pieces of a unit that no segment carries whole are stored unprocessed. Its reader finds them
@@ -508,6 +509,26 @@ pub(crate) struct StreamRef<'a> {
     conn: ConnId,
 }
 
+/// Octets of a send ring that a numbered frame carries. They stay as they are until it is sent: `apply` releases none
+/// before, and the pump does not recycle the place.
+#[derive(Clone, Copy)]
+pub(crate) struct Carried {
+    start: *const u8,
+    len: usize,
+}
+
+impl Carried {
+    /// The octets.
+    ///
+    /// # Safety
+    /// The frame has not been sent while they are used, and the streams that they come from are not dropped.
+    #[inline]
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: they were a slice, and by the caller's word nobody writes or frees them.
+        unsafe { core::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
 /// Octets that the application may read in place, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
@@ -667,6 +688,16 @@ impl<'a> StreamRef<'a> {
         // SAFETY: the frame was numbered, so its octets are written and published (the log carried the
         // cursor), and not released before every frame numbered with them is sent (module docs).
         unsafe { self.rings().send.read(offset, len) }
+    }
+
+    /// The same, for a frame that is sent from where they lie; `None` if they do not lie together.
+    #[inline]
+    pub(crate) fn carried(&self, offset: u64, len: usize) -> Option<Carried> {
+        let (octets, rest) = self.sending(offset, len);
+        rest.is_empty().then_some(Carried {
+            start: octets.as_ptr(),
+            len: octets.len(),
+        })
     }
 
     /// The first `upto` octets of the send stream will not be read again. Whoever performs wakes the

@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
-use crate::engine::stream::prefetch_at;
+use crate::engine::stream::{Carried, prefetch_at};
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
@@ -40,8 +40,11 @@ struct Slot {
 #[derive(Clone, Copy)]
 struct Built {
     head: u32,
+    /// Of what the slot holds, headers included.
     len: u32,
     meta: TxMeta,
+    /// What follows that in the frame.
+    carried: Option<Carried>,
 }
 
 /// The slots and their memory.
@@ -53,7 +56,7 @@ pub(crate) struct TxRing {
 }
 
 // SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken, and read
-// only by the one `Transmitter` after it saw Ready.
+// only by the one `Transmitter` after it saw Ready. What frames carry besides may be read by any thread.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
@@ -76,6 +79,7 @@ impl TxRing {
                 head: 0,
                 len: 0,
                 meta: TxMeta::default(),
+                carried: None,
             }),
         };
         let ring = Arc::new(TxRing {
@@ -127,6 +131,21 @@ impl TxRing {
         self.sent.load(Ordering::Acquire)
     }
 
+    /// Frames that are numbered by now, and taken by somebody, are below this.
+    pub(crate) fn claimed(&self) -> u64 {
+        let claimed = |slot: &Slot| {
+            // ORDERING: Acquire, as in `Transmitter::ready`, though nothing is read.
+            let word = slot.stamp.load(Ordering::Acquire);
+            let frame = word >> 2;
+            if word == stamp(frame, FREE) {
+                0
+            } else {
+                frame + 1
+            }
+        };
+        self.slots.iter().map(claimed).max().unwrap_or(0)
+    }
+
     /// Asks the processor for the first `len` octets of a slot that is to be written soon.
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
@@ -158,8 +177,20 @@ impl TxClaim<'_> {
 
     /// The first `len` octets are the frame, `head` of them headers.
     #[inline]
-    pub(crate) fn publish(mut self, head: usize, len: usize, meta: TxMeta) {
-        assert!(head <= len && len <= self.ring.slot_len);
+    pub(crate) fn publish(self, head: usize, len: usize, meta: TxMeta) {
+        assert!(head <= len);
+        self.store(head, len, meta, None);
+    }
+
+    /// The first `head` octets are the frame's headers, and what it carries lies elsewhere.
+    #[inline]
+    pub(crate) fn publish_carried(self, head: usize, carried: Carried, meta: TxMeta) {
+        self.store(head, head, meta, Some(carried));
+    }
+
+    #[inline]
+    fn store(mut self, head: usize, len: usize, meta: TxMeta, carried: Option<Carried>) {
+        assert!(len <= self.ring.slot_len);
         let slot = &self.ring.slots[self.ring.index(self.frame)];
         // SAFETY: as in `buffer`.
         unsafe {
@@ -167,6 +198,7 @@ impl TxClaim<'_> {
                 head: head as u32,
                 len: len as u32,
                 meta,
+                carried,
             };
         }
         self.published = true;
@@ -208,7 +240,12 @@ impl Transmitter {
                 let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
                 (built, bytes)
             };
-            let (head, payload) = bytes.split_at(built.head as usize);
+            let (head, mut payload) = bytes.split_at(built.head as usize);
+            if let Some(carried) = built.carried {
+                // SAFETY: the frame is not sent before `advance`, as above. The streams are part of the world, and
+                // whoever has this handle has the world.
+                payload = unsafe { carried.bytes() };
+            }
             out.push(TxFrame {
                 head,
                 payload,
@@ -293,5 +330,38 @@ mod tests {
         drop(ring.claim(0).unwrap());
         build(&ring, 0, b"a0");
         assert_eq!(send_all(&mut transmitter), [b"a0"]);
+    }
+
+    #[test]
+    fn what_a_frame_carries_is_sent_from_where_it_lies() {
+        use crate::config::Limits;
+        use crate::digest::ConnId;
+        use crate::engine::stream::Streams;
+        let (ring, mut transmitter) = TxRing::new(4, 64);
+        let limits = Limits {
+            connections: 1,
+            send_buffer: 1024,
+            ..Limits::default()
+        };
+        let streams = Streams::new(&limits, 4, std::net::Ipv4Addr::LOCALHOST);
+        let conn = ConnId {
+            index: 0,
+            generation: 0,
+        };
+        let stream = streams.get(conn).unwrap();
+        assert_eq!(stream.write(b"carried"), 7);
+        for (frame, head) in [(0, b"h0"), (1, b"h1")] {
+            let mut claim = ring.claim(frame).unwrap();
+            claim.buffer()[..2].copy_from_slice(head);
+            let carried = stream.carried(frame, 3).unwrap();
+            claim.publish_carried(2, carried, TxMeta::default());
+        }
+        assert!(
+            stream.carried(1023, 2).is_none(),
+            "one at the end of the ring, and one at its beginning"
+        );
+        assert_eq!((ring.claimed(), ring.sent()), (2, 0));
+        assert_eq!(send_all(&mut transmitter), [b"h0car", b"h1arr"]);
+        assert_eq!((ring.claimed(), ring.sent()), (0, 2));
     }
 }
