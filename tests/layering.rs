@@ -48,12 +48,13 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 19] = [
+const PATH_OF_A_FRAME: [&str; 22] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/subscription.rs",
+    "crates/dominoes/src/work.rs",
     "crates/netstack/src/engine/checksum.rs",
     "crates/netstack/src/engine/demux.rs",
     "crates/netstack/src/engine/ingress.rs",
@@ -67,6 +68,8 @@ const PATH_OF_A_FRAME: [&str; 19] = [
     "crates/netstack/src/engine/tx.rs",
     "crates/netstack/src/variants/replicated.rs",
     "crates/netstack/src/variants/replicated/hands.rs",
+    "crates/netstack/src/variants/replicated/kept.rs",
+    "crates/netstack/src/variants/replicated/late.rs",
     "crates/netstack/src/variants/replicated/worker.rs",
 ];
 

@@ -5,5 +5,7 @@ mod conformance;
 mod differential;
 mod goodput;
 mod layering;
+mod preempt;
 mod simulation;
+mod stall;
 mod support;

@@ -57,7 +57,13 @@ struct Case<'p, T: Tamper> {
     retry_at: u64,
     marks: Marks,
     left: Left,
+    /// Numbers of the frames in `left`.
+    order: Vec<u64>,
+    /// The highest of them, and one.
+    order_end: u64,
     seen: Seen,
+    /// A worker that is held up, and the stretches of steps for which it still is.
+    stalled: Option<(usize, u64)>,
     /// Position of each worker as last marked.
     marked: Vec<u64>,
     /// A worker and a position at which its state is wanted.
@@ -121,6 +127,8 @@ pub(crate) fn run<T: Tamper>(
     let group = Group::with_tampers(setup, stack::layout(plan), device, tamper)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
+    // From now on, frames are counted as they leave.
+    let _ = group.take_frame_order();
     let mut case = Case {
         plan,
         rng: Rng::new(plan.seed),
@@ -136,7 +144,10 @@ pub(crate) fn run<T: Tamper>(
         retry_at: 0,
         marks: Marks::default(),
         left: Vec::new(),
+        order: Vec::new(),
+        order_end: 0,
         seen: Seen::default(),
+        stalled: None,
         marked: vec![0; plan.replicas],
         watched,
         found: None,
@@ -146,7 +157,8 @@ pub(crate) fn run<T: Tamper>(
         .and_then(|()| case.calm())
         .and_then(|()| case.look_back())
         .and_then(|()| case.farewell())
-        .and_then(|()| case.end());
+        .and_then(|()| case.end())
+        .and_then(|()| case.sort());
     let found = case.found.take();
     let result = result.map(|()| case.outcome());
     let (limits, entries) = log.entries();
@@ -192,6 +204,7 @@ impl<T: Tamper> Case<'_, T> {
                 weights[Step::Turn as usize] =
                     u64::from(self.plan.turns) * self.rng.between(0, 4) / 8;
                 favourite = self.rng.index(self.plan.replicas);
+                self.choose_stalled();
             }
             let mut at = self.rng.below(weights.iter().sum::<u64>().max(1));
             let chosen = weights
@@ -204,7 +217,10 @@ impl<T: Tamper> Case<'_, T> {
                     None => true,
                 });
             let any = self.rng.index(self.plan.replicas);
-            let worker = if self.rng.chance(500) { favourite } else { any };
+            let mut worker = if self.rng.chance(500) { favourite } else { any };
+            if self.stalled.is_some_and(|(id, _)| id == worker) {
+                worker = (worker + 1) % self.plan.replicas;
+            }
             let (kind, _) = KINDS[chosen.unwrap_or(0)];
             self.step(kind, worker)?;
             self.now += self.rng.below(40_000);
@@ -215,6 +231,19 @@ impl<T: Tamper> Case<'_, T> {
             self.peers,
             self.app.connections
         )))
+    }
+
+    /// For some stretches one worker does nothing, wherever it is.
+    fn choose_stalled(&mut self) {
+        match &mut self.stalled {
+            Some((_, 0)) => self.stalled = None,
+            Some((_, left)) => *left -= 1,
+            None if self.plan.replicas > 1 && self.rng.chance(self.plan.late.stalls) => {
+                self.seen.stalled = true;
+                self.stalled = Some((self.rng.index(self.plan.replicas), self.rng.below(8)));
+            }
+            None => {}
+        }
     }
 
     fn published(&mut self) -> u64 {
@@ -310,8 +339,21 @@ impl<T: Tamper> Case<'_, T> {
 
     /// What the device took goes on the wire.
     fn collect(&mut self, bad: &Bad) -> Result<(), Failure> {
+        let mut numbers = self
+            .group
+            .take_frame_order()
+            .unwrap_or_default()
+            .into_iter();
         for (bytes, meta) in self.script.take_sent() {
+            let mut late = false;
             if bytes[12..14] == [0x08, 0x00] && bytes[23] == 6 {
+                let Some(number) = numbers.next() else {
+                    return Err(Failure::new("a frame left without a number".into()));
+                };
+                late = number < self.order_end;
+                self.order_end = self.order_end.max(number + 1);
+                self.seen.past_hole |= late;
+                self.order.push(number);
                 self.left.push((bytes.clone(), meta));
             }
             let mut bytes = bytes;
@@ -321,7 +363,7 @@ impl<T: Tamper> Case<'_, T> {
                     "a partial checksum is not that of its pseudo-header".into(),
                 ));
             }
-            let iss = self.watch.look(&bytes, &mut self.seen)?;
+            let iss = self.watch.look(&bytes, late, &mut self.seen)?;
             let frame = OnWire {
                 bytes,
                 damaged: false,
@@ -545,6 +587,30 @@ impl<T: Tamper> Case<'_, T> {
         }
     }
 
+    /// Brings the frames that left into the order of their numbers, and looks at each again.
+    ///
+    /// # Errors
+    /// If one is missing or left twice, or may not follow the one before.
+    fn sort(&mut self) -> Result<(), Failure> {
+        let mut sorted: Vec<_> = self.order.drain(..).zip(self.left.drain(..)).collect();
+        sorted.sort_by_key(|(number, _)| *number);
+        let mut watch = self.watch.again();
+        for (expected, (number, (bytes, meta))) in (0..).zip(sorted) {
+            if number != expected {
+                return Err(Failure::new(format!(
+                    "frame {number} leaves where {expected} is due"
+                )));
+            }
+            let mut whole = bytes.clone();
+            if matches!(meta.checksum, TxChecksum::Partial { .. }) {
+                segment::complete(&mut whole);
+            }
+            watch.look(&whole, false, &mut Seen::default())?;
+            self.left.push((bytes, meta));
+        }
+        Ok(())
+    }
+
     fn outcome(self) -> Outcome {
         let mut group = self.group;
         let state = group.workers()[0].replica().stats();
@@ -552,13 +618,15 @@ impl<T: Tamper> Case<'_, T> {
             .workers()
             .iter()
             .map(|worker| worker.stats())
-            .collect();
+            .collect::<Vec<_>>();
+        let mut seen = self.seen;
+        seen.stolen = stats.iter().any(|stats| stats.stolen > 0);
         Outcome {
             limits: group.limits(),
             left: self.left,
             app: self.app,
             marks: self.marks,
-            seen: self.seen,
+            seen,
             state,
             stats,
         }

@@ -28,10 +28,12 @@ pub(crate) enum Fault {
     RunBoundaries,
     /// All replicas alike let a delivery begin on the last octet of the one before.
     TwoEffectsOverOneByte,
+    /// One replica does a late worker's work without telling that it has begun it.
+    StealUnasked,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 8] = [
+    pub(crate) const ALL: [Fault; 9] = [
         Fault::Clock,
         Fault::Credit,
         Fault::FrameNumber,
@@ -40,6 +42,7 @@ impl Fault {
         Fault::LateVerdict,
         Fault::RunBoundaries,
         Fault::TwoEffectsOverOneByte,
+        Fault::StealUnasked,
     ];
 
     fn is_in_all(self) -> bool {
@@ -128,6 +131,14 @@ impl Faulty {
 
 impl Tamper for Faulty {
     const ACTIVE: bool = true;
+
+    fn takes_unasked(&mut self, seq: u64) -> bool {
+        let due = self.due(seq) == Some(Fault::StealUnasked);
+        if due {
+            self.done();
+        }
+        due
+    }
 
     fn verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
         if verdict.is_none() {

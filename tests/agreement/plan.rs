@@ -14,7 +14,7 @@ pub(crate) struct Plan {
     pub(crate) log: usize,
     pub(crate) request_chunk: usize,
     pub(crate) frame_chunk: usize,
-    pub(crate) keep: usize,
+    pub(crate) late: Late,
     pub(crate) ahead_bytes: usize,
     pub(crate) fingerprint_every: u64,
     pub(crate) limits: Bounds,
@@ -26,6 +26,21 @@ pub(crate) struct Plan {
     /// How often, per mille, a step is a whole turn of a worker and no single step of it.
     pub(crate) turns: u32,
     pub(crate) device: Device,
+}
+
+/// Workers that are held up, and what the others do about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Late {
+    /// Stretches of steps in which one worker is held up, per mille.
+    pub(crate) stalls: u32,
+    /// Positions or frames after which its work is taken.
+    pub(crate) steal_after: usize,
+    /// Microseconds after which it is taken for want of other work.
+    pub(crate) patience: u64,
+    /// Frames that must be ready behind a hole before they are sent past it.
+    pub(crate) past_hole: usize,
+    /// Looks at a hole before that.
+    pub(crate) hole_turns: u32,
 }
 
 /// Bounds of the stack, all of them small.
@@ -144,6 +159,19 @@ fn bad() -> impl Strategy<Value = Bad> {
         )
 }
 
+fn late() -> impl Strategy<Value = Late> {
+    let stalls = prop_oneof![1 => Just(0u32), 2 => 0u32..=600];
+    (stalls, 0usize..=40, 0u64..=2000, 1usize..=8, 1u32..=20).prop_map(
+        |(stalls, steal_after, patience, past_hole, hole_turns)| Late {
+            stalls,
+            steal_after,
+            patience,
+            past_hole,
+            hole_turns,
+        },
+    )
+}
+
 fn peers() -> impl Strategy<Value = Peers> {
     let reads = prop_oneof![1 => 2u32..=40, 2 => 40u32..=900];
     let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, reads);
@@ -201,7 +229,7 @@ fn device() -> impl Strategy<Value = Device> {
 
 fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
     let layout = (replicas, power(4, 6), power(2, 4), power(2, 4));
-    let memory = (0usize..=64, power(6, 18), 1u64..=64);
+    let memory = (power(6, 18), 1u64..=64, late());
     let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
     let sides = (bad(), peers(), app(), device());
     (
@@ -216,7 +244,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
             |(
                 seed,
                 (replicas, log, request_chunk, frame_chunk),
-                (keep, ahead_bytes, fingerprint_every),
+                (ahead_bytes, fingerprint_every, late),
                 limits,
                 (positions, turns),
                 (bad, peers, app, device),
@@ -226,7 +254,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 log: log as usize,
                 request_chunk: request_chunk.min(log / 2) as usize,
                 frame_chunk: frame_chunk as usize,
-                keep,
+                late,
                 ahead_bytes: ahead_bytes as usize,
                 fingerprint_every,
                 limits,

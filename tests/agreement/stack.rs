@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::replicated::Layout;
 use dominoes_netstack::{Entry, Limits, Recording};
@@ -40,7 +41,10 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.request_chunk = plan.request_chunk;
     layout.frame_chunk = plan.frame_chunk;
     layout.ahead_bytes = plan.ahead_bytes;
-    layout.keep = plan.keep;
+    layout.steal_after = plan.late.steal_after;
+    layout.patience = Duration::from_micros(plan.late.patience);
+    layout.past_hole = plan.late.past_hole;
+    layout.hole_turns = plan.late.hole_turns;
     layout.fingerprint_every = plan.fingerprint_every;
     layout
 }

@@ -28,11 +28,24 @@ impl Watch {
         self.flows.len() - 1
     }
 
-    /// Looks at a frame that leaves; gives the initial sequence number of its connection.
+    /// The same ports, and nothing has left yet.
+    pub(crate) fn again(&self) -> Watch {
+        Watch {
+            flows: vec![Flow::default(); self.flows.len()],
+        }
+    }
+
+    /// Looks at a frame that leaves, or that is `late`: frames behind it have left before. Gives the initial
+    /// sequence number of its connection.
     ///
     /// # Errors
     /// If no stack may send it.
-    pub(crate) fn look(&mut self, bytes: &[u8], seen: &mut Seen) -> Result<Option<u32>, String> {
+    pub(crate) fn look(
+        &mut self,
+        bytes: &[u8],
+        late: bool,
+        seen: &mut Seen,
+    ) -> Result<Option<u32>, String> {
         if bytes[12..14] == [0x08, 0x06] {
             return Ok(None);
         }
@@ -55,7 +68,7 @@ impl Watch {
         if seg.src_port != stack_port {
             return Ok(None);
         }
-        if !seg.has(RST) {
+        if !seg.has(RST) && !late {
             let known = flow.edge;
             flow.note(&seg, seen);
             let back = known.zip(flow.edge);

@@ -22,10 +22,13 @@ pub(crate) struct Seen {
     pub(crate) reset: bool,
     pub(crate) credit_ran_out: bool,
     pub(crate) reused: bool,
+    pub(crate) stalled: bool,
+    pub(crate) stolen: bool,
+    pub(crate) past_hole: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 14;
+    pub(crate) const COUNT: usize = 17;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -43,6 +46,9 @@ impl Seen {
         ("a reset connection", true),
         ("transmit credit used up", true),
         ("a flow that came again", true),
+        ("a worker held up for long", true),
+        ("work done for a late worker", true),
+        ("a frame sent past a hole", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -61,6 +67,9 @@ impl Seen {
             self.reset,
             self.credit_ran_out,
             self.reused,
+            self.stalled,
+            self.stolen,
+            self.past_hole,
         ]
     }
 }

@@ -78,6 +78,7 @@
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
 //! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
+//! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, of a domain or published |
 //! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
@@ -142,6 +143,7 @@ mod subscription;
 mod sync;
 mod timer;
 mod wait;
+mod work;
 
 #[expect(
     unsafe_code,
@@ -179,3 +181,4 @@ pub use timer::{
     Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
 };
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
+pub use work::{Begun, Standing, Units};

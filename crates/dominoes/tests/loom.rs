@@ -8,8 +8,8 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Greedy, NoBatch, Park, Publisher, Role, Spin, Subscription,
-    TryPublishError, Verdicts, Wait, Work,
+    Assignment, BatchError, EventCount, Greedy, NoBatch, Park, Publisher, Role, Spin, Standing,
+    Subscription, TryPublishError, Units, Verdicts, Wait, Work,
 };
 use loom::{
     sync::{
@@ -583,6 +583,135 @@ fn a_role_has_one_holder() {
             thread.join().unwrap();
         }
         assert_eq!(*role.try_take().unwrap(), taken.load(Ordering::Relaxed));
+    });
+}
+
+/// Does what is left of the first unit, at most `pieces` of it, in cells that only one thread may have at a
+/// time; gives the unit back half done if there is more.
+fn work_on(units: &Units, cells: &[Role<u32>; 2], pieces: usize) {
+    let Ok(mut begun) = units.begin(0) else {
+        return;
+    };
+    for _ in 0..pieces {
+        let piece = begun.next();
+        if piece == 2 {
+            return;
+        }
+        let mut cell = cells[piece as usize]
+            .try_take()
+            .expect("nobody else is at it");
+        *cell += 1;
+        drop(cell);
+        begun.done(piece);
+    }
+}
+
+/// Catches: a piece done twice or never, or by two threads at a time, when an owner and a thief meet at a unit
+/// that each of them may leave half done.
+#[test]
+fn a_unit_is_done_once_by_owner_and_thief_together() {
+    model(3, || {
+        let shared = Arc::new((Units::new(1, 1), [Role::new(0), Role::new(0)]));
+        let others: Vec<_> = [1, 2]
+            .into_iter()
+            .map(|pieces| {
+                let shared = shared.clone();
+                thread::spawn(move || work_on(&shared.0, &shared.1, pieces))
+            })
+            .collect();
+        work_on(&shared.0, &shared.1, 1);
+        for other in others {
+            other.join().unwrap();
+        }
+        work_on(&shared.0, &shared.1, 2);
+        assert_eq!(shared.0.standing(1), Standing::Done);
+        for cell in &shared.1 {
+            assert_eq!(*cell.try_take().unwrap(), 1);
+        }
+    });
+}
+
+/// Catches: work that is told to be done before what it wrote can be seen (a missing Release or Acquire).
+#[test]
+fn who_hears_that_a_piece_is_done_sees_what_it_wrote() {
+    model(3, || {
+        let shared = Arc::new((Units::new(1, 1), AtomicUsize::new(0)));
+        let worker = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let Ok(mut begun) = shared.0.begin(0) else {
+                    return;
+                };
+                shared.1.store(7, Ordering::Relaxed);
+                begun.done(0);
+            })
+        };
+        if shared.0.standing(0) == Standing::Done {
+            assert_eq!(shared.1.load(Ordering::Relaxed), 7);
+        }
+        if let Ok(begun) = shared.0.begin(0)
+            && begun.next() == 1
+        {
+            assert_eq!(shared.1.load(Ordering::Relaxed), 7);
+        }
+        worker.join().unwrap();
+    });
+}
+
+/// Catches: a unit of a later lap that begins with what the lap before left in its word, or a late look at an
+/// earlier one that takes it for undone.
+#[test]
+fn a_word_serves_unit_after_unit() {
+    model(3, || {
+        let units = Arc::new(Units::new(1, 1));
+        let late = {
+            let units = units.clone();
+            thread::spawn(move || match units.begin(0) {
+                Ok(begun) => assert!(begun.next() < 2),
+                Err(found) => assert_ne!(found, Standing::Free),
+            })
+        };
+        let Ok(mut begun) = units.begin(0) else {
+            late.join().unwrap();
+            return;
+        };
+        begun.done(1);
+        drop(begun);
+        let mut next = units.begin(2).expect("the unit before is done");
+        assert_eq!(next.next(), 2);
+        next.done(2);
+        late.join().unwrap();
+    });
+}
+
+/// Catches: a unit that nobody can have any more because whoever had it unwound; a piece in whose middle it did
+/// so taken for done.
+#[test]
+fn who_unwinds_lets_go_of_what_it_had_begun() {
+    model(3, || {
+        let units = Arc::new(Units::new(1, 1));
+        let other = {
+            let units = units.clone();
+            thread::spawn(move || {
+                if let Ok(mut begun) = units.begin(0) {
+                    let piece = begun.next();
+                    begun.done(piece);
+                }
+            })
+        };
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            if let Ok(begun) = units.begin(0) {
+                let piece = begun.next();
+                std::panic::resume_unwind(Box::new(piece));
+            }
+        }));
+        other.join().unwrap();
+        let first_undone = match unwound {
+            Err(piece) => *piece.downcast_ref::<u64>().unwrap(),
+            Ok(()) => 1,
+        };
+        let next = units.begin(0).unwrap().next();
+        assert!(next == 1 || next == first_undone, "{next}");
     });
 }
 

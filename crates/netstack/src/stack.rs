@@ -362,6 +362,9 @@ impl Domain for SingleDomain {
     }
 }
 
+/// How long a worker sleeps at most while another one is up, or has something to do, that may be held up.
+const LOOK_AGAIN: time::Duration = time::Duration::from_millis(1);
+
 struct WorkerDomain {
     worker: Worker,
     clock: Clock,
@@ -392,7 +395,9 @@ impl Domain for WorkerDomain {
             world.before_sleep();
             if !self.worker.has_work() && !side.pump.has_work() && !world.is_down() {
                 let deadline = self.worker.next_deadline().min(side.pump.next_deadline());
-                side.pump.wait(self.clock.until(deadline));
+                let until = self.clock.until(deadline);
+                let again = self.worker.is_behind().then_some(LOOK_AGAIN);
+                side.pump.wait(again.into_iter().chain(until).min());
             }
             world.after_sleep();
         } else {
@@ -400,7 +405,10 @@ impl Domain for WorkerDomain {
             if self.worker.has_work() || world.is_down() {
                 drop(key);
             } else {
-                shared.bell.wait(key, None);
+                // While somebody is up, nobody sleeps in the device. Should that one be held up, this one comes
+                // back for the pumps, and for what is late.
+                let again = !last || self.worker.is_behind();
+                shared.bell.wait(key, again.then_some(LOOK_AGAIN));
             }
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);

@@ -72,6 +72,8 @@ pub struct EffectStats {
     pub sent_bytes: u64,
     /// Effects that found their connection gone or their frame built: replicas that disagree.
     pub diverged: u64,
+    /// Effects and frames among them that others were primary for, and late with.
+    pub stolen: u64,
 }
 
 /// [`EffectStats`] where other threads can read them.
@@ -79,7 +81,7 @@ pub struct EffectStats {
 /// Every counter is Relaxed: each is right by itself, and a reader may see them a moment apart.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
-    words: [AtomicU64; 6],
+    words: [AtomicU64; 7],
 }
 
 impl PostedStats {
@@ -100,12 +102,13 @@ impl PostedStats {
             frames: next(),
             sent_bytes: next(),
             diverged: next(),
+            stolen: next(),
         }
     }
 }
 
 impl EffectStats {
-    fn words(&self) -> [u64; 6] {
+    fn words(&self) -> [u64; 7] {
         let EffectStats {
             prepared,
             deliveries,
@@ -113,6 +116,7 @@ impl EffectStats {
             frames,
             sent_bytes,
             diverged,
+            stolen,
         } = *self;
         [
             prepared,
@@ -121,6 +125,7 @@ impl EffectStats {
             frames,
             sent_bytes,
             diverged,
+            stolen,
         ]
     }
 }
@@ -138,6 +143,7 @@ mod tests {
             frames: 4,
             sent_bytes: 5,
             diverged: 6,
+            stolen: 7,
         };
         let posted = PostedStats::default();
         posted.post(&stats);

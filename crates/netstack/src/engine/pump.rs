@@ -606,7 +606,7 @@ impl RxPump {
 pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
-    transmitter: Transmitter,
+    pub(crate) transmitter: Transmitter,
     /// A control frame that the device was too busy for.
     held: Option<Vec<u8>>,
 }
@@ -636,7 +636,8 @@ impl TxPump {
         let mut frames = ArrayVec::<_, MAX>::new();
         self.transmitter.ready(&mut frames);
         if frames.is_empty() {
-            return done;
+            drop(frames);
+            return done + self.send_past_hole::<MAX>();
         }
         let taken = self.tx.transmit(&frames);
         drop(frames);
@@ -648,6 +649,30 @@ impl TxPump {
             Err(error) => self.world.device_failed(error),
         }
         done
+    }
+
+    /// The first unsent frame is not ready. Sends others if it has been waited for long enough.
+    fn send_past_hole<const MAX: usize>(&mut self) -> usize {
+        if !self.transmitter.look_behind() {
+            return 0;
+        }
+        let mut frames = ArrayVec::<_, MAX>::new();
+        let picked = self.transmitter.ready_behind(&mut frames);
+        if frames.is_empty() {
+            return 0;
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        match taken {
+            Ok(taken) => {
+                self.transmitter.pass(&picked[..taken]);
+                taken
+            }
+            Err(error) => {
+                self.world.device_failed(error);
+                0
+            }
+        }
     }
 
     fn control(&mut self) -> usize {

@@ -7,8 +7,15 @@
 //! ```text
 //! Free(k)  --claim, a CAS by whoever builds frame k-->  Taken(k)  --publish-->  Ready(k)
 //!    ^                                                                            |
-//!    '------------ Free(k + slots): the pump handed frame k to the device -------'
+//!    '--- Free(k + slots): frame k and all before it have gone to the device ----'
 //! ```
+//!
+//! # Sending past a hole
+//!
+//! A frame whose builder was interrupted in the middle holds up those behind it, of other connections, too.
+//! When enough of them are ready, the transmitter sends past it: to the receiver that is a reordering, which
+//! TCP bears. A frame sent so is `Sent(k)` until all before it have left, and is not sent again; `sent`, and
+//! so credit and the use of slots, count the prefix alone.
 //!
 //! A second builder of the same frame finds the stamp moved on. That is no race for memory but a sign that
 //! two replicas did not agree, and [`TxRing::claim`] says so.
@@ -26,6 +33,10 @@ use crate::engine::stream::{Carried, prefetch_at};
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const READY: u64 = 2;
+const SENT: u64 = 3;
+
+/// Slots behind a hole that one call looks at.
+const LOOKS: u64 = 8;
 
 const fn stamp(frame: u64, state: u64) -> u64 {
     (frame << 2) | state
@@ -91,6 +102,12 @@ impl TxRing {
         let transmitter = Transmitter {
             ring: Arc::clone(&ring),
             next: 0,
+            past: u64::MAX,
+            calls: u32::MAX,
+            hole: Hole::default(),
+            beyond: 0,
+            passed: 0,
+            journal: None,
         };
         (ring, transmitter)
     }
@@ -110,7 +127,7 @@ impl TxRing {
             .compare_exchange(
                 stamp(frame, FREE),
                 stamp(frame, TAKEN),
-                // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: the device has done
+                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`: the device has done
                 // with what the slot held before.
                 Ordering::Acquire,
                 Ordering::Relaxed,
@@ -218,13 +235,54 @@ impl Drop for TxClaim<'_> {
     }
 }
 
+/// What the transmitter learned of the hole before it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hole {
+    /// The frame that is missing.
+    at: u64,
+    /// Calls that found it so.
+    calls: u32,
+    /// Slots looked at behind it.
+    looked: u64,
+    /// Frames among them that could go, or are gone.
+    ready: u64,
+}
+
 /// Sends what is ready, in the order of the numbers. There is one per ring.
 pub(crate) struct Transmitter {
     ring: Arc<TxRing>,
     next: u64,
+    /// Frames that must be ready behind a hole before they are sent past it.
+    past: u64,
+    /// Calls that must find a hole before anything behind it is looked at: most are filled within a moment, and
+    /// work that is late is taken by others, which is better.
+    calls: u32,
+    hole: Hole,
+    /// Frames behind the prefix that are sent.
+    beyond: u64,
+    /// Frames that were ever sent past a hole.
+    passed: u64,
+    journal: Option<Vec<u64>>,
 }
 
 impl Transmitter {
+    /// Sends past a hole once `calls` calls have found it and `frames` frames are ready behind it; the default is
+    /// never.
+    pub(crate) fn send_past(&mut self, frames: u64, calls: u32) {
+        self.past = frames.max(1);
+        self.calls = calls;
+    }
+
+    /// Frames that were sent past a hole so far.
+    pub(crate) fn passed(&self) -> u64 {
+        self.passed
+    }
+
+    /// Notes the numbers of frames from now on, as the device takes them; returns those noted so far.
+    pub(crate) fn journal(&mut self) -> Vec<u64> {
+        self.journal.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Frames that are ready, from the first unsent one on: as many as `out` holds, up to the first that is not.
     pub(crate) fn ready<'a, const N: usize>(&'a self, out: &mut ArrayVec<TxFrame<'a>, N>) {
         for frame in self.next..self.next + out.remaining_capacity() as u64 {
@@ -233,24 +291,52 @@ impl Transmitter {
             if slot.stamp.load(Ordering::Acquire) != stamp(frame, READY) {
                 return;
             }
-            // SAFETY: Ready, and stays so until `advance`, which needs this handle mutably; until then
-            // nobody writes the slot.
-            let (built, bytes) = unsafe {
-                let built = *slot.built.get();
-                let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
-                (built, bytes)
-            };
-            let (head, mut payload) = bytes.split_at(built.head as usize);
-            if let Some(carried) = built.carried {
-                // SAFETY: the frame is not sent before `advance`, as above. The streams are part of the world, and
-                // whoever has this handle has the world.
-                payload = unsafe { carried.bytes() };
+            out.push(self.frame(frame));
+        }
+    }
+
+    /// Frames that are ready behind the first unsent one, which is not; and their numbers.
+    #[cold]
+    pub(crate) fn ready_behind<'a, const N: usize>(
+        &'a self,
+        out: &mut ArrayVec<TxFrame<'a>, N>,
+    ) -> ArrayVec<u64, N> {
+        let mut picked = ArrayVec::new();
+        for frame in self.next + 1..self.next + self.ring.slots.len() as u64 {
+            let slot = &self.ring.slots[self.ring.index(frame)];
+            // ORDERING: Acquire, as in `ready`.
+            if slot.stamp.load(Ordering::Acquire) == stamp(frame, READY) {
+                if out.is_full() {
+                    break;
+                }
+                out.push(self.frame(frame));
+                picked.push(frame);
             }
-            out.push(TxFrame {
-                head,
-                payload,
-                meta: built.meta,
-            });
+        }
+        picked
+    }
+
+    /// A frame that is ready.
+    #[inline]
+    fn frame(&self, frame: u64) -> TxFrame<'_> {
+        let slot = &self.ring.slots[self.ring.index(frame)];
+        // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this handle mutably;
+        // until then nobody writes the slot.
+        let (built, bytes) = unsafe {
+            let built = *slot.built.get();
+            let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
+            (built, bytes)
+        };
+        let (head, mut payload) = bytes.split_at(built.head as usize);
+        if let Some(carried) = built.carried {
+            // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are part of the world, and
+            // whoever has this handle has the world.
+            payload = unsafe { carried.bytes() };
+        }
+        TxFrame {
+            head,
+            payload,
+            meta: built.meta,
         }
     }
 
@@ -261,19 +347,91 @@ impl Transmitter {
         slot.stamp.load(Ordering::Acquire) == stamp(self.next, READY)
     }
 
+    /// `ready` found nothing. Looks at some of the slots behind, and says whether this is a hole to send past.
+    pub(crate) fn look_behind(&mut self) -> bool {
+        let hole = &mut self.hole;
+        if hole.at != self.next {
+            *hole = Hole {
+                at: self.next,
+                ..Hole::default()
+            };
+        }
+        hole.calls = hole.calls.saturating_add(1);
+        if hole.calls < self.calls {
+            return false;
+        }
+        for _ in 0..LOOKS {
+            if hole.ready >= self.past {
+                return true;
+            }
+            hole.looked += 1;
+            if hole.looked >= self.ring.slots.len() as u64 {
+                (hole.looked, hole.ready) = (0, 0);
+                return false;
+            }
+            let frame = self.next + hole.looked;
+            let slot = &self.ring.slots[self.ring.index(frame)];
+            // ORDERING: Relaxed: only counted here; who sends it looks again.
+            let found = slot.stamp.load(Ordering::Relaxed);
+            hole.ready += u64::from(found == stamp(frame, READY) || found == stamp(frame, SENT));
+        }
+        false
+    }
+
     /// The device took the first `count` of what `ready` gave.
     pub(crate) fn advance(&mut self, count: usize) {
-        let slots = self.ring.slots.len() as u64;
+        if let Some(journal) = &mut self.journal {
+            journal.extend(self.next..self.next + count as u64);
+        }
         for _ in 0..count {
-            let slot = &self.ring.slots[self.ring.index(self.next)];
-            assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(self.next, READY));
-            // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slot.
-            slot.stamp
-                .store(stamp(self.next + slots, FREE), Ordering::Release);
-            self.next += 1;
+            self.free(READY);
+        }
+        if self.beyond > 0 {
+            self.close_up();
         }
         // ORDERING: Release, pairs with the Acquire in `TxRing::sent`.
         self.ring.sent.store(self.next, Ordering::Release);
+    }
+
+    /// The device took these frames, which `ready_behind` gave.
+    #[cold]
+    pub(crate) fn pass(&mut self, frames: &[u64]) {
+        if let Some(journal) = &mut self.journal {
+            journal.extend(frames);
+        }
+        for &frame in frames {
+            let slot = &self.ring.slots[self.ring.index(frame)];
+            assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(frame, READY));
+            // ORDERING: Relaxed: until the prefix has passed it, the slot is the transmitter's.
+            slot.stamp.store(stamp(frame, SENT), Ordering::Relaxed);
+        }
+        self.beyond += frames.len() as u64;
+        self.passed += frames.len() as u64;
+    }
+
+    /// The prefix grew, perhaps up to frames that were sent before.
+    #[cold]
+    fn close_up(&mut self) {
+        while self.beyond > 0 {
+            let slot = &self.ring.slots[self.ring.index(self.next)];
+            if slot.stamp.load(Ordering::Relaxed) != stamp(self.next, SENT) {
+                break;
+            }
+            self.free(SENT);
+            self.beyond -= 1;
+        }
+    }
+
+    /// The slot of the first unsent frame, which has left in `state`, may be used again.
+    #[inline]
+    fn free(&mut self, state: u64) {
+        let slots = self.ring.slots.len() as u64;
+        let slot = &self.ring.slots[self.ring.index(self.next)];
+        assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(self.next, state));
+        // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slot.
+        slot.stamp
+            .store(stamp(self.next + slots, FREE), Ordering::Release);
+        self.next += 1;
     }
 }
 
@@ -287,16 +445,72 @@ mod tests {
         claim.publish(1, bytes.len(), TxMeta::default());
     }
 
+    const CALLS: u32 = 16;
+
+    fn whole(frames: &[TxFrame<'_>]) -> Vec<Vec<u8>> {
+        let both = frames.iter().map(|f| [f.head, f.payload].concat());
+        both.collect()
+    }
+
     fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
         let mut frames = ArrayVec::<_, 8>::new();
         transmitter.ready(&mut frames);
-        let sent: Vec<_> = frames
-            .iter()
-            .map(|f| [f.head, f.payload].concat())
-            .collect();
+        let mut sent = whole(&frames);
         drop(frames);
-        transmitter.advance(sent.len());
+        if !sent.is_empty() {
+            transmitter.advance(sent.len());
+        } else if transmitter.look_behind() {
+            let mut frames = ArrayVec::<_, 8>::new();
+            let picked = transmitter.ready_behind(&mut frames);
+            sent = whole(&frames);
+            drop(frames);
+            transmitter.pass(&picked);
+        }
         sent
+    }
+
+    #[test]
+    fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
+        let (ring, mut transmitter) = TxRing::new(8, 64);
+        transmitter.send_past(3, CALLS);
+        assert_eq!(transmitter.journal(), []);
+        for k in [1, 2, 4] {
+            build(&ring, k, &[b'a', k as u8]);
+        }
+        for _ in 1..CALLS {
+            assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+        }
+        assert_eq!(send_all(&mut transmitter).len(), 3);
+        assert_eq!((ring.sent(), transmitter.passed()), (0, 3));
+        // Their slots are not free, and nothing goes twice.
+        assert_eq!(ring.claim(9).err(), Some(Diverged(9)));
+        assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+        build(&ring, 0, b"a0");
+        assert_eq!(send_all(&mut transmitter), [b"a0"]);
+        assert_eq!(ring.sent(), 3);
+        build(&ring, 5, b"a5");
+        assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+        build(&ring, 3, b"a3");
+        assert_eq!(send_all(&mut transmitter), [b"a3"]);
+        assert_eq!(send_all(&mut transmitter), [b"a5"]);
+        assert_eq!((ring.sent(), transmitter.passed()), (6, 3));
+        assert_eq!(transmitter.journal(), [1, 2, 4, 0, 3, 5]);
+        build(&ring, 9, b"a9");
+        build(&ring, 6, b"a6");
+        assert_eq!(send_all(&mut transmitter), [b"a6"]);
+    }
+
+    #[test]
+    fn a_hole_that_few_frames_wait_behind_is_waited_for() {
+        let (ring, mut transmitter) = TxRing::new(8, 64);
+        transmitter.send_past(3, CALLS);
+        build(&ring, 1, b"b1");
+        build(&ring, 7, b"b7");
+        for _ in 0..4 * CALLS {
+            assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+        }
+        build(&ring, 0, b"b0");
+        assert_eq!(send_all(&mut transmitter), [b"b0", b"b1"]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Host {
                     request_chunk: 1 << rng.below(5),
                     frame_chunk: 1 << rng.below(6),
                     ahead_bytes: 1 << (10 + rng.below(8)),
-                    keep: 16,
+                    steal_after: rng.below(64) as usize,
                     fingerprint_every: 1 + rng.below(32),
                     ..Layout::default()
                 };

@@ -16,8 +16,11 @@
 //! frames by chunks of their own number, so that one request that causes many frames is many workers' work.
 
 mod hands;
+mod kept;
+mod late;
 mod worker;
 
+use kept::EFFECT_BITS;
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +29,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use dominoes::{
     Attachments, ByPosition, EventCount, Fingerprints, Mismatch, PrimaryPolicy, Publisher, Role,
-    Seq, Spin, Stocker, Verdicts,
+    Seq, Spin, Stocker, Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -40,7 +43,7 @@ use crate::engine::world::World;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, PostedStats, PumpStats};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
 /// How a group is laid out. Nothing here changes what it computes.
@@ -59,8 +62,16 @@ pub struct Layout {
     pub frame_chunk: usize,
     /// Payload octets that a worker prepares ahead of performing them; part of its L2. Default 256 KiB.
     pub ahead_bytes: usize,
-    /// Requests whose effects every worker keeps, its own and others'. Default 128.
-    pub keep: usize,
+    /// How late a worker may be before others do its work: they have applied so many requests behind the chunk
+    /// in question. Default 256.
+    pub steal_after: usize,
+    /// ... or nothing of what is due has been done for so long, by the time that workers are told. Default 200 us.
+    pub patience: Duration,
+    /// Frames that must be ready behind one that is not before they are sent past it. Above `tx_slots`: never.
+    /// Default 256.
+    pub past_hole: usize,
+    /// ... and turns of the transmit pump that must have found it missing: time for others to build it. Default 256.
+    pub hole_turns: u32,
     /// Requests between two posted fingerprints. Default 64.
     pub fingerprint_every: u64,
 }
@@ -86,7 +97,10 @@ impl Default for Layout {
             request_chunk: 16,
             frame_chunk: 32,
             ahead_bytes: 256 << 10,
-            keep: 128,
+            steal_after: 256,
+            patience: Duration::from_micros(200),
+            past_hole: 256,
+            hole_turns: 256,
             fingerprint_every: 64,
         }
     }
@@ -134,8 +148,17 @@ pub(crate) struct Shared {
     attachments: Arc<Attachments<Run>>,
     pub(crate) rx: Role<RxSide>,
     pub(crate) tx: Role<TxPump>,
+    /// For each worker, how far what it is primary for is performed in each chunk of requests, transmissions
+    /// aside.
+    requests: Box<[Units]>,
+    /// How far each chunk of frames is built.
+    frames: Units,
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
+    /// For each worker, the position below which it saw all effects performed.
+    verified: Box<[CachePadded<AtomicU64>]>,
+    /// A bit for each worker that unwound or ended.
+    gone: CachePadded<AtomicU64>,
     posts: Fingerprints,
     /// For each worker, what it performed.
     shares: Box<[CachePadded<PostedStats>]>,
@@ -169,6 +192,48 @@ impl Shared {
 
     pub(crate) fn shares(&self) -> Vec<EffectStats> {
         self.shares.iter().map(|share| share.load()).collect()
+    }
+
+    /// The position below which every worker says that its share is performed.
+    fn performed_by_all(&self) -> Seq {
+        let performed = self.performed.iter().map(|word| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::after_performing`: what it says is done.
+            word.load(Ordering::Acquire)
+        });
+        performed.min().unwrap_or(0)
+    }
+
+    /// Whether worker `id` says that its share of the request at `seq` is performed.
+    fn has_told(&self, id: usize, seq: Seq) -> bool {
+        // ORDERING: Acquire, as in `performed_by_all`.
+        self.performed[id].load(Ordering::Acquire) > seq
+    }
+
+    /// Worker `id` unwinds, or ends.
+    fn leave(&self, id: usize) {
+        // ORDERING: Relaxed: what is done and what is not stands elsewhere.
+        self.gone.fetch_or(1 << id, Ordering::Relaxed);
+    }
+
+    fn has_gone(&self, id: usize) -> bool {
+        // ORDERING: Relaxed, as in `leave`.
+        self.gone.load(Ordering::Relaxed) & 1 << id != 0
+    }
+
+    #[inline]
+    fn request_chunk_of(&self, seq: Seq) -> u64 {
+        seq >> self.layout.request_chunk.trailing_zeros()
+    }
+
+    #[inline]
+    fn frame_chunk_of(&self, frame: u64) -> u64 {
+        frame >> self.layout.frame_chunk.trailing_zeros()
+    }
+
+    /// Whether worker `id` performs what the request at `seq` asks for, but for frames.
+    #[inline]
+    fn is_primary(&self, id: usize, seq: Seq, publisher: u8) -> bool {
+        self.primary_of_request(seq, publisher) == id
     }
 
     /// Who performs what a request asks for, but for frames.
@@ -234,11 +299,11 @@ impl Log for GroupLog<'_> {
     }
 
     fn performed(&self) -> u64 {
-        let below = self.shared.performed.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::perform_mine`: what it performed is done.
+        let verified = self.shared.verified.iter().map(|word| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::help_now`: what it saw done is done.
             word.load(Ordering::Acquire)
         });
-        below.min().unwrap_or(0)
+        verified.fold(self.shared.performed_by_all(), u64::max)
     }
 }
 
@@ -254,6 +319,13 @@ pub trait Tamper: Send + 'static {
     }
     /// Changes what applying the request asked for.
     fn effects(&mut self, _seq: u64, _effects: &mut Vec<Effect>) {}
+    /// An effect of the request is about to be performed, or a frame of it to be built; its unit is begun. May
+    /// panic, and may come back much later.
+    fn performing(&mut self, _seq: u64, _effect: &Effect) {}
+    /// Whether to take work of a late worker without beginning its unit.
+    fn takes_unasked(&mut self, _seq: u64) -> bool {
+        false
+    }
 }
 
 impl Tamper for () {
@@ -292,7 +364,14 @@ impl<T: Tamper> Group<T> {
         // connection, are as many.
         let slots = layout.log;
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
-        let base = setup.build(device, slots)?;
+        let mut base = setup.build(device, slots)?;
+        base.tx
+            .transmitter
+            .send_past(layout.past_hole as u64, layout.hole_turns);
+        let request_shift = EFFECT_BITS + layout.request_chunk.trailing_zeros();
+        // A frame of the chunk after next is numbered only when all of this one have left.
+        let frame_chunks = base.world.limits.tx_slots as usize / layout.frame_chunk;
+        let frame_words = 2 * frame_chunks.max(1);
         let (stocker, attachments) = dominoes::attachments(slots, layout.request_chunk);
         let shared = Arc::new(Shared {
             world: base.world,
@@ -305,9 +384,17 @@ impl<T: Tamper> Group<T> {
                 stocker,
             }),
             tx: Role::new(base.tx),
+            requests: (0..layout.replicas)
+                .map(|_| Units::new(slots / layout.request_chunk, request_shift))
+                .collect(),
+            frames: Units::new(frame_words, layout.frame_chunk.trailing_zeros()),
             performed: (0..layout.replicas)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
+            verified: (0..layout.replicas)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            gone: CachePadded::new(AtomicU64::new(0)),
             posts: Fingerprints::new(layout.replicas, POSTS, layout.fingerprint_every),
             shares: (0..layout.replicas)
                 .map(|_| CachePadded::default())
@@ -375,6 +462,17 @@ impl<T: Tamper> Group<T> {
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()
+    }
+
+    /// Frames that were sent past one that was not built yet; `None` while somebody has the transmit pump.
+    pub fn sent_past_holes(&self) -> Option<u64> {
+        Some(self.shared.tx.try_take()?.transmitter.passed())
+    }
+
+    /// Notes the numbers of frames from now on, in the order in which the device takes them; returns those noted
+    /// so far. `None` while somebody has the transmit pump.
+    pub fn take_frame_order(&self) -> Option<Vec<u64>> {
+        Some(self.shared.tx.try_take()?.transmitter.journal())
     }
 
     /// The recording so far, which ends with this.

@@ -1,91 +1,20 @@
-//! What a worker does while it performs, and what it keeps for it.
+//! What a worker does while it performs.
+//!
+//! A piece of work is done by who has begun its unit ([`Units`](dominoes::Units)), in ascending order, and between two
+//! steps nothing is begun. Requests have units by primary and chunk of the log, frames by chunks of their numbers.
+//! The worker's own share is done here: its cursor passes a piece of it only when that is done, by itself or by
+//! somebody who found it late. While a thief has its unit, the cursor stands; what lies behind can still be had by
+//! whoever looks for late work ([`late`](super::late)), this worker among them.
 
-use core::ops::ControlFlow;
-use std::collections::VecDeque;
+use dominoes::{Attachments, Begun, Pin, Seq, Standing};
 
-use dominoes::{Attachments, Pin, Seq};
-
-use super::Shared;
-use crate::digest::Request;
-use crate::effect::{Effect, EffectSink};
+use super::kept::{Applied, Cursor, Kept, LAST, piece};
+use super::{Shared, Tamper};
+use crate::effect::{Effect, Transmit};
 use crate::engine::perform;
 use crate::engine::world::Wakes;
 use crate::engine::{Run, Shelf};
 use crate::stats::EffectStats;
-
-/// What a worker keeps of an applied request: how many effects, and where its payload lies.
-#[derive(Clone, Copy)]
-pub(super) struct Applied {
-    effects: u32,
-    len: u32,
-    seg_len: u32,
-    payload_offset: u16,
-    publisher: u8,
-}
-
-/// The effects of the last requests, of all primaries, oldest first.
-#[derive(Default)]
-pub(super) struct Kept {
-    /// Position of the oldest request that is kept.
-    pub(super) first: Seq,
-    pub(super) applied: VecDeque<Applied>,
-    pub(super) effects: VecDeque<Effect>,
-    /// Effects of the request being applied.
-    pending: u32,
-}
-
-impl EffectSink for Kept {
-    fn push(&mut self, effect: Effect) {
-        self.effects.push_back(effect);
-        self.pending += 1;
-    }
-}
-
-impl Kept {
-    /// The request that was applied last is complete: its effects count from now on.
-    pub(super) fn commit(&mut self, request: &Request) {
-        let (seg_len, payload_offset) = request.layout();
-        self.applied.push_back(Applied {
-            effects: core::mem::take(&mut self.pending),
-            len: request.digest.len,
-            seg_len,
-            payload_offset: payload_offset as u16,
-            publisher: request.digest.publisher,
-        });
-    }
-
-    /// Lets `change` at the effects of the request being applied.
-    pub(super) fn change_pending(&mut self, change: impl FnOnce(&mut Vec<Effect>)) {
-        let from = self.effects.len() - self.pending as usize;
-        let mut effects = self.effects.drain(from..).collect();
-        change(&mut effects);
-        self.pending = effects.len() as u32;
-        self.effects.extend(effects);
-    }
-
-    /// Forgets requests below `below`.
-    pub(super) fn forget(&mut self, below: Seq) {
-        while self.first < below
-            && let Some(oldest) = self.applied.pop_front()
-        {
-            self.effects.drain(..oldest.effects as usize);
-            self.first += 1;
-        }
-    }
-}
-
-/// Where a worker stands in performing: request, effect within it, frame within that.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Cursor {
-    pub(super) seq: Seq,
-    /// Index among all kept effects.
-    pub(super) effect: usize,
-    /// Effects of this request that are left.
-    pub(super) left: u32,
-    pub(super) frame: u32,
-    /// Whether `left` has been set for this request.
-    pub(super) begun: bool,
-}
 
 /// The run at `seq`, from the chunk that `pin` holds; takes another pin if it holds a different one.
 #[inline]
@@ -101,72 +30,277 @@ pub(super) fn pinned<'a, 's>(
     pin.as_ref()?.get(seq)
 }
 
-/// A worker while it performs. What others learn of it in atomic words, they learn once a chunk or at its end.
-pub(super) struct Hands<'a> {
+/// What may be done about a piece of work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// It is ours to do now.
+    Do,
+    /// It is done.
+    Pass,
+    /// It is not done, and not ours to do now.
+    Stop,
+}
+
+/// What became of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Something was performed.
+    Performed,
+    /// The cursor moved over what is done, or is somebody else's.
+    Passed,
+    /// Somebody else has begun what is next.
+    Blocked,
+    /// Every applied request is done with.
+    End,
+}
+
+/// No chunk at all.
+const NONE: u64 = u64::MAX;
+
+/// A worker while it performs. What others learn of it in atomic words, they learn once a chunk or at its end: when
+/// this is dropped, also by unwinding.
+pub(super) struct Hands<'a, T: Tamper> {
     pub(super) id: usize,
     pub(super) shared: &'a Shared,
     pub(super) kept: &'a Kept,
-    pub(super) ahead: &'a mut usize,
     pub(super) cursor: &'a mut Cursor,
+    /// Payload octets of requests that are prepared and not performed.
+    pub(super) ahead: &'a mut usize,
     pub(super) stats: &'a mut EffectStats,
-    /// The chunk whose frames are being read.
-    pub(super) pin: Option<Pin<'a, Run>>,
-    /// Requests of the cursor's chunk that are done with and not reported.
-    pub(super) finished: u32,
+    pub(super) tamper: &'a mut T,
     /// Where frames go that nobody needs any more.
     pub(super) shelf: &'a mut Shelf,
+    /// Applications with news.
     pub(super) wakes: Wakes<'a>,
+    pub(super) held: Held<'a>,
 }
 
-impl Hands<'_> {
-    /// One step of performing: `Break` when every applied request is done with, else whether something
-    /// was performed.
-    pub(super) fn step(&mut self) -> ControlFlow<(), bool> {
-        let shared = self.shared;
-        let cursor = &mut *self.cursor;
-        let index = (cursor.seq - self.kept.first) as usize;
-        let Some(applied) = self.kept.applied.get(index) else {
-            return ControlFlow::Break(());
+/// What a worker has begun.
+pub(super) struct Held<'a> {
+    /// The chunk whose frames are being read.
+    pin: Option<Pin<'a, Run>>,
+    /// Requests of one chunk and one primary. What of them lies before the cursor is done.
+    requests: Option<Begun<'a>>,
+    /// Which chunk that is.
+    chunk: u64,
+    owner: usize,
+    /// Requests of it that are done with and not reported.
+    pub(super) finished: u32,
+    /// Outgoing frames of one chunk.
+    frames: Option<Begun<'a>>,
+    /// Which one.
+    frame_chunk: u64,
+}
+
+impl Held<'_> {
+    pub(super) const NOTHING: Self = Held {
+        pin: None,
+        requests: None,
+        chunk: NONE,
+        owner: 0,
+        finished: 0,
+        frames: None,
+        frame_chunk: NONE,
+    };
+}
+
+impl<T: Tamper> Hands<'_, T> {
+    /// One step of this worker's share.
+    #[inline]
+    pub(super) fn step(&mut self) -> Step {
+        let kept = self.kept;
+        let Cursor { seq, number, .. } = *self.cursor;
+        let Some(applied) = kept.applied.get((seq - kept.first) as usize) else {
+            return Step::End;
         };
-        let mine = shared.primary_of_request(cursor.seq, applied.publisher) == self.id;
-        if !cursor.begun {
-            cursor.begun = true;
-            cursor.left = applied.effects;
-        }
-        if cursor.left == 0 {
+        let mine = self.shared.is_primary(self.id, seq, applied.publisher);
+        if number == applied.effects {
             if mine {
-                self.finished += 1;
+                match self.request(self.id, LAST) {
+                    Access::Do => self.held.finished += 1,
+                    Access::Pass => {}
+                    Access::Stop => return Step::Blocked,
+                }
                 *self.ahead = self.ahead.saturating_sub(applied.len as usize);
             }
-            cursor.seq += 1;
-            cursor.begun = false;
-            if cursor
-                .seq
-                .is_multiple_of(shared.layout.request_chunk as u64)
-            {
-                self.leave_chunk();
-            }
-            return ControlFlow::Continue(false);
+            self.next_request();
+            return Step::Passed;
         }
-        let effect = &self.kept.effects[cursor.effect];
-        let mut performed = false;
-        match effect {
+        let mut step = Step::Passed;
+        match &kept.effects[self.cursor.effect] {
             Effect::Transmit(transmit) => {
-                while cursor.frame < transmit.count {
-                    let i = cursor.frame;
-                    cursor.frame += 1;
-                    if shared.primary_of_frame(transmit.first_frame + u64::from(i)) == self.id {
-                        perform::build(&shared.world, transmit, i, self.stats);
-                        performed = true;
+                while self.cursor.frame < transmit.count {
+                    let frame = transmit.first_frame + u64::from(self.cursor.frame);
+                    if self.shared.primary_of_frame(frame) == self.id {
+                        match self.frame(frame) {
+                            Access::Do => {
+                                self.build(transmit, frame);
+                                step = Step::Performed;
+                            }
+                            Access::Pass => {}
+                            Access::Stop => return Step::Blocked,
+                        }
+                    }
+                    self.cursor.frame += 1;
+                    if step == Step::Performed {
                         break;
                     }
                 }
-                if cursor.frame < transmit.count {
-                    return ControlFlow::Continue(performed);
+                if self.cursor.frame < transmit.count {
+                    return step;
                 }
             }
-            Effect::Deliver(deliver) if mine => {
-                match pinned(&shared.attachments, &mut self.pin, cursor.seq) {
+            effect if mine => {
+                match self.request(self.id, number) {
+                    Access::Do => self.carry_out(applied, effect),
+                    Access::Pass => {}
+                    Access::Stop => return Step::Blocked,
+                }
+                step = Step::Performed;
+            }
+            _ => {}
+        }
+        self.cursor.next_effect();
+        step
+    }
+
+    /// The cursor moves on. A pin of ours would keep the frames of a chunk that is left from going back.
+    #[inline]
+    pub(super) fn next_request(&mut self) {
+        let chunk = self.shared.request_chunk_of(self.cursor.seq);
+        self.cursor.next_request();
+        if self.shared.request_chunk_of(self.cursor.seq) != chunk {
+            self.leave_requests();
+        }
+    }
+
+    /// Whether piece `number` of the cursor's request, whose primary is `owner`, is to be done now.
+    #[inline(always)]
+    pub(super) fn request(&mut self, owner: usize, number: u32) -> Access {
+        let seq = self.cursor.seq;
+        let piece = piece(seq, number);
+        if !self.has_begun_requests(owner)
+            && let Some(found) = self.begin_requests(owner, piece)
+        {
+            return found;
+        }
+        match &self.held.requests {
+            Some(begun) if begun.has_done(piece) => Access::Pass,
+            _ => Access::Do,
+        }
+    }
+
+    /// Whether the unit of the cursor's request is in our hands.
+    #[inline(always)]
+    pub(super) fn has_begun_requests(&self, owner: usize) -> bool {
+        self.held.chunk == self.shared.request_chunk_of(self.cursor.seq) && self.held.owner == owner
+    }
+
+    #[inline(never)]
+    fn begin_requests(&mut self, owner: usize, piece: u64) -> Option<Access> {
+        self.leave_requests();
+        match self.shared.requests[owner].begin(piece) {
+            Ok(begun) => {
+                self.held.requests = Some(begun);
+                self.held.chunk = self.shared.request_chunk_of(self.cursor.seq);
+                self.held.owner = owner;
+                None
+            }
+            Err(Standing::Done) => Some(Access::Pass),
+            Err(_) => Some(Access::Stop),
+        }
+    }
+
+    /// What was done of a unit is told, and who was last takes its frames.
+    pub(super) fn leave_requests(&mut self) {
+        let held = &mut self.held;
+        held.pin = None;
+        let chunk = core::mem::replace(&mut held.chunk, NONE);
+        let Some(mut begun) = held.requests.take() else {
+            return;
+        };
+        begun.done_before(piece(self.cursor.seq, self.cursor.number));
+        drop(begun);
+        let finished = core::mem::take(&mut held.finished);
+        if finished > 0 {
+            let attachments = &self.shared.attachments;
+            let first = chunk * attachments.chunk() as u64;
+            if attachments.done(first, finished) as usize == attachments.chunk() {
+                attachments.take_out(first, &mut |_, run| self.shelf.put(run));
+            }
+        }
+    }
+
+    /// Whether frame `frame` is to be built now.
+    #[inline(always)]
+    pub(super) fn frame(&mut self, frame: u64) -> Access {
+        if !self.has_begun_frames(frame)
+            && let Some(found) = self.begin_frames(frame)
+        {
+            return found;
+        }
+        match &self.held.frames {
+            Some(begun) if begun.next() == frame => Access::Do,
+            Some(begun) => {
+                // Built before; or else numbered in another way than by this replica.
+                self.stats.diverged += u64::from(!begun.has_done(frame));
+                Access::Pass
+            }
+            None => Access::Pass,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn has_begun_frames(&self, frame: u64) -> bool {
+        self.held.frame_chunk == self.shared.frame_chunk_of(frame)
+    }
+
+    #[inline(never)]
+    fn begin_frames(&mut self, frame: u64) -> Option<Access> {
+        self.leave_frames();
+        match self.shared.frames.begin(frame) {
+            Ok(begun) => {
+                self.held.frames = Some(begun);
+                self.held.frame_chunk = self.shared.frame_chunk_of(frame);
+                None
+            }
+            Err(Standing::Done) => Some(Access::Pass),
+            Err(_) => Some(Access::Stop),
+        }
+    }
+
+    pub(super) fn leave_frames(&mut self) {
+        self.held.frames = None;
+        self.held.frame_chunk = NONE;
+    }
+
+    /// Builds frame `frame` of the cursor's effect, whose unit is held. A unit that is done is let go of.
+    #[inline]
+    pub(super) fn build(&mut self, transmit: &Transmit, frame: u64) {
+        if T::ACTIVE {
+            let effect = Effect::Transmit(*transmit);
+            self.tamper.performing(self.cursor.seq, &effect);
+        }
+        perform::build(&self.shared.world, transmit, self.cursor.frame, self.stats);
+        if let Some(begun) = &mut self.held.frames {
+            begun.done(frame);
+        }
+        if self.shared.frame_chunk_of(frame + 1) != self.held.frame_chunk {
+            self.leave_frames();
+        }
+    }
+
+    /// Performs the cursor's effect, which is no transmission and whose unit is held.
+    #[inline]
+    pub(super) fn carry_out(&mut self, applied: &Applied, effect: &Effect) {
+        let shared = self.shared;
+        let seq = self.cursor.seq;
+        if T::ACTIVE {
+            self.tamper.performing(seq, effect);
+        }
+        match effect {
+            Effect::Deliver(deliver) => {
+                match pinned(&shared.attachments, &mut self.held.pin, seq) {
                     Some(run) => perform::deliver(
                         &shared.world,
                         deliver,
@@ -177,42 +311,21 @@ impl Hands<'_> {
                     ),
                     None => self.stats.diverged += 1,
                 }
-                performed = true;
                 self.wakes.add(deliver.conn);
             }
-            Effect::Deliver(_) => {}
-            other if mine => {
+            other => {
                 perform::tell(&shared.world, other, self.stats);
-                performed = true;
                 if let Effect::Release { conn, .. } = other {
                     self.wakes.add(*conn);
                 }
             }
-            _ => {}
-        }
-        let cursor = &mut *self.cursor;
-        cursor.frame = 0;
-        cursor.effect += 1;
-        cursor.left -= 1;
-        ControlFlow::Continue(performed)
-    }
-
-    /// The cursor left a chunk, or rests: what was done in it is told. A pin of ours would keep its frames
-    /// from going back to the device.
-    fn leave_chunk(&mut self) {
-        self.pin = None;
-        let finished = core::mem::take(&mut self.finished);
-        if finished > 0 {
-            let attachments = &self.shared.attachments;
-            let last = self.cursor.seq - 1;
-            if attachments.done(last, finished) as usize == attachments.chunk() {
-                attachments.take_out(last, &mut |_, run| self.shelf.put(run));
-            }
         }
     }
+}
 
-    /// Nothing more is performed for now.
-    pub(super) fn rest(mut self) {
-        self.leave_chunk();
+impl<T: Tamper> Drop for Hands<'_, T> {
+    fn drop(&mut self) {
+        self.leave_requests();
+        self.leave_frames();
     }
 }

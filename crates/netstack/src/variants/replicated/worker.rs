@@ -1,12 +1,13 @@
 //! One replica, and its share of the work.
 
-use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
-use super::hands::{Cursor, Hands, Kept, pinned};
+use super::hands::{Hands, Held, Step, pinned};
+use super::kept::{Cursor, Kept};
+use super::late::{BITE, Walk, Watch};
 use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
@@ -22,6 +23,8 @@ use crate::time::Instant;
 const IDLE: u32 = 16;
 /// Requests that a worker applies before it looks at anything else.
 const APPLY_BATCH: usize = 64;
+/// Turns of work after which a worker looks whether the transmit pump still sends.
+const TURNS_UNSENT: u32 = 8;
 
 /// One replica, and its share of the work.
 pub struct Worker<T: Tamper = ()> {
@@ -34,9 +37,13 @@ pub struct Worker<T: Tamper = ()> {
     prepared: Seq,
     /// Payload octets of requests that are prepared and not performed.
     ahead: usize,
+    /// How far its own share is performed.
     cursor: Cursor,
     /// What `performed` was last told.
     told: Seq,
+    watch: Watch,
+    /// Turns of work that saw frames wait and nobody send any, and how many had been sent then.
+    unsent: (u32, u64),
     /// Turns in a row without work.
     idle: u32,
     /// Frames whose work this worker completed.
@@ -53,6 +60,7 @@ impl<T: Tamper> Worker<T> {
         tamper: T,
     ) -> Self {
         let limits = shared.world.limits;
+        let watch = Watch::new(shared.layout.replicas);
         Worker {
             id,
             shared,
@@ -63,6 +71,8 @@ impl<T: Tamper> Worker<T> {
             ahead: 0,
             cursor: Cursor::default(),
             told: 0,
+            watch,
+            unsent: (0, 0),
             idle: 0,
             shelf: Shelf::default(),
             tamper,
@@ -75,6 +85,7 @@ impl<T: Tamper> Worker<T> {
     /// Whoever gets a pump keeps it for a chunk of work, all of which then is its own: frames come in and go out
     /// through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
+        self.watch.now = self.watch.now.max(now);
         self.pump_in_turn(now) + self.work()
     }
 
@@ -107,12 +118,27 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Whoever built the frame that is to be sent next sends; others if they are idle for long.
+    /// Whoever built the frame that is to be sent next sends; others if they are idle for long, or if that one is
+    /// late.
     fn send_in_turn(&mut self, idle: bool) -> usize {
-        if !idle && self.shared.primary_of_frame(self.shared.world.tx.sent()) != self.id {
+        let sent = self.shared.world.tx.sent();
+        if !idle && self.shared.primary_of_frame(sent) != self.id && !self.is_sender_late(sent) {
             return 0;
         }
         self.send().unwrap_or(0)
+    }
+
+    /// Whether frames have been numbered for some turns and nobody sent any: who should may be held up, and
+    /// this worker, busy as it is, should do it.
+    #[inline]
+    fn is_sender_late(&mut self, sent: u64) -> bool {
+        let (turns, before) = &mut self.unsent;
+        if *before != sent || self.replica.frames().next == sent {
+            (*turns, *before) = (0, sent);
+            return false;
+        }
+        *turns += 1;
+        *turns >= TURNS_UNSENT
     }
 
     /// A turn without the receive pump: everything that needs no clock.
@@ -123,6 +149,7 @@ impl<T: Tamper> Worker<T> {
         done += self.perform_mine();
         self.idle = if done == 0 { self.idle + 1 } else { 0 };
         done += self.send_in_turn(self.idle >= IDLE);
+        done += self.help(done == 0);
         if done == 0 {
             done = usize::from(self.prepare(self.replica.position()));
         }
@@ -131,6 +158,7 @@ impl<T: Tamper> Worker<T> {
 
     /// Takes the receive pump for one turn; `None` if somebody else has it.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
+        self.watch.now = self.watch.now.max(now);
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
@@ -203,13 +231,18 @@ impl<T: Tamper> Worker<T> {
 
     fn apply_ready(&mut self) -> usize {
         let mut done = 0;
-        while done < APPLY_BATCH && self.apply_one() {
+        while done < APPLY_BATCH && (self.apply_one() || self.apply_for_late()) {
             done += 1;
         }
         if done > 0 {
             self.log.advance_to(self.replica.position());
         }
         done
+    }
+
+    /// Applies the next request if who should prepare it is late, and so this worker does.
+    fn apply_for_late(&mut self) -> bool {
+        self.watch.suspecting && self.prepare(self.replica.position()) && self.apply_one()
     }
 
     /// Applies the next request if it is published and prepared. Says whether it did.
@@ -257,57 +290,107 @@ impl<T: Tamper> Worker<T> {
     fn perform_mine(&mut self) -> usize {
         let mut done = 0;
         let mut hands = self.hands();
-        while let ControlFlow::Continue(performed) = hands.step() {
-            done += usize::from(performed);
-        }
-        hands.rest();
+        let last = loop {
+            match hands.step() {
+                Step::Performed => done += 1,
+                Step::Passed => {}
+                last => break last,
+            }
+        };
+        drop(hands);
+        self.watch.blocked = last == Step::Blocked;
         self.after_performing();
         done
     }
 
-    /// Performs the next effect, or the next frame of one, whose primary is this worker. Says whether there
-    /// was one.
+    /// Performs the next effect, or the next frame of one, whose primary is this worker; else one that its
+    /// primary is late with. Says whether there was one.
     pub fn perform(&mut self) -> bool {
-        let mut performed = false;
         let mut hands = self.hands();
-        while let ControlFlow::Continue(now) = hands.step() {
-            if now {
-                performed = true;
-                break;
+        let last = loop {
+            match hands.step() {
+                Step::Passed => {}
+                last => break last,
             }
-        }
-        hands.rest();
+        };
+        drop(hands);
+        self.watch.blocked = last == Step::Blocked;
         self.after_performing();
-        performed
+        last == Step::Performed || self.help_now(1) > 0
     }
 
-    fn hands(&mut self) -> Hands<'_> {
+    fn hands(&mut self) -> Hands<'_, T> {
         Hands {
             id: self.id,
             shared: &self.shared,
             kept: &self.kept,
-            ahead: &mut self.ahead,
             cursor: &mut self.cursor,
+            ahead: &mut self.ahead,
             stats: &mut self.stats,
-            pin: None,
-            finished: 0,
+            tamper: &mut self.tamper,
             shelf: &mut self.shelf,
             wakes: Wakes::new(&self.shared.world),
+            held: Held::NOTHING,
         }
     }
 
-    /// Tells how far this worker is, and forgets what nobody will ask for.
+    /// Tells how far this worker is.
     fn after_performing(&mut self) {
         if self.told != self.cursor.seq {
             self.told = self.cursor.seq;
-            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by_all` and `Shared::has_told`.
             self.shared.performed[self.id].store(self.told, Ordering::Release);
             self.shared.shares[self.id].post(&self.stats);
-            let below = self.told.saturating_sub(self.shared.layout.keep as u64);
-            let before = self.kept.effects.len();
-            self.kept.forget(below);
-            self.cursor.effect -= before - self.kept.effects.len();
         }
+    }
+
+    /// Forgets what is done, and takes what others are late with, if it is time to look. Returns how much that was.
+    #[inline]
+    fn help(&mut self, idle: bool) -> usize {
+        let pending = self.kept.applied.len();
+        if !self.watch.is_due(pending, idle, &self.shared.layout) {
+            return 0;
+        }
+        self.help_now(BITE)
+    }
+
+    #[inline(never)]
+    fn help_now(&mut self, most: usize) -> usize {
+        self.forget(self.shared.performed_by_all());
+        if !self.watch.look(&self.shared, &self.kept) {
+            return 0;
+        }
+        let walk = self.walk(most);
+        self.forget(walk.verified);
+        if self.shared.verified[self.id].load(Ordering::Relaxed) < self.kept.first {
+            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+            self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
+        }
+        self.shared.shares[self.id].post(&self.stats);
+        walk.done
+    }
+
+    #[cold]
+    fn walk(&mut self, most: usize) -> Walk {
+        let mut cursor = Cursor::at_first(&self.kept);
+        let mut hands = Hands {
+            id: self.id,
+            shared: &self.shared,
+            kept: &self.kept,
+            cursor: &mut cursor,
+            ahead: &mut self.ahead,
+            stats: &mut self.stats,
+            tamper: &mut self.tamper,
+            shelf: &mut self.shelf,
+            wakes: Wakes::new(&self.shared.world),
+            held: Held::NOTHING,
+        };
+        hands.walk(&mut self.watch, most)
+    }
+
+    /// Forgets requests below `below` that are done, but for what the cursor has not passed.
+    fn forget(&mut self, below: Seq) {
+        self.cursor.effect -= self.kept.forget(below.min(self.cursor.seq));
     }
 
     /// Takes the transmit pump for one turn; `None` if somebody else has it.
@@ -374,11 +457,25 @@ impl<T: Tamper> Worker<T> {
         }
     }
 
+    /// Whether something that others have begun, or are not yet late with, is still to be done: this worker has to look
+    /// again.
+    pub(crate) fn is_behind(&mut self) -> bool {
+        self.forget(self.shared.performed_by_all());
+        !self.kept.applied.is_empty()
+    }
+
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
         self.log.poll() > self.replica.position()
-            || (self.cursor.seq - self.kept.first) < self.kept.applied.len() as u64
+            || self.cursor.seq < self.kept.end() && !self.watch.blocked
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+}
+
+impl<T: Tamper> Drop for Worker<T> {
+    fn drop(&mut self) {
+        // What it had begun, it let go of on the way here.
+        self.shared.leave(self.id);
     }
 }
 

@@ -1,0 +1,380 @@
+//! Workers that lose their core in the middle of a step, for as long as it pleases a seed.
+//!
+//! Each worker of a group has a thread of its own, and one baton goes round: who has it runs, nobody else does. A
+//! worker gives it up between two turns, and also in the middle of one: when it has begun a piece of work and not
+//! done it. Meanwhile the others find that work begun, pass by it, come back to it, and take what is late around
+//! it. Who gets the baton next comes from a seed, so a seed repeats a schedule that threads would show once a day.
+//!
+//! Octets go both ways between the group and a stack that runs alone. All must arrive, unharmed; no effect may find
+//! its place taken; and nothing may stand still once nobody is held up any more.
+
+use std::collections::VecDeque;
+use std::net::SocketAddrV4;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use dominoes_drivers::Frame;
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::stats::EffectStats;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout, Primaries, Tamper, Worker};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{SocketError, TcpStream};
+
+use crate::support::{Rng, mix, number};
+
+const GROUP: [u8; 4] = [10, 0, 0, 1];
+const PEER: [u8; 4] = [10, 0, 0, 2];
+/// Between two rounds of everybody, in nanoseconds.
+const ROUND: u64 = 5_000;
+/// Rounds without news for an application after which something stands still: a fifth of a second, less than any
+/// retransmission timeout, and far more than the longest pause.
+const PATIENCE: u64 = 40_000;
+/// Octets each way.
+const OCTETS: u64 = 400_000;
+
+/// Who may run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Scheduler,
+    Worker(usize),
+    /// Everybody ends.
+    Over,
+}
+
+struct Round {
+    holder: Holder,
+    now: u64,
+    /// The worker that gave the baton up last did so in the middle of a step.
+    amid: bool,
+    panicked: bool,
+}
+
+struct Baton {
+    round: Mutex<Round>,
+    passed: Condvar,
+}
+
+impl Baton {
+    fn lock(&self) -> MutexGuard<'_, Round> {
+        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets worker `id` run until it gives the baton up. Says whether that was in the middle of a step.
+    fn run(&self, id: usize, now: u64) -> bool {
+        let mut round = self.lock();
+        (round.holder, round.now, round.amid) = (Holder::Worker(id), now, false);
+        self.passed.notify_all();
+        while round.holder != Holder::Scheduler {
+            round = wait(&self.passed, round);
+        }
+        round.amid
+    }
+
+    /// Waits for worker `id` to get the baton; `None` if all is over.
+    fn take(&self, id: usize) -> Option<Instant> {
+        let mut round = self.lock();
+        loop {
+            match round.holder {
+                Holder::Over => return None,
+                Holder::Worker(holder) if holder == id => {
+                    return Some(Instant::from_nanos(round.now));
+                }
+                _ => round = wait(&self.passed, round),
+            }
+        }
+    }
+
+    fn give_up(&self, amid: bool, panicked: bool) {
+        let mut round = self.lock();
+        round.amid = amid;
+        round.panicked |= panicked;
+        if round.holder != Holder::Over {
+            round.holder = Holder::Scheduler;
+        }
+        self.passed.notify_all();
+    }
+}
+
+fn wait<'a>(condvar: &Condvar, guard: MutexGuard<'a, Round>) -> MutexGuard<'a, Round> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the core away from its worker now and then, when it has begun a piece of work.
+struct Preempt {
+    id: usize,
+    baton: Arc<Baton>,
+    rng: Rng,
+    per_mille: u32,
+}
+
+impl Tamper for Preempt {
+    const ACTIVE: bool = true;
+
+    fn performing(&mut self, _seq: u64, _effect: &Effect) {
+        if self.rng.chance(self.per_mille) {
+            self.baton.give_up(true, false);
+            let _ = self.baton.take(self.id);
+        }
+    }
+}
+
+/// Takes turns whenever it has the baton. Returns what it performed.
+fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> EffectStats {
+    while let Some(now) = baton.take(id) {
+        let turn = catch_unwind(AssertUnwindSafe(|| worker.turn(now)));
+        baton.give_up(false, turn.is_err());
+        if turn.is_err() {
+            break;
+        }
+    }
+    worker.stats()
+}
+
+fn octet(offset: u64, salt: u64) -> u8 {
+    ((offset + salt) % 251) as u8
+}
+
+/// An application that writes and reads `OCTETS`.
+struct Talker {
+    stream: TcpStream,
+    salt: u64,
+    written: u64,
+    read: u64,
+}
+
+impl Talker {
+    fn step(&mut self) -> Result<(), String> {
+        while self.written < OCTETS {
+            let len = (OCTETS - self.written).min(4096);
+            let octets: Vec<u8> = (self.written..self.written + len)
+                .map(|at| octet(at, self.salt))
+                .collect();
+            match self.stream.try_write(&octets) {
+                Ok(len) => self.written += len as u64,
+                Err(SocketError::WouldBlock) => break,
+                Err(error) => return Err(format!("write: {error}")),
+            }
+        }
+        let (half, _) = self.stream.halves();
+        loop {
+            let len = match half.try_fill() {
+                Ok(octets) => {
+                    let other = 1 - self.salt;
+                    for (at, &found) in (self.read..).zip(octets) {
+                        if found != octet(at, other) {
+                            return Err(format!("octet {at} is wrong"));
+                        }
+                    }
+                    octets.len()
+                }
+                Err(SocketError::WouldBlock) => return Ok(()),
+                Err(error) => return Err(format!("read: {error}")),
+            };
+            if len == 0 {
+                return Ok(());
+            }
+            half.consume(len);
+            self.read += len as u64;
+        }
+    }
+}
+
+fn carry(lane: &mut VecDeque<Vec<u8>>, from: &Script, to: &Script) {
+    for bytes in lane.drain(..) {
+        to.push_frame(Frame::from_bytes(&bytes));
+    }
+    lane.extend(from.take_sent().into_iter().map(|(bytes, _)| bytes));
+}
+
+/// What a case met.
+#[derive(Debug, Default)]
+struct Seen {
+    pauses: u64,
+    stolen: u64,
+}
+
+struct Case {
+    rng: Rng,
+    now: u64,
+    baton: Arc<Baton>,
+    /// The round before which a worker does not get the baton.
+    until: Vec<u64>,
+    seen: Seen,
+    pause: u32,
+}
+
+impl Case {
+    /// Those workers that are not held up, in any order, and not all of them.
+    fn round(&mut self, index: u64, calm: bool) {
+        let workers = self.until.len();
+        let first = self.rng.index(workers);
+        for i in 0..workers {
+            let id = (first + i) % workers;
+            if self.until[id] > index && !calm || self.rng.chance(200) {
+                continue;
+            }
+            let amid = self.baton.run(id, self.now);
+            if amid || self.rng.chance(self.pause) {
+                // Most pauses are short, some are long.
+                let length = 1 << self.rng.below(12);
+                self.until[id] = index + self.rng.below(length);
+                self.seen.pauses += u64::from(amid);
+            }
+        }
+        self.now += ROUND;
+    }
+}
+
+fn layout(rng: &mut Rng, replicas: usize) -> Layout {
+    let mut layout = Layout::default();
+    layout.replicas = replicas;
+    layout.primaries = match rng.below(2) {
+        0 => Primaries::ByPublisher,
+        _ => Primaries::ByPosition,
+    };
+    layout.log = 64 << rng.below(3);
+    layout.request_chunk = 1 << rng.below(5);
+    layout.frame_chunk = 1 << rng.below(5);
+    layout.steal_after = rng.index(16);
+    layout.patience = Duration::from_micros(rng.below(200));
+    layout.past_hole = 1 << rng.below(8);
+    layout.hole_turns = rng.below(64) as u32;
+    layout
+}
+
+fn play(seed: u64) -> Result<Seen, String> {
+    let mut rng = Rng::new(seed);
+    let replicas = 2 + rng.index(2);
+    let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+    let (device, ours) = scripted_with(MemoryConfig::default().macs(macs[0], macs[1]));
+    let (peer_device, theirs) = scripted_with(MemoryConfig::default().macs(macs[1], macs[0]));
+    let mut setup = Setup::new(GROUP.into(), 24, [1, 2]);
+    setup.limits.tx_slots = 32 << rng.below(4);
+    setup.limits.receive_buffer = 1 << rng.between(14, 17);
+    let baton = Arc::new(Baton {
+        round: Mutex::new(Round {
+            holder: Holder::Scheduler,
+            now: 0,
+            amid: false,
+            panicked: false,
+        }),
+        passed: Condvar::new(),
+    });
+    let per_mille = rng.below(200) as u32;
+    let layout = layout(&mut rng, replicas);
+    let group = Group::with_tampers(setup, layout, Box::new(device), |id| Preempt {
+        id,
+        baton: Arc::clone(&baton),
+        rng: Rng::new(mix(seed ^ id as u64)),
+        per_mille,
+    });
+    let group = group.expect("layouts are within their bounds");
+    let single = Single::new(Setup::new(PEER.into(), 24, [3, 4]), Box::new(peer_device));
+    let mut single = single.expect("the defaults are within their bounds");
+    let sockets = group.sockets();
+    let listener = sockets.listen(80, 8).map_err(|e| e.to_string())?;
+    let mut connecting = single
+        .sockets()
+        .begin_connect(SocketAddrV4::new(GROUP.into(), 80))
+        .map_err(|e| e.to_string())?;
+    let threads: Vec<_> = group
+        .into_workers()
+        .into_iter()
+        .enumerate()
+        .map(|(id, worker)| {
+            let baton = Arc::clone(&baton);
+            thread::spawn(move || live(id, worker, &baton))
+        })
+        .collect();
+    let mut case = Case {
+        pause: rng.below(100) as u32,
+        rng,
+        now: 1_000_000,
+        baton: Arc::clone(&baton),
+        until: vec![0; replicas],
+        seen: Seen::default(),
+    };
+    let (mut to_group, mut to_peer) = (VecDeque::new(), VecDeque::new());
+    let (mut end, mut peer_end) = (None::<Talker>, None::<Talker>);
+    let (mut moved, mut last_news) = (0, 0);
+    let mut result = Ok(());
+    for index in 0.. {
+        // For the second half of its patience, nobody is held up.
+        case.round(index, index - last_news > PATIENCE / 2);
+        single.turn(Instant::from_nanos(case.now));
+        carry(&mut to_group, &theirs, &ours);
+        carry(&mut to_peer, &ours, &theirs);
+        let talker = |salt| {
+            move |stream| Talker {
+                stream,
+                salt,
+                written: 0,
+                read: 0,
+            }
+        };
+        if end.is_none() {
+            end = listener
+                .try_accept()
+                .ok()
+                .map(|(stream, _)| talker(0)(stream));
+        }
+        if peer_end.is_none() {
+            peer_end = connecting.try_finish().ok().flatten().map(talker(1));
+        }
+        let mut total = 0;
+        for talker in [&mut end, &mut peer_end].into_iter().flatten() {
+            result = result.and_then(|()| talker.step());
+            total += talker.read;
+        }
+        if total > moved {
+            (moved, last_news) = (total, index);
+        }
+        if baton.lock().panicked {
+            result = Err("a worker panicked".into());
+        }
+        if total == 2 * OCTETS || result.is_err() {
+            break;
+        }
+        if index - last_news > PATIENCE {
+            result = Err(format!("all stands still after {total} octets"));
+            break;
+        }
+    }
+    baton.lock().holder = Holder::Over;
+    baton.passed.notify_all();
+    for thread in threads {
+        let stats = thread.join().map_err(|_| "a worker panicked")?;
+        if stats.diverged > 0 && result.is_ok() {
+            result = Err(format!("{} effects found no place", stats.diverged));
+        }
+        case.seen.stolen += stats.stolen;
+    }
+    result.map_err(|what| format!("{what} (with {layout:?})"))?;
+    Ok(case.seen)
+}
+
+#[test]
+fn workers_that_lose_their_core_in_the_middle_of_work_lose_nothing_and_stop_nobody_for_good() {
+    let first = number("PREEMPT_SEED");
+    let cases = number("PREEMPT_CASES").unwrap_or(60);
+    let mut seen = Seen::default();
+    for case in 0..if first.is_some() { 1 } else { cases } {
+        let seed = first.unwrap_or_else(|| mix(case));
+        match play(seed) {
+            Ok(met) => {
+                seen.pauses += met.pauses;
+                seen.stolen += met.stolen;
+            }
+            Err(what) => panic!("PREEMPT_SEED={seed:#x} repeats it: {what}"),
+        }
+    }
+    println!("{cases} cases: {seen:?}");
+    assert!(
+        first.is_some() || seen.pauses > cases && seen.stolen > cases,
+        "{seen:?}"
+    );
+}

@@ -1,0 +1,332 @@
+//! A replica that stands still between two steps holds up nobody, and one that unwinds leaves nothing undone.
+//!
+//! Two stacks on one simulated link, in virtual time: one is a group of replicas, the other runs alone and takes
+//! the peer's part. In the middle of a transfer at full speed one replica does nothing for 100 ms, or panics in
+//! the middle of an effect. What the application gets must go on growing, unharmed, and neither side may send an
+//! octet twice.
+
+use std::collections::VecDeque;
+use std::net::SocketAddrV4;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use dominoes_drivers::Frame;
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout, Primaries, Tamper, Worker};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{SocketError, TcpStream};
+
+use crate::support::{Rng, number};
+
+const GROUP: [u8; 4] = [10, 0, 0, 1];
+const PEER: [u8; 4] = [10, 0, 0, 2];
+const MICRO: u64 = 1_000;
+const MILLI: u64 = 1_000_000;
+/// Between two turns of everybody.
+const STEP: u64 = 10 * MICRO;
+/// One way.
+const DELAY: u64 = 20 * MICRO;
+/// At full speed by then.
+const WARM: u64 = 30 * MILLI;
+const STALL: u64 = 100 * MILLI;
+const AFTER: u64 = 10 * MILLI;
+/// For how long an application may have to wait for more.
+const PATIENCE: u64 = MILLI;
+/// Positions for 100 ms: at 8 Gbit/s 6.6 frames arrive between two turns, one run, and the application tells of
+/// its progress as often: 20,000.
+const LOG: usize = 1 << 15;
+
+/// The octets of a stream, with a period that no buffer's length is a multiple of.
+struct Pattern(Vec<u8>);
+
+impl Pattern {
+    const PERIOD: usize = 251;
+    const LEN: usize = 1 << 20;
+
+    fn new() -> Pattern {
+        Pattern(
+            (0..Self::LEN + Self::PERIOD)
+                .map(|i| (i % Self::PERIOD) as u8)
+                .collect(),
+        )
+    }
+
+    fn at(&self, offset: u64, len: usize) -> &[u8] {
+        let from = (offset % Self::PERIOD as u64) as usize;
+        &self.0[from..][..len.min(Self::LEN)]
+    }
+}
+
+/// One direction of a link of 8 Gbit/s: an octet takes a nanosecond.
+#[derive(Default)]
+struct Lane {
+    under_way: VecDeque<(u64, Vec<u8>)>,
+    free_at: u64,
+    /// After the highest octet that went this way.
+    highest: Option<u32>,
+    /// Octets that went again.
+    again: u64,
+}
+
+impl Lane {
+    fn carry(&mut self, now: u64, from: &Script, to: &Script) {
+        for (bytes, _) in from.take_sent() {
+            self.watch(&bytes);
+            self.free_at = self.free_at.max(now) + bytes.len() as u64;
+            self.under_way.push_back((self.free_at + DELAY, bytes));
+        }
+        while self.under_way.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, bytes)) = self.under_way.pop_front()
+        {
+            to.push_frame(Frame::from_bytes(&bytes));
+        }
+    }
+
+    fn watch(&mut self, bytes: &[u8]) {
+        if bytes[12..14] != [0x08, 0x00] || bytes[23] != 6 {
+            return;
+        }
+        let total = usize::from(u16::from_be_bytes([bytes[16], bytes[17]]));
+        let len = total - 20 - usize::from(bytes[14 + 32] >> 4) * 4;
+        if len == 0 {
+            return;
+        }
+        let seq = u32::from_be_bytes([bytes[38], bytes[39], bytes[40], bytes[41]]);
+        let end = seq.wrapping_add(len as u32);
+        let highest = *self.highest.get_or_insert(seq);
+        if (end.wrapping_sub(highest) as i32) > 0 {
+            self.highest = Some(end);
+        }
+        if (seq.wrapping_sub(highest) as i32) < 0 {
+            self.again += len as u64;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Receive,
+    Send,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    direction: Direction,
+    primaries: Primaries,
+    replicas: usize,
+    seed: u64,
+    panics: bool,
+}
+
+/// Panics once, in the middle of an effect.
+struct Fuse {
+    armed: bool,
+    /// Effects before it does.
+    left: u64,
+}
+
+impl Tamper for Fuse {
+    const ACTIVE: bool = true;
+
+    fn performing(&mut self, seq: u64, _effect: &Effect) {
+        if self.armed && seq > 1000 {
+            if self.left == 0 {
+                self.armed = false;
+                resume_unwind(Box::new("on purpose"));
+            }
+            self.left -= 1;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Outcome {
+    /// Longest wait of the application for more, in nanoseconds, from a moment before the stall on.
+    gap: u64,
+    /// Octets that it got during the stall.
+    got: u64,
+    again: u64,
+    stolen: u64,
+    /// Requests that were in flight at most.
+    depth: u64,
+    died: bool,
+}
+
+fn play(scene: Scene) -> Outcome {
+    let pattern = Pattern::new();
+    let mut rng = Rng::new(scene.seed);
+    let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+    let (device, ours) = scripted_with(MemoryConfig::default().macs(macs[0], macs[1]));
+    let (peer_device, theirs) = scripted_with(MemoryConfig::default().macs(macs[1], macs[0]));
+    let mut layout = Layout::default();
+    layout.replicas = scene.replicas;
+    layout.primaries = scene.primaries;
+    layout.log = LOG;
+    let late = rng.index(scene.replicas);
+    let stall_at = WARM + rng.below(5 * MILLI);
+    let fuse = rng.below(200);
+    let group = Group::with_tampers(
+        Setup::new(GROUP.into(), 24, [1, 2]),
+        layout,
+        Box::new(device),
+        |id| Fuse {
+            armed: scene.panics && id == late,
+            left: fuse,
+        },
+    )
+    .unwrap();
+    let mut single =
+        Single::new(Setup::new(PEER.into(), 24, [3, 4]), Box::new(peer_device)).unwrap();
+    let sockets = group.sockets();
+    let listener = sockets.listen(80, 8).unwrap();
+    let mut connecting = single
+        .sockets()
+        .begin_connect(SocketAddrV4::new(GROUP.into(), 80))
+        .unwrap();
+    let mut workers: Vec<Option<Worker<Fuse>>> =
+        group.into_workers().into_iter().map(Some).collect();
+    let (mut to_group, mut to_peer) = (Lane::default(), Lane::default());
+    let (mut ends, mut peer_end) = (None::<TcpStream>, None::<TcpStream>);
+    let (mut written, mut read) = (0, 0);
+    let (mut last_news, mut now) = (0, MILLI);
+    let mut outcome = Outcome {
+        gap: 0,
+        got: 0,
+        again: 0,
+        stolen: 0,
+        depth: 0,
+        died: false,
+    };
+    let stall = if scene.panics {
+        0..0
+    } else {
+        stall_at..stall_at + STALL
+    };
+    while now < stall_at + STALL + AFTER {
+        let time = Instant::from_nanos(now);
+        let first = rng.index(workers.len());
+        for i in 0..workers.len() {
+            let id = (first + i) % scene.replicas;
+            if id == late && stall.contains(&now) {
+                continue;
+            }
+            let place = &mut workers[id];
+            let Some(worker) = place else { continue };
+            if catch_unwind(AssertUnwindSafe(|| worker.turn(time))).is_err() {
+                outcome.died = true;
+                *place = None;
+            }
+        }
+        single.turn(time);
+        to_group.carry(now, &theirs, &ours);
+        to_peer.carry(now, &ours, &theirs);
+        if ends.is_none() {
+            ends = listener.try_accept().ok().map(|(stream, _)| stream);
+        }
+        if peer_end.is_none() {
+            peer_end = connecting.try_finish().unwrap();
+        }
+        if let (Some(end), Some(peer_end)) = (&mut ends, &mut peer_end) {
+            let (from, to) = match scene.direction {
+                Direction::Receive => (peer_end, end),
+                Direction::Send => (end, peer_end),
+            };
+            match from.try_write(pattern.at(written, Pattern::LEN)) {
+                Ok(len) => written += len as u64,
+                Err(SocketError::WouldBlock) => {}
+                Err(error) => panic!("{scene:?}: {error}"),
+            }
+            let before = read;
+            let (to, _) = to.halves();
+            loop {
+                let len = match to.try_fill() {
+                    Ok(octets) => {
+                        assert!(
+                            octets == pattern.at(read, octets.len()),
+                            "{scene:?} at {read}"
+                        );
+                        octets.len()
+                    }
+                    Err(SocketError::WouldBlock) => break,
+                    Err(error) => panic!("{scene:?}: {error}"),
+                };
+                to.consume(len);
+                read += len as u64;
+            }
+            if stall_at <= now && now < stall_at + STALL {
+                outcome.got += read - before;
+            }
+            if read > before || now < WARM {
+                last_news = now;
+            }
+            outcome.gap = outcome.gap.max(now - last_news);
+        }
+        let positions = workers.iter_mut().flatten();
+        let lag = positions.map(|worker| worker.lag()).max().unwrap_or(0);
+        outcome.depth = outcome.depth.max(lag);
+        now += STEP;
+    }
+    let counts = workers.iter().flatten().map(|worker| worker.stats());
+    for stats in counts {
+        assert_eq!(stats.diverged, 0, "{scene:?}");
+        outcome.stolen += stats.stolen;
+    }
+    outcome.again = to_group.again + to_peer.again;
+    outcome
+}
+
+fn scenes(panics: bool) -> impl Iterator<Item = Scene> {
+    let seeds = match number("STALL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..2,
+    };
+    let all = [Direction::Receive, Direction::Send];
+    all.into_iter().flat_map(move |direction| {
+        let all = [Primaries::ByPublisher, Primaries::ByPosition];
+        let seeds = seeds.clone();
+        all.into_iter().flat_map(move |primaries| {
+            seeds.clone().map(move |seed| Scene {
+                direction,
+                primaries,
+                replicas: 2 + seed as usize % 2,
+                seed,
+                panics,
+            })
+        })
+    })
+}
+
+/// Octets that 100 ms at 7 Gbit/s bring.
+const AT_LEAST: u64 = 87_500_000;
+
+#[test]
+fn a_replica_that_stalls_for_100_ms_stops_no_delivery_and_causes_no_retransmission() {
+    let mut stolen = 0;
+    for scene in scenes(false) {
+        let outcome = play(scene);
+        println!("{scene:?}: {outcome:?}");
+        assert!(!outcome.died, "{scene:?}");
+        assert!(outcome.gap <= PATIENCE, "{scene:?}: {outcome:?}");
+        assert_eq!(outcome.again, 0, "{scene:?}: {outcome:?}");
+        assert!(outcome.got >= AT_LEAST, "{scene:?}: {outcome:?}");
+        assert!(
+            outcome.depth > 5_000,
+            "the stall was none: {scene:?}: {outcome:?}"
+        );
+        stolen += outcome.stolen;
+    }
+    assert!(stolen > 0);
+}
+
+#[test]
+fn what_an_unwinding_replica_had_begun_is_finished_by_the_others() {
+    for scene in scenes(true) {
+        let outcome = play(scene);
+        println!("{scene:?}: {outcome:?}");
+        assert!(outcome.died && outcome.stolen > 0, "{scene:?}: {outcome:?}");
+        assert!(outcome.gap <= PATIENCE, "{scene:?}: {outcome:?}");
+        assert_eq!(outcome.again, 0, "{scene:?}: {outcome:?}");
+    }
+}
