@@ -92,6 +92,9 @@ pub(crate) fn run(
             "tx_slots" => limits.tx_slots = value,
             "mtu" => limits.mtu = value as u16,
             "newreno" => limits.congestion = CongestionControl::NewReno,
+            "syn_queue" => limits.syn_queue = value,
+            "resets_per_second" => limits.resets_per_second = value,
+            "challenges_per_second" => limits.challenges_per_second = value,
             _ => return Err(format!("there is no limit `{name}`")),
         }
     }
@@ -221,6 +224,7 @@ impl Runner {
                 }
             }
             ["<", "echo", ref rest @ ..] => self.echo(rest),
+            ["<", "icmp", numbers, ref rest @ ..] => self.network_error(numbers, rest),
             [">", "echo-reply", ref rest @ ..] => self.expect_echo(rest),
             [">", "nothing", ref rest @ ..] => {
                 self.settle();
@@ -679,18 +683,36 @@ impl Runner {
         icmp.extend(text(0, len));
         let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
         icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-        let mut frame = Vec::new();
-        frame.extend([0; 6]);
-        frame.extend(PEER_MAC);
-        frame.extend([8, 0, 0x45, 0]);
-        frame.extend(((20 + icmp.len()) as u16).to_be_bytes());
-        frame.extend([0, 7, 0, 0, 64, 1, 0, 0]);
-        frame.extend(FAR);
-        frame.extend(STACK);
-        let header = !self::sum(&frame[14..34]);
-        frame[24..26].copy_from_slice(&header.to_be_bytes());
-        frame.extend(icmp);
-        self.inject(frame)
+        self.inject(icmp_frame(&icmp))
+    }
+
+    /// Somebody on the way reports an error about a segment of the stack.
+    fn network_error(&mut self, numbers: &str, fields: &[&str]) -> Result<(), String> {
+        self.settle();
+        let (kind, code) = numbers.split_once('/').ok_or("write icmp 3/4")?;
+        let (mut mtu, mut seq, mut bad) = (0, 0, false);
+        let mut ports = (self.ports.1, self.ports.0);
+        for field in fields {
+            match field.split_once('=') {
+                Some(("mtu", value)) => mtu = number(value)? as u16,
+                Some(("seq", value)) => seq = number(value)? as u32,
+                Some(("srcport", value)) => ports.0 = number(value)? as u16,
+                None if *field == "bad-checksum" => bad = true,
+                _ => return Err(format!("`{field}` is no field")),
+            }
+        }
+        let mut icmp = vec![number(kind)? as u8, number(code)? as u8, 0, 0, 0, 0];
+        icmp.extend(mtu.to_be_bytes());
+        // The quoted header: its checksum is of no use to anybody.
+        icmp.extend([0x45, 0, 5, 220, 0, 0, 0x40, 0, 60, 6, 0, 0]);
+        icmp.extend(STACK);
+        icmp.extend(FAR);
+        icmp.extend(ports.0.to_be_bytes());
+        icmp.extend(ports.1.to_be_bytes());
+        icmp.extend(self.iss.unwrap_or(0).wrapping_add(seq).to_be_bytes());
+        let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
+        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+        self.inject(icmp_frame(&icmp))
     }
 
     fn expect_echo(&mut self, fields: &[&str]) -> Result<(), String> {
@@ -710,6 +732,22 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// A frame with an ICMP message from the peer.
+fn icmp_frame(icmp: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.extend([0; 6]);
+    frame.extend(PEER_MAC);
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend(((20 + icmp.len()) as u16).to_be_bytes());
+    frame.extend([0, 7, 0, 0, 64, 1, 0, 0]);
+    frame.extend(FAR);
+    frame.extend(STACK);
+    let header = !sum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&header.to_be_bytes());
+    frame.extend(icmp);
+    frame
 }
 
 /// The frame as it is addressed to the stack.

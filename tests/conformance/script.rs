@@ -17,6 +17,7 @@
 //! | `wait T` | time passes |
 //! | `state S` | the state of the connection, `CLOSED` if there is none |
 //! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
+//! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | somebody reports an ICMP error about the stack's segment at N |
 //! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
 //!
 //! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives. PSH is compared only if the script names it.

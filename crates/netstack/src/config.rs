@@ -89,6 +89,9 @@ pub enum CongestionControl {
 #[non_exhaustive]
 pub struct Limits {
     /// Connections at a time, TIME-WAIT and closing ones included. Default 256.
+    ///
+    /// One that has carried no text yet takes at most [`Limits::CONNECTION_BASE`] octets and
+    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica; its rings come with its first octet.
     pub connections: u32,
     /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
@@ -105,6 +108,15 @@ pub struct Limits {
     pub quantum: u32,
     /// Congestion control of every connection. Default: CUBIC, as most hosts on the Internet do it.
     pub congestion: CongestionControl,
+    /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section 2). SYNs beyond
+    /// it, or beyond the backlog of their port, are answered by cookies, which take no memory. Never more than
+    /// seven eighths of `connections`. 1 to 2^20. Default 128.
+    pub syn_queue: u32,
+    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000.
+    pub resets_per_second: u32,
+    /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0: none.
+    /// Default 1000.
+    pub challenges_per_second: u32,
 }
 
 impl Default for Limits {
@@ -118,11 +130,18 @@ impl Default for Limits {
             frame_payload: Self::MAX_FRAME_PAYLOAD,
             quantum: 64,
             congestion: CongestionControl::default(),
+            syn_queue: 128,
+            resets_per_second: 1000,
+            challenges_per_second: 1000,
         }
     }
 }
 
 impl Limits {
+    /// Octets of an idle connection that all replicas share, without rings: a bound.
+    pub const CONNECTION_BASE: usize = 1024;
+    /// Octets of an idle connection in every replica: a bound.
+    pub const CONNECTION_PER_REPLICA: usize = 2048;
     /// What a 64 KB packet holds besides IPv4 and TCP headers.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// Octets of IPv4 and TCP headers without options.
@@ -171,6 +190,13 @@ impl Limits {
             "1 to 2^20",
         )?;
         within("quantum", u64::from(self.quantum), 1, 1 << 20, "1 to 2^20")?;
+        within(
+            "syn_queue",
+            u64::from(self.syn_queue),
+            1,
+            1 << 20,
+            "1 to 2^20",
+        )?;
         within(
             "frame_payload",
             u64::from(self.frame_payload),

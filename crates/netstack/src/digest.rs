@@ -274,6 +274,24 @@ pub struct SynOptions {
     pub sack_permitted: bool,
 }
 
+/// What an ICMP error says of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded, parameter problem
+    /// (RFC 1122 section 4.2.3.9).
+    Unreachable,
+    /// Nobody speaks TCP there, or nobody is at the port.
+    Refused,
+    /// Somebody on the way forbids it (RFC 1812 section 5.2.7.1).
+    Prohibited,
+    /// It was larger than the way takes (RFC 1191).
+    TooBig {
+        /// The largest packet that would have passed, in octets; 0 if that was not said.
+        mtu: u16,
+    },
+}
+
 /// The rest of a request, behind the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
@@ -356,6 +374,15 @@ pub enum Body {
     Free {
         /// The connection.
         conn: ConnId,
+    },
+    /// An ICMP error about a segment of ours.
+    NetworkError {
+        /// Whose segment it was.
+        flow: Flow,
+        /// Its sequence number.
+        seq: SeqNum,
+        /// What is wrong.
+        what: NetworkError,
     },
     /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
     Neighbor {

@@ -7,6 +7,7 @@ use core::net::SocketAddrV4;
 
 use crate::digest::{ConnId, Flags, Flow, Mac, Sack, SynOptions};
 use crate::seqnum::SeqNum;
+use crate::time::Instant;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back, so skipping it cannot change state.
 pub trait EffectSink {
@@ -172,6 +173,8 @@ pub enum Event {
     Refused,
     /// The peer did not answer for too long.
     TimedOut,
+    /// The peer did not answer, and the network says that it cannot be reached.
+    Unreachable,
     /// We aborted it.
     Aborted,
 }
@@ -185,6 +188,10 @@ pub struct FrameNumbers {
     pub limit: u64,
     /// Frames 0..`sent` have been taken by the device.
     pub sent: u64,
+    /// Resets of segments that no connection wants.
+    pub resets: Allowance,
+    /// Acknowledgments that nobody had a right to (RFC 5961).
+    pub challenges: Allowance,
 }
 
 impl FrameNumbers {
@@ -192,5 +199,86 @@ impl FrameNumbers {
     #[inline]
     pub const fn room(&self) -> u64 {
         self.limit.saturating_sub(self.next)
+    }
+}
+
+/// How much of one kind anybody can make us send in a second, whoever asks and for whichever connection.
+///
+/// A limit that is known tells a stranger, who counts what is left of it, whether segments that he forged were
+/// answered (Cao et al., *Off-Path TCP Exploits: Global Rate Limit Considered Dangerous*, USENIX Security 2016). So
+/// what is allowed in a second lies anywhere between half and one and a half of the limit, as a secret says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Tells this limit from others and this stack from others.
+    pub secret: u64,
+    /// Which second `left` is for.
+    pub second: u64,
+    /// How many may still leave in it.
+    pub left: u32,
+    /// How many did not leave since the beginning.
+    pub refused: u64,
+}
+
+impl Allowance {
+    /// Whether one more may leave at `now`, the limit being `per_second`.
+    pub fn take(&mut self, now: Instant, per_second: u32) -> bool {
+        // The first second is number 1: a new allowance has none.
+        let second = now.as_nanos() / 1_000_000_000 + 1;
+        if second != self.second {
+            let any = mix(self.secret ^ mix(second)) % u64::from(per_second).max(1);
+            self.second = second;
+            self.left = per_second.div_ceil(2).saturating_add(any as u32);
+        }
+        if self.left == 0 {
+            self.refused += 1;
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// All of it as one number.
+    pub(crate) const fn fingerprint(&self) -> u64 {
+        let Allowance {
+            secret,
+            second,
+            left,
+            refused,
+        } = *self;
+        mix(secret ^ mix(second ^ mix((left as u64) << 32 ^ refused)))
+    }
+}
+
+/// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
+#[inline]
+pub(crate) const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_lies_between_half_and_one_and_a_half_and_is_another_every_second() {
+        let mut allowance = Allowance {
+            secret: 7,
+            ..Allowance::default()
+        };
+        let mut granted = Vec::new();
+        for second in 0..50 {
+            let now = Instant::from_millis(second * 1000 + 500);
+            granted.push((0..400).filter(|_| allowance.take(now, 100)).count());
+        }
+        assert!(
+            granted.iter().all(|count| (50..150).contains(count)),
+            "{granted:?}"
+        );
+        granted.sort_unstable();
+        granted.dedup();
+        assert!(granted.len() > 20, "{granted:?}");
+        assert!(allowance.refused > 0);
     }
 }

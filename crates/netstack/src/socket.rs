@@ -120,6 +120,7 @@ impl From<Ending> for SocketError {
             Ending::Reset => SocketError::Reset,
             Ending::Refused => SocketError::Refused,
             Ending::TimedOut => SocketError::TimedOut,
+            Ending::Unreachable => SocketError::Unreachable,
             Ending::Aborted => SocketError::Aborted,
         }
     }

@@ -16,12 +16,22 @@ pub struct StateStats {
     pub bad_checksum: u64,
     /// Segments for which there was no connection.
     pub no_connection: u64,
-    /// SYNs dropped because the backlog or the connection table was full.
+    /// SYNs dropped, and returned cookies, because the accept queue or the connection table was full.
     pub refused_syn: u64,
+    /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section 3.6).
+    pub cookies_sent: u64,
+    /// Cookies that came back, and became connections.
+    pub cookies_returned: u64,
+    /// Resets that did not leave because there were too many in that second.
+    pub resets_withheld: u64,
+    /// Challenge acknowledgments that did not leave for the same reason (RFC 5961 section 7).
+    pub challenges_withheld: u64,
     /// Connections that were opened, by us or by a peer.
     pub opened: u64,
     /// Connections that ended.
     pub closed: u64,
+    /// ICMP errors that quoted nothing in flight, or said nothing new, and were ignored (RFC 5927).
+    pub ignored_errors: u64,
     /// Connections whose TIME-WAIT was cut short because the table was nearly full.
     pub cut_short: u64,
 }
@@ -50,6 +60,8 @@ pub struct PumpStats {
     pub arp: u64,
     /// Echo requests answered.
     pub echo: u64,
+    /// ICMP errors about segments.
+    pub network_errors: u64,
     /// Answers of ours that found the control queue full.
     pub control_dropped: u64,
     /// Times the log had no room and frames stayed in the device.

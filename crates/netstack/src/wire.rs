@@ -2,9 +2,13 @@
 //!
 //! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the headers.
 
+mod tcp_error;
+
 use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
+
+pub(crate) use tcp_error::TcpError;
 
 /// Octets of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
@@ -34,6 +38,8 @@ pub(crate) enum Packet {
         /// Who is asked.
         dst: Ipv4Addr,
     },
+    /// An ICMP error about a segment.
+    TcpError(TcpError),
     /// A fragment of an IPv4 packet.
     Fragment,
     /// A protocol that is not handled.
@@ -360,6 +366,9 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
     match ip.next_header() {
         sw::IpProtocol::Tcp => parse_tcp(&ip, src, dst),
         sw::IpProtocol::Icmp => {
+            if let Some(error) = tcp_error::parse(&ip) {
+                return Ok(Packet::TcpError(error));
+            }
             let icmp =
                 sw::Icmpv4Packet::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
             if icmp.msg_type() == sw::Icmpv4Message::EchoRequest {

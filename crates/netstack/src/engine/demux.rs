@@ -13,12 +13,34 @@ pub(crate) struct Keyed {
     pub(crate) key: [u64; 2],
 }
 
+/// What a keyed hash of a flow is for: no use of it may tell anything about another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// Initial sequence numbers (RFC 6528).
+    Isn,
+    /// Choosing ports (RFC 6056).
+    Port,
+    /// One of the hashes behind SYN cookies (RFC 4987).
+    Cookie(u64),
+}
+
 impl Keyed {
-    /// A keyed hash of `words`, with `purpose` telling uses apart.
-    pub(crate) fn hash(&self, purpose: u64, flow: &Flow) -> u64 {
+    /// A keyed hash of `flow`.
+    pub(crate) fn hash(&self, purpose: Purpose, flow: &Flow) -> u64 {
         let mut hasher = self.build_hasher();
-        hasher.write_u64(purpose);
+        hasher.write_u64(match purpose {
+            Purpose::Isn => 0,
+            Purpose::Port => 1,
+            Purpose::Cookie(use_of_it) => 2 + use_of_it,
+        });
         write_flow(&mut hasher, flow);
+        hasher.finish()
+    }
+
+    /// A secret number of its own for each `kind`.
+    pub(crate) fn secret(&self, kind: u64) -> u64 {
+        let mut hasher = self.build_hasher();
+        hasher.write_u64(kind);
         hasher.finish()
     }
 }

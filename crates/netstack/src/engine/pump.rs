@@ -11,13 +11,14 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
-use crate::digest::{Body, ConnId, Digest, Flow, Mac, Request};
+use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request};
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
 use crate::engine::{Run, Shelf};
+use crate::seqnum::SeqNum;
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
@@ -474,7 +475,12 @@ impl RxPump {
                     None => self.stats.malformed += 1,
                 }
             }
-            Ok(Packet::Tcp(_) | Packet::EchoRequest { .. }) => self.stats.not_ours += 1,
+            Ok(Packet::TcpError(error)) if error.dst == self.site.address && !broadcast => {
+                self.network_error(now, &error, log);
+            }
+            Ok(Packet::Tcp(_) | Packet::EchoRequest { .. } | Packet::TcpError(_)) => {
+                self.stats.not_ours += 1;
+            }
             Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
             Ok(Packet::Fragment) => self.stats.fragments += 1,
             Ok(Packet::Unknown) => self.stats.unknown += 1,
@@ -483,6 +489,30 @@ impl RxPump {
             }
         }
         self.shelf.frames.push(frame);
+    }
+
+    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench is ignored (RFC 6633).
+    fn network_error(&mut self, now: Instant, error: &wire::TcpError, log: &mut impl Log) {
+        self.stats.network_errors += 1;
+        let what = match error.numbers {
+            [3, 2 | 3] => NetworkError::Refused,
+            [3, 4] => NetworkError::TooBig { mtu: error.mtu },
+            [3, 9 | 10 | 13] => NetworkError::Prohibited,
+            [3 | 11 | 12, _] => NetworkError::Unreachable,
+            _ => return,
+        };
+        if *error.local.ip() != self.site.address {
+            return;
+        }
+        let body = Body::NetworkError {
+            flow: Flow {
+                local: error.local,
+                remote: error.remote,
+            },
+            seq: SeqNum(error.seq),
+            what,
+        };
+        self.publish_command(now, body, log);
     }
 
     fn segment(

@@ -3,19 +3,24 @@
 //! A [`Replica`] is plain data. [`Replica::apply`] is the only thing that changes it, and depends on nothing
 //! but the request, its verdict and the state; so replicas that applied the same log are equal.
 
-use core::cmp::Reverse;
 use core::net::SocketAddrV4;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use crate::config::Limits;
 use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment};
-use crate::effect::{Effect, EffectSink, FrameNumbers};
-use crate::engine::demux::{Demux, Keyed};
+use crate::effect::{Allowance, Effect, EffectSink, FrameNumbers, mix};
+use crate::engine::demux::{Demux, Keyed, Purpose};
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 use crate::tcp::{self, Cx, Finish, State, Tcb};
 use crate::time::Instant;
+
+mod deadlines;
+mod listen;
+
+use deadlines::Deadlines;
+use listen::{Listeners, Returned};
 
 /// First of the ports that an active open may be given (RFC 6056 section 3.2 asks for a wide range).
 const EPHEMERAL: u16 = 32_768;
@@ -53,24 +58,6 @@ impl Place {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Listener {
-    backlog: u16,
-    /// Connections in SYN-RECEIVED.
-    half_open: u32,
-    /// Connections that were established, since it listens.
-    established: u64,
-    /// How many of them the application took.
-    accepted: u64,
-}
-
-impl Listener {
-    fn has_room(&self) -> bool {
-        let queued = self.established.saturating_sub(self.accepted);
-        u64::from(self.half_open) + queued < u64::from(self.backlog)
-    }
-}
-
 /// One copy of the state of all connections of a group.
 #[derive(Clone, Debug)]
 pub struct Replica {
@@ -91,15 +78,15 @@ pub struct Replica {
     places: Vec<Place>,
     free: Vec<u32>,
     demux: Demux,
-    listeners: BTreeMap<u16, Listener>,
+    listeners: Listeners,
     /// Connections that could send more, in turn.
     waiting: VecDeque<ConnId>,
     /// Connections with something to do once so many frames are sent; counts ascend.
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, longest there first; some may be over already.
     time_wait: VecDeque<ConnId>,
-    /// When to look at which connection. An entry may be early, never late.
-    deadlines: BinaryHeap<Reverse<(Instant, u32, u32)>>,
+    /// When to look at which connection.
+    deadlines: Deadlines,
     stats: StateStats,
 }
 
@@ -111,7 +98,7 @@ impl Replica {
             frames: FrameNumbers {
                 next: 0,
                 limit: u64::from(limits.tx_slots),
-                sent: 0,
+                ..FrameNumbers::default()
             },
             position: 0,
             fold: 0,
@@ -124,11 +111,11 @@ impl Replica {
             places: Vec::new(),
             free: Vec::new(),
             demux: Demux::default(),
-            listeners: BTreeMap::new(),
+            listeners: Listeners::default(),
             waiting: VecDeque::new(),
             unsent: VecDeque::new(),
             time_wait: VecDeque::new(),
-            deadlines: BinaryHeap::new(),
+            deadlines: Deadlines::default(),
             stats: StateStats::default(),
         }
     }
@@ -227,8 +214,13 @@ impl Replica {
                 return;
             }
         }
-        let Some(conn) = self.lookup(request) else {
-            return self.stranger(request, verdict, None, out);
+        let conn = match self.lookup(request) {
+            Some(conn) => conn,
+            None => match self.cookie_returned(request, verdict, out) {
+                Returned::Connection(conn) => conn,
+                Returned::Dropped => return,
+                Returned::Nothing => return self.stranger(request, verdict, None, out),
+            },
         };
         if digest.flags.has(Flags::SYN)
             && let Some(past) = self.replaces(conn, request, verdict)
@@ -247,16 +239,6 @@ impl Replica {
         request.pieces(verdict, |segment| tcb.segment(segment, &mut cx));
         let finish = tcb.finish(&mut cx);
         self.after(conn, finish, out);
-    }
-
-    /// If a SYN for a listening port may take the place of a connection in TIME-WAIT: where the sequence
-    /// numbers of that one ended.
-    fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
-        let tcb = self.places[conn.index as usize].tcb.as_ref()?;
-        self.listeners.get(&tcb.flow().local.port())?;
-        let mut reopens = false;
-        request.pieces(verdict, |syn| reopens = tcb.may_reopen(syn));
-        reopens.then(|| tcb.snd_nxt())
     }
 
     /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
@@ -290,55 +272,19 @@ impl Replica {
             return;
         };
         request.pieces(verdict, |segment| {
-            if self.listeners.contains_key(&flow.local.port()) {
+            if self.listeners.has(flow.local.port()) {
                 self.listen(flow, mac, segment, past, out);
             } else {
-                self.stats.no_connection += 1;
-                let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-                tcp::reset_for(segment, flow, mac, &mut cx);
+                self.refuse(flow, mac, segment, out);
             }
         });
     }
 
-    /// LISTEN (RFC 9293 section 3.10.7.2).
-    fn listen(
-        &mut self,
-        flow: Flow,
-        mac: Mac,
-        segment: &Segment<'_>,
-        past: Option<SeqNum>,
-        out: &mut impl EffectSink,
-    ) {
-        if segment.flags.has(Flags::RST) {
-            return;
-        }
-        if segment.flags.has(Flags::ACK) {
-            self.stats.no_connection += 1;
-            let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-            tcp::reset_for(segment, flow, mac, &mut cx);
-            return;
-        }
-        if !segment.flags.has(Flags::SYN) {
-            return;
-        }
-        let port = flow.local.port();
-        self.thin_out(out);
-        let room = self.listeners.get(&port).is_some_and(Listener::has_room);
-        let Some(conn) = room.then(|| self.allocate()).flatten() else {
-            self.stats.refused_syn += 1;
-            return;
-        };
-        let mut iss = self.initial_sequence_number(&flow);
-        if let Some(past) = past {
-            // RFC 9293 section 3.6.1: larger than the largest of the connection that it replaces.
-            iss = iss.max(past + 1);
-        }
-        let tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
-        if let Some(listener) = self.listeners.get_mut(&port) {
-            listener.half_open += 1;
-        }
-        self.settle(conn, tcb, Some(port), out);
-        self.end(conn, out);
+    /// A segment that no connection wants.
+    fn refuse(&mut self, flow: Flow, mac: Mac, segment: &Segment<'_>, out: &mut impl EffectSink) {
+        self.stats.no_connection += 1;
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcp::reset_for(segment, flow, mac, &mut cx);
     }
 
     /// Gives a new connection its place in all tables.
@@ -364,15 +310,16 @@ impl Replica {
             return;
         }
         while let Some(conn) = self.time_wait.pop_front() {
-            let waits = |tcb: &Tcb| tcb.state() == State::TimeWait;
-            if self
-                .current(conn)
-                .is_some_and(|place| place.tcb.as_ref().is_some_and(waits))
-            {
+            if waits(&self.places, conn) {
                 self.stats.cut_short += 1;
                 return self.bury(conn, out);
             }
         }
+    }
+
+    /// Whether there is room for another connection.
+    fn has_place(&self) -> bool {
+        !self.free.is_empty() || self.places.len() < self.limits.connections as usize
     }
 
     fn allocate(&mut self) -> Option<ConnId> {
@@ -393,7 +340,7 @@ impl Replica {
     /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the connection.
     fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
         let clock = (self.now.as_nanos() / 4_000) as u32;
-        SeqNum(clock.wrapping_add(self.keyed.hash(0, flow) as u32))
+        SeqNum(clock.wrapping_add(self.keyed.hash(Purpose::Isn, flow) as u32))
     }
 
     /// Ends a request for a connection that nothing arrived for: lets it send, and what follows.
@@ -413,12 +360,14 @@ impl Replica {
         self.fold = tcb.fold(self.fold ^ self.frames.next);
         self.touched = conn.index;
         let closed = tcb.is_closed();
-        if tcb.state() == State::TimeWait && !place.waits_out {
-            place.waits_out = true;
-            self.time_wait.push_back(conn);
-        }
         let child = place.parent.is_some();
         let deadline = tcb.next_deadline();
+        if tcb.state() == State::TimeWait && !place.waits_out {
+            place.waits_out = true;
+            let most = 2 * self.limits.connections as usize;
+            let places = &self.places;
+            enqueue(&mut self.time_wait, conn, most, |conn| waits(places, *conn));
+        }
         self.arrange(conn, finish, deadline);
         if child {
             self.progress_of_child(conn, out);
@@ -430,46 +379,28 @@ impl Replica {
 
     /// Notes when to look at a connection again: when it can send more, when frames are sent, at `deadline`.
     fn arrange(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
-        let place = &mut self.places[conn.index as usize];
-        if finish.blocked && !place.waits_for_turn {
-            place.waits_for_turn = true;
-            self.waiting.push_back(conn);
+        let most = 2 * self.limits.connections as usize;
+        let places = &mut self.places;
+        let index = conn.index as usize;
+        if finish.blocked && !places[index].waits_for_turn {
+            places[index].waits_for_turn = true;
+            enqueue(&mut self.waiting, conn, most, |conn| {
+                is_current(places, *conn)
+            });
             self.next_sent = 0;
         }
-        if finish.waits_for_sent && !place.waits_for_sent {
-            place.waits_for_sent = true;
-            self.unsent.push_back((self.frames.next, conn));
+        if finish.waits_for_sent && !places[index].waits_for_sent {
+            places[index].waits_for_sent = true;
+            let entry = (self.frames.next, conn);
+            enqueue(&mut self.unsent, entry, most, |(_, conn)| {
+                is_current(places, *conn)
+            });
             self.next_sent = self.next_sent.min(self.frames.next);
         }
-        if deadline < place.armed {
-            place.armed = deadline;
+        if deadline < places[index].armed {
+            places[index].armed = deadline;
             self.next_deadline = self.next_deadline.min(deadline);
-            self.deadlines
-                .push(Reverse((deadline, conn.index, conn.generation)));
-        }
-    }
-
-    /// A connection that came through a listener: established, and so to be accepted?
-    fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
-        let place = &mut self.places[conn.index as usize];
-        let (Some(port), Some(tcb)) = (place.parent, &place.tcb) else {
-            return;
-        };
-        if matches!(tcb.state(), State::SynReceived) {
-            return;
-        }
-        place.parent = None;
-        let closed = tcb.is_closed();
-        let remote = tcb.flow().remote;
-        if let Some(listener) = self.listeners.get_mut(&port) {
-            listener.half_open -= 1;
-            if !closed {
-                listener.established += 1;
-            }
-        }
-        if !closed {
-            place.held = true;
-            out.push(Effect::Accept { port, conn, remote });
+            self.deadlines.set(conn.index, deadline);
         }
     }
 
@@ -477,6 +408,8 @@ impl Replica {
     fn bury(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = place.tcb.take() else { return };
+        place.armed = Instant::NEVER;
+        self.deadlines.remove(conn.index);
         let held = place.held;
         let flow = tcb.flow();
         self.demux.remove(&flow);
@@ -491,16 +424,10 @@ impl Replica {
 
     /// Fires what is due. Entries that turned out early are put back.
     fn fire(&mut self, out: &mut impl EffectSink) {
-        while let Some(&Reverse((at, index, generation))) = self.deadlines.peek() {
-            if at > self.now {
-                break;
-            }
-            self.deadlines.pop();
+        while let Some(index) = self.deadlines.pop_due(self.now) {
             let place = &mut self.places[index as usize];
-            if place.generation != generation || place.armed != at {
-                continue;
-            }
             place.armed = Instant::NEVER;
+            let generation = place.generation;
             let Some(tcb) = &mut place.tcb else { continue };
             if tcb.next_deadline() <= self.now {
                 let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
@@ -508,10 +435,7 @@ impl Replica {
             }
             self.end(ConnId { index, generation }, out);
         }
-        self.next_deadline = self
-            .deadlines
-            .peek()
-            .map_or(Instant::NEVER, |Reverse((at, ..))| *at);
+        self.next_deadline = self.deadlines.next();
     }
 
     /// Frames that connections waited for have been sent.
@@ -557,6 +481,12 @@ impl Replica {
                 self.address = address;
                 self.keyed = Keyed { key: secret };
                 self.demux = Demux::new(self.keyed);
+                let allowance = |kind| Allowance {
+                    secret: self.keyed.secret(kind),
+                    ..Allowance::default()
+                };
+                self.frames.resets = allowance(0);
+                self.frames.challenges = allowance(1);
             }
             Body::Open {
                 ticket,
@@ -564,20 +494,8 @@ impl Replica {
                 mac,
                 port,
             } => self.open(ticket, remote, mac, port, out),
-            Body::Listen { port, backlog } => {
-                let listener = Listener {
-                    backlog: backlog.max(1),
-                    half_open: 0,
-                    established: 0,
-                    accepted: 0,
-                };
-                self.listeners.entry(port).or_insert(listener);
-            }
-            Body::Accepted { port, accepted } => {
-                if let Some(listener) = self.listeners.get_mut(&port) {
-                    listener.accepted = listener.accepted.max(accepted);
-                }
-            }
+            Body::Listen { port, backlog } => self.listeners.open(port, backlog),
+            Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
             Body::Unlisten { port } => self.unlisten(port, out),
             Body::Progress {
                 conn,
@@ -605,6 +523,15 @@ impl Replica {
                     *place = Place::fresh(conn.generation.wrapping_add(1));
                     self.free.push(conn.index);
                 }
+            }
+            Body::NetworkError { flow, seq, what } => {
+                let mut counts = false;
+                if let Some(conn) = self.demux.find(&flow) {
+                    self.with(conn, out, |tcb, cx| {
+                        counts = tcb.network_error(seq, what, cx)
+                    });
+                }
+                self.stats.ignored_errors += u64::from(!counts);
             }
             Body::Neighbor { old, new } => {
                 for tcb in self
@@ -682,31 +609,14 @@ impl Replica {
             return self.demux.find(&flow(port)).is_none().then(|| flow(port));
         }
         let count = u16::MAX - EPHEMERAL + 1;
-        let start = (self.keyed.hash(1, &flow(0)).wrapping_add(self.stats.opened)) as u16;
+        let start = (self
+            .keyed
+            .hash(Purpose::Port, &flow(0))
+            .wrapping_add(self.stats.opened)) as u16;
         (0..count)
             .map(|i| EPHEMERAL + start.wrapping_add(i) % count)
-            .find(|port| {
-                self.demux.find(&flow(*port)).is_none() && !self.listeners.contains_key(port)
-            })
+            .find(|port| self.demux.find(&flow(*port)).is_none() && !self.listeners.has(*port))
             .map(flow)
-    }
-
-    /// A listener goes away: connections that were not established yet go with it.
-    fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
-        if self.listeners.remove(&port).is_none() {
-            return;
-        }
-        for index in 0..self.places.len() {
-            let place = &mut self.places[index];
-            if place.parent == Some(port) {
-                place.parent = None;
-                let conn = ConnId {
-                    index: index as u32,
-                    generation: place.generation,
-                };
-                self.with(conn, out, |tcb, cx| tcb.abort(cx));
-            }
-        }
     }
 
     /// How many requests were applied.
@@ -733,6 +643,8 @@ impl Replica {
     pub fn stats(&self) -> StateStats {
         StateStats {
             requests: self.position,
+            resets_withheld: self.frames.resets.refused,
+            challenges_withheld: self.frames.challenges.refused,
             ..self.stats
         }
     }
@@ -779,11 +691,9 @@ impl Replica {
         for index in &self.free {
             add(u64::from(*index));
         }
-        for (port, listener) in &self.listeners {
-            add(u64::from(*port) << 32 | u64::from(listener.half_open));
-            add(listener.established);
-            add(listener.accepted);
-        }
+        self.listeners.fold(&mut add);
+        add(self.frames.resets.fingerprint());
+        add(self.frames.challenges.fingerprint());
         for conn in &self.waiting {
             add(u64::from(conn.index));
         }
@@ -847,12 +757,30 @@ impl Replica {
     }
 }
 
-/// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
-#[inline]
-pub(crate) fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Whether a place still belongs to `conn`.
+fn is_current(places: &[Place], conn: ConnId) -> bool {
+    let place = places.get(conn.index as usize);
+    place.is_some_and(|place| place.generation == conn.generation)
+}
+
+/// Whether `conn` is in TIME-WAIT.
+fn waits(places: &[Place], conn: ConnId) -> bool {
+    let waits = |tcb: &Tcb| tcb.state() == State::TimeWait;
+    is_current(places, conn) && places[conn.index as usize].tcb.as_ref().is_some_and(waits)
+}
+
+/// Adds `entry` to a queue that may hold some that mean nothing any more. Those go when there are `most` of all: twice
+/// as many as can mean something.
+fn enqueue<T>(
+    queue: &mut VecDeque<T>,
+    entry: T,
+    most: usize,
+    means_something: impl FnMut(&T) -> bool,
+) {
+    if queue.len() >= most {
+        queue.retain(means_something);
+    }
+    queue.push_back(entry);
 }
 
 #[cfg(test)]

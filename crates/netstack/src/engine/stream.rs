@@ -245,6 +245,7 @@ const RESET: u32 = 8;
 const REFUSED: u32 = 16;
 const TIMED_OUT: u32 = 32;
 const ABORTED: u32 = 64;
+const UNREACHABLE: u32 = 128;
 
 /// Why a connection ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +253,7 @@ pub(crate) enum Ending {
     Reset,
     Refused,
     TimedOut,
+    Unreachable,
     Aborted,
 }
 
@@ -279,6 +281,7 @@ impl Life {
             (REFUSED, Ending::Refused),
             (RESET, Ending::Reset),
             (TIMED_OUT, Ending::TimedOut),
+            (UNREACHABLE, Ending::Unreachable),
             (ABORTED, Ending::Aborted),
         ];
         table
@@ -745,6 +748,7 @@ impl<'a> StreamRef<'a> {
             Event::Reset => RESET,
             Event::Refused => REFUSED,
             Event::TimedOut => TIMED_OUT,
+            Event::Unreachable => UNREACHABLE,
             Event::Aborted => ABORTED,
         };
         self.live(bit);

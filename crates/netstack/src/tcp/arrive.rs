@@ -10,7 +10,7 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// MSS of a peer that announces none (RFC 9293 section 3.7.1).
-const MSS_DEFAULT: u16 = 536;
+pub(super) const MSS_DEFAULT: u16 = 536;
 
 /// Least MSS that a peer is believed to mean: smaller ones only multiply frames.
 const MSS_LEAST: u16 = 64;
@@ -33,7 +33,7 @@ impl<'s, 'o> Acceptable<'s, 'o> {
 }
 
 /// CLOSED (RFC 9293 section 3.10.7.1): the reset that answers a segment which no connection wants, if it
-/// deserves one. Returns whether it left; without room for a frame it does not.
+/// deserves one. Returns whether it left; without room for a frame, or past the limit of a second, it does not.
 pub fn reset_for<S: EffectSink>(
     seg: &Segment<'_>,
     flow: Flow,
@@ -41,6 +41,9 @@ pub fn reset_for<S: EffectSink>(
     cx: &mut Cx<'_, S>,
 ) -> bool {
     if seg.flags.has(Flags::RST) || cx.frames.next >= cx.frames.limit {
+        return false;
+    }
+    if !cx.frames.resets.take(cx.now, cx.limits.resets_per_second) {
         return false;
     }
     let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
@@ -151,6 +154,7 @@ impl Tcb {
         snd.wnd_max = snd.wnd;
         snd.wl1 = syn.seq;
         snd.wl2 = snd.iss;
+        self.path.agree(snd.mss);
     }
 
     /// RFC 9293 section 3.10.7.4.
@@ -176,11 +180,14 @@ impl Tcb {
         self.check_fin(&acceptable, complete, cx);
     }
 
-    /// The SYN that brought us into SYN-RECEIVED once more. By itself it says that our answer was lost;
-    /// with ACK it is the peer's answer in a simultaneous open, and what stands behind it counts.
+    /// The SYN that brought us into SYN-RECEIVED once more. By itself it says that our answer was lost, or that
+    /// somebody wants many answers; with ACK it is the peer's answer in a simultaneous open, and what stands
+    /// behind it counts.
     fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !seg.flags.has(Flags::ACK) {
-            self.snd.repeat_syn();
+            if self.challenges.allow(cx.now) {
+                self.snd.repeat_syn();
+            }
             return;
         }
         let behind = Segment {
@@ -262,9 +269,11 @@ impl Tcb {
         }
     }
 
-    /// An acknowledgment that the segment did not deserve (RFC 5961), within bounds.
-    pub(super) fn challenge<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
-        if self.challenges.allow(cx.now) {
+    /// An acknowledgment that the segment did not deserve (RFC 5961), within the bounds of this connection and of
+    /// all together.
+    pub(super) fn challenge<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let limit = cx.limits.challenges_per_second;
+        if self.challenges.allow(cx.now) && cx.frames.challenges.take(cx.now, limit) {
             self.rcv.ack = AckDue::Now;
         }
     }

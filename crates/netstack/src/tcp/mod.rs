@@ -13,6 +13,7 @@
 //! | a request is about the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
 //! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection wants |
 //! | a deadline ([`Tcb::next_deadline`]) is due | [`Tcb::on_time`], [`Tcb::finish`] |
+//! | an ICMP error quotes a segment of it | [`Tcb::network_error`], [`Tcb::finish`] |
 //! | there is transmit credit again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
 //! | no connection wants a segment | [`reset_for`] |
 //!
@@ -31,7 +32,8 @@
 //! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
 //! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
 //! carry it. `recovery.rs` finds what was lost and says when it leaves again; `flight.rs` is its scoreboard, `rack.rs`
-//! its sense of time. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` the calls of
+//! its sense of time. `path.rs` is what the network says of the way, `cookie.rs` a handshake that leaves nothing
+//! behind. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` the calls of
 //! the application.
 //!
 //! # Departures from the RFCs
@@ -50,6 +52,10 @@
 //! - Text on a SYN is not taken; the peer sends it again after the handshake.
 //! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section 3.10.4
 //!   deletes the connection; when nobody holds the connection any more it is deleted.
+//! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what waits for
+//!   its acknowledgment takes a place of the SYN queue, and most that wait so long were forged.
+//! - An open ends when the network says that the peer cannot be reached and three repetitions of the SYN brought no
+//!   answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461 section 4 describes both).
 //! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait forever.
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
@@ -57,8 +63,10 @@
 mod ack;
 mod arrive;
 mod congestion;
+mod cookie;
 mod flight;
 mod keepalive;
+mod path;
 mod predict;
 mod rack;
 mod reassembly;
@@ -82,6 +90,7 @@ use crate::time::{Duration, Instant};
 use congestion::Congestion;
 use flight::Flight;
 use keepalive::Keepalive;
+use path::Path;
 use predict::Road;
 use reassembly::Reassembly;
 use recovery::Recovery;
@@ -90,6 +99,7 @@ use snd::Snd;
 use window::Rcv;
 
 pub use arrive::reset_for;
+pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
 pub use send::Finish;
 
@@ -104,9 +114,12 @@ pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// How long a connection that nobody holds stays in FIN-WAIT-2, 60 s.
 pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
 
-/// Transmissions of a SYN beyond the first before the open fails: 183 s with the first timeout at 1 s; RFC 9293
-/// section 3.8.3 asks for 3 minutes at least.
+/// Transmissions of a SYN beyond the first before the open fails, after 183 s (RFC 9293 section 3.8.3: at least
+/// three minutes).
 pub const SYN_RETRIES: u8 = 7;
+
+/// Transmissions of a SYN-ACK beyond the first before a half-open connection is forgotten, after 63 s.
+pub const SYN_ACK_RETRIES: u8 = 5;
 
 /// Transmissions of an octet beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
@@ -299,6 +312,7 @@ pub struct Tcb {
     challenges: Challenges,
     settings: Settings,
     keepalive: Keepalive,
+    path: Path,
     reassembly: Reassembly,
 }
 
@@ -352,6 +366,11 @@ impl Tcb {
     #[inline]
     pub const fn is_passive(&self) -> bool {
         self.passive
+    }
+
+    /// Gives it the name that it keeps, before anything was told of it.
+    pub const fn set_conn(&mut self, conn: ConnId) {
+        self.conn = conn;
     }
 
     /// Where its frames go.
@@ -437,6 +456,7 @@ impl Tcb {
             challenges,
             settings,
             keepalive,
+            path,
             reassembly,
         } = self;
         each("state", *state as u64);
@@ -483,6 +503,7 @@ impl Tcb {
             user_timeout.map_or(0, Duration::as_nanos),
         );
         keepalive.fields(each);
+        path.fields(each);
         reassembly.fields(each);
     }
 

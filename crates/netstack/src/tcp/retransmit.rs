@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::snd::Due;
 use super::window::AckDue;
-use super::{Cx, DATA_RETRIES, SYN_RETRIES, State, Tcb};
+use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
@@ -371,12 +371,19 @@ impl Tcb {
     /// begins allows (RFC 6298 section 5.4, RFC 5681 section 3.1).
     fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let handshake = !self.state.is_synchronized();
-        let limit = if handshake { SYN_RETRIES } else { DATA_RETRIES };
+        let limit = match self.state {
+            State::SynReceived if self.passive => SYN_ACK_RETRIES,
+            State::SynSent | State::SynReceived => SYN_RETRIES,
+            _ => DATA_RETRIES,
+        };
         // The timer has run since the peer last acknowledged something, or since it owes that.
         self.waits_since(cx.now.before(self.retransmit.rto), cx);
         self.retransmit.back_off();
         if self.retransmit.retries > limit {
-            return self.fail(Event::TimedOut, cx);
+            return self.fail(self.silence(), cx);
+        }
+        if !handshake {
+            self.suspect_size(cx.now);
         }
         let snd = &mut self.snd;
         snd.due = Due::Nothing;
@@ -399,7 +406,7 @@ impl Tcb {
         retransmit.retries = retransmit.retries.saturating_add(1);
         retransmit.probes = retransmit.probes.saturating_add(1);
         if retransmit.retries > DATA_RETRIES {
-            return self.fail(Event::TimedOut, cx);
+            return self.fail(self.silence(), cx);
         }
         if self.snd.una != self.snd.end {
             self.snd.due = Due::Probe;

@@ -281,6 +281,9 @@ impl Tcb {
                 room -= 1;
             }
         }
+        if cx.now >= self.path.raise_at {
+            self.try_larger();
+        }
         let mss = u32::from(self.snd.mss);
         let frame_len = match cx.limits.frame_payload {
             most if most > mss => most - most % mss,

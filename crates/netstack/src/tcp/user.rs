@@ -4,6 +4,7 @@
 use super::congestion::Congestion;
 use super::flight::Flight;
 use super::keepalive::Keepalive;
+use super::path::Path;
 use super::predict::Road;
 use super::reassembly::Reassembly;
 use super::recovery::Recovery;
@@ -45,6 +46,7 @@ impl Tcb {
             challenges: Challenges::default(),
             settings: Settings::default(),
             keepalive: Keepalive::default(),
+            path: Path::new(),
             reassembly: Reassembly::new(),
         }
     }

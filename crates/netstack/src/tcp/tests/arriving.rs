@@ -236,7 +236,7 @@ fn time_wait_may_be_reopened_by_a_later_syn_only() {
 fn a_segment_without_a_connection_is_reset_as_the_rfc_says() {
     let mut frames = FrameNumbers {
         limit: 2,
-        ..Default::default()
+        ..FrameNumbers::default()
     };
     let limits = Limits::default();
     let mut out = Vec::new();

@@ -160,6 +160,7 @@ impl End {
                 next: 0,
                 limit: u64::from(limits.tx_slots),
                 sent: 0,
+                ..FrameNumbers::default()
             },
             limits,
             finish: Finish::default(),

@@ -42,6 +42,7 @@ impl Victim {
             next: 0,
             limit: u64::from(limits.tx_slots),
             sent: 0,
+            ..FrameNumbers::default()
         };
         let mac = Mac::default();
         let tcb = if rng.percent(50) {

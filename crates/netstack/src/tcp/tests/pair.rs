@@ -292,6 +292,7 @@ fn limits_for(rng: &mut Rng) -> Limits {
         frame_payload: [0, 4000, 65_000][rng.below(3) as usize],
         quantum: [1, 2, 16, 64][rng.below(4) as usize],
         congestion: [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
+        ..Limits::default()
     }
 }
 

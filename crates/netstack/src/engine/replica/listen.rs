@@ -1,0 +1,298 @@
+//! Listening ports: the SYN queue, the accept queue, and cookies when the former is full.
+//!
+//! A SYN becomes a connection in SYN-RECEIVED while its port's backlog and the SYN queue of all ports have room. Beyond
+//! that it is answered by a cookie and forgotten; what returns the cookie becomes a connection then (RFC 4987). So a
+//! flood of SYNs takes no more memory than the SYN queue, and who is really there gets in all the same. What a port has
+//! established and nobody accepted is bounded by twice its backlog: half of that only while its SYN queue is full.
+
+use std::collections::BTreeMap;
+
+use super::{Replica, State};
+use crate::digest::{Body, ConnId, Flags, Flow, Mac, Request, Segment};
+use crate::effect::{Effect, EffectSink};
+use crate::engine::demux::Purpose;
+use crate::seqnum::SeqNum;
+use crate::tcp::{self, Cx, Tcb};
+use crate::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listener {
+    backlog: u16,
+    /// Connections in SYN-RECEIVED.
+    half_open: u32,
+    /// Connections that were established, since it listens.
+    established: u64,
+    /// How many of them the application took.
+    accepted: u64,
+    /// Until when a cookie may come back.
+    cookies_until: Instant,
+}
+
+impl Listener {
+    /// Connections that wait to be accepted.
+    const fn queued(&self) -> u64 {
+        self.established.saturating_sub(self.accepted)
+    }
+}
+
+/// All listening ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listeners {
+    ports: BTreeMap<u16, Listener>,
+    /// Connections in SYN-RECEIVED that came through any of them.
+    half_open: u32,
+}
+
+impl Listeners {
+    pub(super) fn has(&self, port: u16) -> bool {
+        self.ports.contains_key(&port)
+    }
+
+    pub(super) fn open(&mut self, port: u16, backlog: u16) {
+        self.ports.entry(port).or_insert(Listener {
+            backlog: backlog.max(1),
+            half_open: 0,
+            established: 0,
+            accepted: 0,
+            cookies_until: Instant::ZERO,
+        });
+    }
+
+    /// The application took so many connections from the port's queue, all in all.
+    pub(super) fn accepted(&mut self, port: u16, accepted: u64) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.accepted = listener.accepted.max(accepted);
+        }
+    }
+
+    /// Whether another connection may be half open. `most` is the length of the SYN queue of all ports.
+    fn may_begin(&self, port: u16, most: u32) -> bool {
+        let backlog = |listener: &Listener| {
+            u64::from(listener.half_open) + listener.queued() < u64::from(listener.backlog)
+        };
+        self.half_open < most && self.ports.get(&port).is_some_and(backlog)
+    }
+
+    /// Whether another connection may wait to be accepted.
+    fn may_queue(&self, port: u16) -> bool {
+        let room = |listener: &Listener| listener.queued() < u64::from(listener.backlog);
+        self.ports.get(&port).is_some_and(room)
+    }
+
+    /// A connection is half open.
+    fn begin(&mut self, port: u16) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.half_open += 1;
+            self.half_open += 1;
+        }
+    }
+
+    /// A connection is half open no longer.
+    fn end(&mut self, port: u16, established: bool) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.half_open -= 1;
+            listener.established += u64::from(established);
+            self.half_open -= 1;
+        }
+    }
+
+    /// Names every value to `add`, in a fixed order.
+    pub(super) fn fold(&self, add: &mut impl FnMut(u64)) {
+        let Listeners { ports, half_open } = self;
+        add(u64::from(*half_open));
+        for (port, listener) in ports {
+            let Listener {
+                backlog,
+                half_open,
+                established,
+                accepted,
+                cookies_until,
+            } = *listener;
+            add(u64::from(*port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
+            add(established);
+            add(accepted);
+            add(cookies_until.as_nanos());
+        }
+    }
+}
+
+impl Replica {
+    /// Connections that may be half open at a time: a part of the connection table is for those that are not.
+    fn syn_queue(&self) -> u32 {
+        let connections = self.limits.connections;
+        self.limits.syn_queue.min(connections - connections / 8)
+    }
+
+    /// LISTEN (RFC 9293 section 3.10.7.2).
+    pub(super) fn listen(
+        &mut self,
+        flow: Flow,
+        mac: Mac,
+        segment: &Segment<'_>,
+        past: Option<SeqNum>,
+        out: &mut impl EffectSink,
+    ) {
+        if segment.flags.has(Flags::RST) {
+            return;
+        }
+        if segment.flags.has(Flags::ACK) {
+            return self.refuse(flow, mac, segment, out);
+        }
+        if !segment.flags.has(Flags::SYN) {
+            return;
+        }
+        let port = flow.local.port();
+        if !self.listeners.may_begin(port, self.syn_queue()) {
+            return self.answer_with_cookie(flow, mac, segment, out);
+        }
+        self.thin_out(out);
+        let Some(conn) = self.allocate() else {
+            self.stats.refused_syn += 1;
+            return;
+        };
+        let mut iss = self.initial_sequence_number(&flow);
+        if let Some(past) = past {
+            // RFC 9293 section 3.6.1: larger than the largest of the connection that it replaces.
+            iss = iss.max(past + 1);
+        }
+        let tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
+        self.listeners.begin(port);
+        self.settle(conn, tcb, Some(port), out);
+        self.end(conn, out);
+    }
+
+    /// A SYN for which the SYN queue has no room.
+    fn answer_with_cookie(
+        &mut self,
+        flow: Flow,
+        mac: Mac,
+        syn: &Segment<'_>,
+        out: &mut impl EffectSink,
+    ) {
+        let port = flow.local.port();
+        self.thin_out(out);
+        if !self.listeners.may_queue(port) || !self.has_place() {
+            // Who came would only wait for the application, or for a place, so its SYN may as well come later.
+            self.stats.refused_syn += 1;
+            return;
+        }
+        let keyed = self.keyed;
+        let hash = |use_of_it| keyed.hash(Purpose::Cookie(use_of_it), &flow);
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        if tcp::answer_with_cookie(syn, flow, mac, &hash, &mut cx) {
+            self.stats.cookies_sent += 1;
+            if let Some(listener) = self.listeners.ports.get_mut(&port) {
+                listener.cookies_until = self.now + tcp::COOKIE_LIFE;
+            }
+        }
+    }
+
+    /// A run without a connection that returns a cookie: the connection, in SYN-RECEIVED, where the run is still to
+    /// arrive. If there is no room for one, or text came before the first of it, the run is lost, as the network might
+    /// have lost it: a reset would end what the peer has good reason to believe in.
+    #[cold]
+    pub(super) fn cookie_returned(
+        &mut self,
+        request: &Request,
+        verdict: u16,
+        out: &mut impl EffectSink,
+    ) -> Returned {
+        let Body::Segment { flow, mac, .. } = request.body else {
+            return Returned::Nothing;
+        };
+        let port = flow.local.port();
+        let made = |listener: &Listener| self.now < listener.cookies_until;
+        if !self.listeners.ports.get(&port).is_some_and(made) {
+            return Returned::Nothing;
+        }
+        let keyed = self.keyed;
+        let hash = |use_of_it| keyed.hash(Purpose::Cookie(use_of_it), &flow);
+        let mut returned = tcp::Returned::Nothing;
+        request.pieces(verdict, |segment| {
+            if !matches!(returned, tcp::Returned::Connection(_)) {
+                let nobody = (ConnId::NONE, flow, mac);
+                returned = tcp::restore_from_cookie(segment, nobody, &hash, &self.limits, self.now);
+            }
+        });
+        let mut tcb = match returned {
+            tcp::Returned::Nothing => return Returned::Nothing,
+            tcp::Returned::TooEarly => return Returned::Dropped,
+            tcp::Returned::Connection(tcb) => *tcb,
+        };
+        self.thin_out(out);
+        let room = self.listeners.may_queue(port);
+        let Some(conn) = room.then(|| self.allocate()).flatten() else {
+            self.stats.refused_syn += 1;
+            return Returned::Dropped;
+        };
+        self.stats.cookies_returned += 1;
+        tcb.set_conn(conn);
+        self.listeners.begin(port);
+        self.settle(conn, tcb, Some(port), out);
+        Returned::Connection(conn)
+    }
+
+    /// If a SYN for a listening port may take the place of a connection in TIME-WAIT: where the sequence
+    /// numbers of that one ended. A cookie could not begin behind them.
+    pub(super) fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
+        let tcb = self.places[conn.index as usize].tcb.as_ref()?;
+        if !self
+            .listeners
+            .may_begin(tcb.flow().local.port(), self.syn_queue())
+        {
+            return None;
+        }
+        let mut reopens = false;
+        request.pieces(verdict, |syn| reopens = tcb.may_reopen(syn));
+        reopens.then(|| tcb.snd_nxt())
+    }
+
+    /// A connection that came through a listener: established, and so to be accepted?
+    pub(super) fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+        let place = &mut self.places[conn.index as usize];
+        let (Some(port), Some(tcb)) = (place.parent, &place.tcb) else {
+            return;
+        };
+        if matches!(tcb.state(), State::SynReceived) {
+            return;
+        }
+        place.parent = None;
+        let closed = tcb.is_closed();
+        let remote = tcb.flow().remote;
+        self.listeners.end(port, !closed);
+        if !closed {
+            place.held = true;
+            out.push(Effect::Accept { port, conn, remote });
+        }
+    }
+
+    /// A listener goes away: connections that were not established yet go with it.
+    pub(super) fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
+        let Some(listener) = self.listeners.ports.remove(&port) else {
+            return;
+        };
+        self.listeners.half_open -= listener.half_open;
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            if place.parent == Some(port) {
+                place.parent = None;
+                let conn = ConnId {
+                    index: index as u32,
+                    generation: place.generation,
+                };
+                self.with(conn, out, |tcb, cx| tcb.abort(cx));
+            }
+        }
+    }
+}
+
+/// What became of a run without a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Returned {
+    /// It returns no cookie.
+    Nothing,
+    /// It does, but there is no room, or it came too early.
+    Dropped,
+    /// It does, and this is its connection.
+    Connection(ConnId),
+}
