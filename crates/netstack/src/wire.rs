@@ -620,6 +620,15 @@ fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
     }
 }
 
+/// Stores sequence number, acknowledgment number and window of a frame whose headers [`emit_tcp`] wrote.
+#[inline]
+pub(crate) fn set_tcp_numbers(frame: &mut [u8], seq: u32, ack: u32, wnd: u16) {
+    let tcp = &mut frame[ETHERNET_HEADER + 20..][..20];
+    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+    tcp[14..16].copy_from_slice(&wnd.to_be_bytes());
+}
+
 /// Stores the TCP checksum of a frame whose headers [`emit_tcp`] wrote.
 pub(crate) fn set_tcp_checksum(frame: &mut [u8], checksum: u16) {
     let at = ETHERNET_HEADER + 20 + 16;

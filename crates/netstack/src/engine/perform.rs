@@ -7,15 +7,16 @@ use core::net::SocketAddrV4;
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use crate::digest::{ConnId, Flags, Sack};
+use crate::digest::{ConnId, Flags, Flow, Mac, Sack};
 use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::Asked;
 use crate::engine::world::{Answer, HintNews, World};
+use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
-use crate::wire::{self, ETHERNET_HEADER, SackBlocks, TcpHeaders};
+use crate::wire::{self, ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
 
 const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
@@ -86,8 +87,128 @@ pub(crate) fn deliver(
     }
 }
 
+/// The headers of the frame that was built last, but for sequence and acknowledgment numbers, window and checksum: in a
+/// bulk transfer the next one has the same.
+#[derive(Debug)]
+pub(crate) struct Template {
+    of: Option<Alike>,
+    bytes: [u8; PLAIN],
+    /// How long they are.
+    head: usize,
+    /// Pseudo header and TCP header, with zeros for these.
+    sum: Sum,
+}
+
+/// Octets of all headers, at most, without options but timestamps.
+const PLAIN: usize = ETHERNET_HEADER + 20 + 32;
+
+/// What frames with the same headers have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alike {
+    flow: Flow,
+    mac: Mac,
+    flags: Flags,
+    timestamps: Option<(u32, u32)>,
+    len: u32,
+}
+
+impl Default for Template {
+    fn default() -> Self {
+        Template {
+            of: None,
+            bytes: [0; PLAIN],
+            head: 0,
+            sum: Sum::default(),
+        }
+    }
+}
+
+impl Template {
+    /// Writes the headers of a frame to the front of `buffer`. Returns how many octets they take, and the sum of TCP
+    /// header and pseudo header.
+    #[inline]
+    fn emit(
+        &mut self,
+        world: &World,
+        t: &Transmit,
+        seq: SeqNum,
+        flags: Flags,
+        len: u32,
+        buffer: &mut [u8],
+    ) -> (usize, Sum) {
+        if t.syn.is_some() || t.sack.is_some() {
+            return emit_once(world, t, seq, flags, len, buffer);
+        }
+        let alike = Alike {
+            flow: t.flow,
+            mac: t.mac,
+            flags,
+            timestamps: t.timestamps,
+            len,
+        };
+        if self.of != Some(alike) {
+            let mut bytes = [0; MAX_HEADERS];
+            let t = Transmit {
+                ack: SeqNum(0),
+                wnd: 0,
+                ..*t
+            };
+            (self.head, self.sum) = emit_once(world, &t, SeqNum(0), flags, len, &mut bytes);
+            self.bytes.copy_from_slice(&bytes[..PLAIN]);
+            self.of = Some(alike);
+        }
+        // Always as much: what stands behind the headers is overwritten by the text.
+        buffer[..PLAIN].copy_from_slice(&self.bytes);
+        wire::set_tcp_numbers(buffer, seq.0, t.ack.0, t.wnd);
+        let sum = self.sum.number(seq.0).number(t.ack.0);
+        (self.head, sum.number(u32::from(t.wnd)))
+    }
+}
+
+/// As [`Template::emit`], for this frame alone.
+fn emit_once(
+    world: &World,
+    t: &Transmit,
+    seq: SeqNum,
+    flags: Flags,
+    len: u32,
+    buffer: &mut [u8],
+) -> (usize, Sum) {
+    let syn = t.syn.unwrap_or_default();
+    let headers = TcpHeaders {
+        src_mac: world.mac,
+        dst_mac: t.mac.0,
+        src: *t.flow.local.ip(),
+        dst: *t.flow.remote.ip(),
+        src_port: t.flow.local.port(),
+        dst_port: t.flow.remote.port(),
+        seq: seq.0,
+        ack: t.ack.0,
+        wnd: t.wnd,
+        flags: flags.0,
+        timestamps: t.timestamps,
+        mss: syn.mss,
+        window_scale: syn.window_scale,
+        sack_permitted: syn.sack_permitted,
+        sack: t.sack.as_ref().map_or_else(SackBlocks::default, blocks),
+        payload_len: len as usize,
+    };
+    let head = wire::emit_tcp(buffer, &headers);
+    let tcp_len = head + len as usize - ETHERNET_HEADER - 20;
+    let pseudo =
+        Sum::default().pseudo_header(headers.src.octets(), headers.dst.octets(), TCP, tcp_len);
+    let written = &buffer[ETHERNET_HEADER + 20..head];
+    (head, header_sum(pseudo, &headers, written))
+}
+
 /// Builds frame `i` of a transmit effect in its slot.
-pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats) {
+pub(crate) fn build(
+    world: &World,
+    t: &Transmit,
+    i: u32,
+    template: &mut Template,
+    stats: &mut EffectStats,
+) {
     let (offset, len) = t.payload_of(i);
     let Ok(mut claim) = world.tx.claim(t.first_frame + u64::from(i)) else {
         stats.diverged += 1;
@@ -106,31 +227,10 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
     } else {
         t.flags.without(Flags::PSH.with(Flags::FIN))
     };
-    let syn = t.syn.unwrap_or_default();
-    let headers = TcpHeaders {
-        src_mac: world.mac,
-        dst_mac: t.mac.0,
-        src: *t.flow.local.ip(),
-        dst: *t.flow.remote.ip(),
-        src_port: t.flow.local.port(),
-        dst_port: t.flow.remote.port(),
-        seq: (t.seq + i * t.frame_len).0,
-        ack: t.ack.0,
-        wnd: t.wnd,
-        flags: flags.0,
-        timestamps: t.timestamps,
-        mss: syn.mss,
-        window_scale: syn.window_scale,
-        sack_permitted: syn.sack_permitted,
-        sack: t.sack.as_ref().map_or_else(SackBlocks::default, blocks),
-        payload_len: len as usize,
-    };
     let buffer = claim.buffer();
-    let head = wire::emit_tcp(buffer, &headers);
+    let seq = t.seq + i * t.frame_len;
+    let (head, sum) = template.emit(world, t, seq, flags, len, buffer);
     let total = head + len as usize;
-    let tcp_len = total - ETHERNET_HEADER - 20;
-    let pseudo =
-        Sum::default().pseudo_header(headers.src.octets(), headers.dst.octets(), TCP, tcp_len);
     let stream = (len > 0).then(|| world.streams.get(t.conn)).flatten();
     let (a, b) = match &stream {
         Some(_) if world.streams.inline.is_some() => (&[][..], &[][..]),
@@ -160,6 +260,8 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
             front.copy_from_slice(a);
             back.copy_from_slice(b);
         }
+        let (src, dst) = (t.flow.local.ip().octets(), t.flow.remote.ip().octets());
+        let pseudo = Sum::default().pseudo_header(src, dst, TCP, total - ETHERNET_HEADER - 20);
         wire::set_tcp_checksum(buffer, pseudo.folded());
         TxMeta {
             checksum: TxChecksum::Partial {
@@ -173,9 +275,7 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
             }),
         }
     } else {
-        let (header, text) =
-            buffer[ETHERNET_HEADER + 20..total].split_at_mut(head - ETHERNET_HEADER - 20);
-        let sum = header_sum(pseudo, &headers, header);
+        let text = &mut buffer[head..total];
         // What a processor wrote is in the nearest cache now.
         let sum = if inline {
             sum.add(text)
@@ -189,7 +289,7 @@ pub(crate) fn build(world: &World, t: &Transmit, i: u32, stats: &mut EffectStats
         Some(carried) => claim.publish_carried(head, carried, meta),
         None => claim.publish(head, total, meta),
     }
-    if last && let Some(stream) = world.streams.get(t.conn) {
+    if last && let Some(stream) = stream.or_else(|| world.streams.get(t.conn)) {
         stream.advertised(t.window_end);
     }
     stats.frames += 1;

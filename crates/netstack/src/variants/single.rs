@@ -8,7 +8,7 @@ use crate::config::Limits;
 use crate::digest::Request;
 use crate::effect::Effect;
 use crate::engine::Run;
-use crate::engine::perform;
+use crate::engine::perform::{self, Template};
 use crate::engine::prepare::prepare_and_store;
 use crate::engine::pump::{BATCH, Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
@@ -43,6 +43,7 @@ struct Core {
     /// What was brought before, whose frames go back.
     done: Vec<(Request, Option<u16>, Run)>,
     effects: Vec<Effect>,
+    template: Template,
     stats: EffectStats,
 }
 
@@ -102,7 +103,13 @@ impl Core {
                 }
                 Effect::Transmit(transmit) => {
                     for i in 0..transmit.count {
-                        perform::build(&self.world, transmit, i, &mut self.stats);
+                        perform::build(
+                            &self.world,
+                            transmit,
+                            i,
+                            &mut self.template,
+                            &mut self.stats,
+                        );
                     }
                 }
                 other => {
@@ -131,6 +138,7 @@ impl Single {
             brought: Vec::new(),
             done: Vec::new(),
             effects: Vec::new(),
+            template: Template::default(),
             stats: EffectStats::default(),
         };
         Ok(Single {

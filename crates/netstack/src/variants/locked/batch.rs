@@ -7,7 +7,7 @@ use super::{IDLE, LockStats, Shared, State};
 use crate::digest::{Body, Kind, Request};
 use crate::effect::Effect;
 use crate::engine::Run;
-use crate::engine::perform;
+use crate::engine::perform::{self, Template};
 use crate::engine::prepare::prepare;
 use crate::engine::pump::Log;
 use crate::engine::world::{Wakes, World};
@@ -33,6 +33,7 @@ pub(super) struct Batch {
     performed: usize,
     effects: Vec<Effect>,
     effects_done: usize,
+    template: Template,
     pub(super) effect_stats: EffectStats,
     pub(super) lock_stats: LockStats,
 }
@@ -102,7 +103,7 @@ impl Batch {
                 }
                 Effect::Transmit(transmit) => {
                     for i in 0..transmit.count {
-                        perform::build(world, transmit, i, stats);
+                        perform::build(world, transmit, i, &mut self.template, stats);
                     }
                 }
                 other => {

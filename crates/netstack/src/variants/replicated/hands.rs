@@ -11,7 +11,7 @@ use dominoes::{Attachments, Begun, Pin, Seq, Standing};
 use super::kept::{Applied, Cursor, Kept, LAST, piece};
 use super::{Shared, Tamper};
 use crate::effect::{Effect, Transmit};
-use crate::engine::perform;
+use crate::engine::perform::{self, Template};
 use crate::engine::world::Wakes;
 use crate::engine::{Run, Shelf};
 use crate::stats::EffectStats;
@@ -66,6 +66,7 @@ pub(super) struct Hands<'a, T: Tamper> {
     pub(super) cursor: &'a mut Cursor,
     /// Payload octets of requests that are prepared and not performed.
     pub(super) ahead: &'a mut usize,
+    pub(super) template: &'a mut Template,
     pub(super) stats: &'a mut EffectStats,
     pub(super) tamper: &'a mut T,
     /// Where frames go that nobody needs any more.
@@ -281,7 +282,8 @@ impl<T: Tamper> Hands<'_, T> {
             let effect = Effect::Transmit(*transmit);
             self.tamper.performing(self.cursor.seq, &effect);
         }
-        perform::build(&self.shared.world, transmit, self.cursor.frame, self.stats);
+        let (world, i) = (&self.shared.world, self.cursor.frame);
+        perform::build(world, transmit, i, self.template, self.stats);
         if let Some(begun) = &mut self.held.frames {
             begun.done(frame);
         }

@@ -12,6 +12,7 @@ use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Shelf;
+use crate::engine::perform::Template;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
@@ -49,6 +50,7 @@ pub struct Worker<T: Tamper = ()> {
     /// Frames whose work this worker completed.
     shelf: Shelf,
     tamper: T,
+    template: Template,
     stats: EffectStats,
 }
 
@@ -76,6 +78,7 @@ impl<T: Tamper> Worker<T> {
             idle: 0,
             shelf: Shelf::default(),
             tamper,
+            template: Template::default(),
             stats: EffectStats::default(),
         }
     }
@@ -326,6 +329,7 @@ impl<T: Tamper> Worker<T> {
             kept: &self.kept,
             cursor: &mut self.cursor,
             ahead: &mut self.ahead,
+            template: &mut self.template,
             stats: &mut self.stats,
             tamper: &mut self.tamper,
             shelf: &mut self.shelf,
@@ -379,6 +383,7 @@ impl<T: Tamper> Worker<T> {
             kept: &self.kept,
             cursor: &mut cursor,
             ahead: &mut self.ahead,
+            template: &mut self.template,
             stats: &mut self.stats,
             tamper: &mut self.tamper,
             shelf: &mut self.shelf,
