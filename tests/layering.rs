@@ -17,7 +17,7 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("neighbor", &[]),
     ("icmp", &[]),
     ("igmp", &[]),
-    ("udp", &[]),
+    ("udp", &["ip"]),
     ("tcp", &[]),
 ];
 /// Modules that may import everything of their crate, the log and the devices.
@@ -48,7 +48,7 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 22] = [
+const PATH_OF_A_FRAME: [&str; 26] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
@@ -59,6 +59,7 @@ const PATH_OF_A_FRAME: [&str; 22] = [
     "crates/netstack/src/engine/demux.rs",
     "crates/netstack/src/engine/ingress.rs",
     "crates/netstack/src/engine/perform.rs",
+    "crates/netstack/src/engine/perform/datagrams.rs",
     "crates/netstack/src/engine/prepare.rs",
     "crates/netstack/src/engine/processor.rs",
     "crates/netstack/src/engine/processor/cipher.rs",
@@ -66,6 +67,9 @@ const PATH_OF_A_FRAME: [&str; 22] = [
     "crates/netstack/src/engine/replica.rs",
     "crates/netstack/src/engine/stream.rs",
     "crates/netstack/src/engine/tx.rs",
+    "crates/netstack/src/udp.rs",
+    "crates/netstack/src/udp/record.rs",
+    "crates/netstack/src/udp/send.rs",
     "crates/netstack/src/variants/replicated.rs",
     "crates/netstack/src/variants/replicated/hands.rs",
     "crates/netstack/src/variants/replicated/kept.rs",

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod conformance;
+mod datagrams;
 mod differential;
 mod goodput;
 mod layering;

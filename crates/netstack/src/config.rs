@@ -104,7 +104,7 @@ pub struct Limits {
     /// Largest TCP payload of one outgoing frame in octets, up to 65,475. Above the MSS it counts only where
     /// the device cuts frames into segments, and is lowered to what the device takes. Default: 65,475.
     pub frame_payload: u32,
-    /// Frames that one connection may number before the next one in turn. Default 64.
+    /// Frames that one connection or UDP socket may number before the next one in turn. Default 64.
     pub quantum: u32,
     /// Congestion control of every connection. Default: CUBIC, as most hosts on the Internet do it.
     pub congestion: CongestionControl,
@@ -117,6 +117,12 @@ pub struct Limits {
     /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0: none.
     /// Default 1000.
     pub challenges_per_second: u32,
+    /// UDP sockets at a time. Default 64.
+    pub udp_sockets: u32,
+    /// Queue of a UDP socket in octets, with 16 for each datagram, a power of two from 2^10 to 2^30. Default 256 KiB.
+    pub udp_receive_buffer: u32,
+    /// Datagrams that a UDP socket may have under way, in octets as above. Default 256 KiB.
+    pub udp_send_buffer: u32,
 }
 
 impl Default for Limits {
@@ -133,6 +139,9 @@ impl Default for Limits {
             syn_queue: 128,
             resets_per_second: 1000,
             challenges_per_second: 1000,
+            udp_sockets: 64,
+            udp_receive_buffer: 1 << 18,
+            udp_send_buffer: 1 << 18,
         }
     }
 }
@@ -170,6 +179,8 @@ impl Limits {
         };
         ring("receive_buffer", self.receive_buffer)?;
         ring("send_buffer", self.send_buffer)?;
+        ring("udp_receive_buffer", self.udp_receive_buffer)?;
+        ring("udp_send_buffer", self.udp_send_buffer)?;
         let within = |field, value: u64, low: u64, high: u64, allowed| {
             if (low..=high).contains(&value) {
                 Ok(())
@@ -188,6 +199,13 @@ impl Limits {
             1,
             1 << 20,
             "1 to 2^20",
+        )?;
+        within(
+            "udp_sockets",
+            u64::from(self.udp_sockets),
+            0,
+            1 << 16,
+            "0 to 2^16",
         )?;
         within("quantum", u64::from(self.quantum), 1, 1 << 20, "1 to 2^20")?;
         within(

@@ -108,6 +108,16 @@ pub enum Kind {
     Tick,
     /// Anything an application or the operator asked for: the [`Body`] says what.
     Command,
+    /// UDP datagrams for one socket, which [`Digest::hint`] names; [`Body::Datagrams`].
+    Datagrams,
+}
+
+impl Kind {
+    /// Whether requests of this kind have frames, whose checksums are to be verified.
+    #[inline]
+    pub const fn has_frames(self) -> bool {
+        matches!(self, Kind::Segments | Kind::Datagrams)
+    }
 }
 
 /// All that the pump learned of a run, in one cache line.
@@ -383,6 +393,41 @@ pub enum Body {
         seq: SeqNum,
         /// What is wrong.
         what: NetworkError,
+    },
+    /// UDP datagrams that arrived for one socket.
+    Datagrams {
+        /// Payload octets of each, as many as the digest counts.
+        lens: [u16; MAX_RUN],
+    },
+    /// A UDP socket begins. The place of a former one is free.
+    Bind {
+        /// Its name, in the table of UDP sockets.
+        socket: ConnId,
+        /// Its port.
+        port: u16,
+    },
+    /// A UDP socket ends, as soon as all it sent has left.
+    Unbind {
+        /// The socket.
+        socket: ConnId,
+    },
+    /// UDP datagrams to one destination, as many as the digest counts. None: the send ring below `offset` is not
+    /// needed any more.
+    Sends {
+        /// The socket.
+        socket: ConnId,
+        /// Where they go.
+        remote: SocketAddrV4,
+        /// Link-layer address of the next hop.
+        mac: Mac,
+        /// Where the first record begins in the send ring.
+        offset: u64,
+        /// Payload octets of each.
+        lens: [u16; MAX_RUN],
+        /// Time to live.
+        ttl: u8,
+        /// DSCP and ECN.
+        tos: u8,
     },
     /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
     Neighbor {

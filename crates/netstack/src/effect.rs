@@ -5,7 +5,7 @@
 
 use core::net::SocketAddrV4;
 
-use crate::digest::{ConnId, Flags, Flow, Mac, Sack, SynOptions};
+use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -78,6 +78,68 @@ pub enum Effect {
         /// Whether an application was ever told of it; if not, there is no socket to wait for.
         held: bool,
     },
+    /// Copy received datagrams into a socket's queue. Every octet of a queue is named by exactly one of these.
+    Queue(Queue),
+    /// Build and send numbered frames of datagrams.
+    Send(SendDatagrams),
+    /// The first `upto` octets of a UDP socket's send ring will never be read again.
+    Sent {
+        /// The socket.
+        socket: ConnId,
+        /// Offset in its send ring.
+        upto: u64,
+    },
+    /// A UDP socket is over. Its place becomes free when all earlier work is done.
+    Unbound {
+        /// The socket.
+        socket: ConnId,
+    },
+}
+
+/// Copies of the run's datagrams into a socket's queue, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The socket.
+    pub socket: ConnId,
+    /// Which datagrams of the run, a bit each.
+    pub take: u16,
+    /// Payload octets of each datagram of the run.
+    pub lens: [u16; MAX_RUN],
+    /// Where the first record goes: octets since the socket began.
+    pub offset: u64,
+    /// Where the last record ends.
+    pub end: u64,
+    /// Number of this delivery, 0 on.
+    pub delivery: u64,
+}
+
+/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or fragments of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendDatagrams {
+    /// Whose send ring holds them.
+    pub socket: ConnId,
+    /// Number of the first frame.
+    pub first_frame: u64,
+    /// How many frames, at least 1.
+    pub count: u32,
+    /// Our port.
+    pub port: u16,
+    /// Where they go.
+    pub remote: SocketAddrV4,
+    /// Link-layer destination.
+    pub mac: Mac,
+    /// Time to live.
+    pub ttl: u8,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Payload octets of each datagram.
+    pub lens: [u16; MAX_RUN],
+    /// Where the first one's record begins in the send ring.
+    pub offset: u64,
+    /// Identification of the first one; the next ones follow.
+    pub ident: u16,
+    /// If frames are fragments of the first datagram: which of them the first frame is.
+    pub fragment: Option<u32>,
 }
 
 /// A copy from the run's payloads into the receive ring.

@@ -60,6 +60,12 @@ pub enum SocketError {
     WouldBlock,
     /// A setting is out of its range.
     Invalid,
+    /// The message is longer than a datagram can be, or than the send ring.
+    TooLong,
+    /// The socket is not connected, and the call names no destination.
+    NotConnected,
+    /// The destination is everybody, and the socket was not told that this is meant.
+    NotAllowed,
 }
 
 impl SocketError {
@@ -76,7 +82,9 @@ impl SocketError {
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
             SocketError::WouldBlock => io::ErrorKind::WouldBlock,
-            SocketError::Invalid => io::ErrorKind::InvalidInput,
+            SocketError::Invalid | SocketError::TooLong => io::ErrorKind::InvalidInput,
+            SocketError::NotConnected => io::ErrorKind::NotConnected,
+            SocketError::NotAllowed => io::ErrorKind::PermissionDenied,
         }
     }
 
@@ -86,12 +94,15 @@ impl SocketError {
         match self {
             SocketError::WouldBlock => 11,
             SocketError::NoRoom => 12,
+            SocketError::NotAllowed => 13,
             SocketError::Invalid => 22,
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
+            SocketError::TooLong => 90,
             SocketError::PortTaken => 98,
             SocketError::Aborted => 103,
             SocketError::Reset => 104,
+            SocketError::NotConnected => 107,
             SocketError::Down => 108,
             SocketError::TimedOut => 110,
             SocketError::Refused => 111,
@@ -117,6 +128,9 @@ impl fmt::Display for SocketError {
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",
             SocketError::Invalid => "a setting is out of its range",
+            SocketError::TooLong => "the message is longer than a datagram can be",
+            SocketError::NotConnected => "the socket is not connected; name a destination",
+            SocketError::NotAllowed => "this goes to everybody; call `set_broadcast` first",
         })
     }
 }

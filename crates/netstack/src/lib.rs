@@ -81,6 +81,7 @@ pub mod config;
 pub mod digest;
 pub mod effect;
 pub mod error;
+pub mod ip;
 pub mod seqnum;
 pub mod stats;
 pub mod tcp;
@@ -90,8 +91,10 @@ pub mod time;
 pub mod variants;
 
 mod engine;
+mod icmp;
 mod socket;
 mod stack;
+mod udp;
 mod wire;
 
 pub use config::{Keepalive, Limits, Settings};
@@ -100,4 +103,5 @@ pub use engine::record::{Entry, Recorder, Recording, Written};
 pub use engine::replica::Replica;
 pub use error::{ConfigError, SocketError, StackError};
 pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
+pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};
 pub use stack::{Builder, Stack};

@@ -7,6 +7,7 @@
 mod half;
 mod open;
 mod read;
+mod udp;
 mod wait;
 mod write;
 
@@ -28,6 +29,7 @@ use half::Half;
 
 pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
+pub use udp::{Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::WriteHalf;
 
 /// The sockets of a stack: from here connections are opened and listened for.

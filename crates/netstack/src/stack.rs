@@ -14,7 +14,8 @@ use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
 use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
-use crate::socket::{Sockets, TcpListener, TcpStream};
+use crate::ip::route::Route;
+use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::variants::Setup;
@@ -45,6 +46,7 @@ use crate::variants::single::Single;
 pub struct Builder {
     address: String,
     gateway: Option<Ipv4Addr>,
+    routes: Vec<Route>,
     layout: Layout,
     limits: Limits,
     cores: Vec<usize>,
@@ -54,10 +56,17 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Who forwards what is for other networks. Default: nobody.
+    /// Who forwards what is for other networks and has no route of its own. Default: nobody.
     #[must_use]
     pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
         self.gateway = Some(gateway);
+        self
+    }
+
+    /// Adds a network that a neighbour forwards to. The longest prefix decides.
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
         self
     }
 
@@ -124,6 +133,7 @@ impl Builder {
         let mut setup = Setup::new(address, prefix, secret);
         setup.limits = self.limits;
         setup.gateway = self.gateway;
+        setup.routes = self.routes;
         setup.recorder = self.recorder;
         setup.processor = self.processor;
         let device = Box::new(device);
@@ -200,6 +210,7 @@ impl Stack {
         Builder {
             address: address.to_owned(),
             gateway: None,
+            routes: Vec::new(),
             layout: Layout {
                 replicas: 1,
                 ..Layout::default()
@@ -231,6 +242,14 @@ impl Stack {
     /// As [`Sockets::connect`].
     pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
         self.sockets.connect(remote)
+    }
+
+    /// As [`Sockets::bind_udp`].
+    ///
+    /// # Errors
+    /// As [`Sockets::bind_udp`].
+    pub fn bind_udp(&self, port: u16) -> Result<UdpSocket, SocketError> {
+        self.sockets.bind_udp(port)
     }
 
     /// Whether every thread that was to be pinned is.

@@ -34,6 +34,16 @@ pub struct StateStats {
     pub ignored_errors: u64,
     /// Connections whose TIME-WAIT was cut short because the table was nearly full.
     pub cut_short: u64,
+    /// UDP datagrams that arrived.
+    pub datagrams: u64,
+    /// ... dropped because their checksum was wrong.
+    pub bad_datagrams: u64,
+    /// ... dropped because their socket was gone.
+    pub no_socket: u64,
+    /// ... dropped because the socket's queue was full.
+    pub queue_full: u64,
+    /// UDP datagrams that sockets sent.
+    pub sent_datagrams: u64,
 }
 
 /// What the receive pump saw.
@@ -54,8 +64,22 @@ pub struct PumpStats {
     pub not_ours: u64,
     /// Frames of protocols that are not handled.
     pub unknown: u64,
-    /// Fragments, which are not reassembled.
+    /// UDP datagrams that went into the log.
+    pub datagrams: u64,
+    /// UDP datagrams for ports at which nobody is.
+    pub no_port: u64,
+    /// UDP datagrams of ours that were dropped because their next hop did not answer.
+    pub unresolved: u64,
+    /// Fragments.
     pub fragments: u64,
+    /// Datagrams that were put together from them.
+    pub reassembled: u64,
+    /// Fragments that no datagram can have, or that contradict others.
+    pub bad_fragments: u64,
+    /// ICMP errors that we reported.
+    pub reports: u64,
+    /// ICMP errors that were not reported because there were too many.
+    pub reports_limited: u64,
     /// ARP messages.
     pub arp: u64,
     /// Echo requests answered.

@@ -2,13 +2,21 @@
 //!
 //! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the headers.
 
+mod icmp;
+mod ip;
 mod tcp_error;
+mod udp;
 
 use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
+pub(crate) use icmp::{Report, UdpError, echo_reply, error_about, was_sent_to};
+pub(crate) use ip::{IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
 pub(crate) use tcp_error::TcpError;
+pub(crate) use udp::{
+    UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
+};
 
 /// Octets of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
@@ -40,9 +48,26 @@ pub(crate) enum Packet {
     },
     /// An ICMP error about a segment.
     TcpError(TcpError),
+    /// A UDP datagram.
+    Udp(Udp),
+    /// An ICMP error about a UDP datagram of ours.
+    UdpError {
+        /// What it says.
+        error: UdpError,
+        /// Who is told.
+        dst: Ipv4Addr,
+    },
     /// A fragment of an IPv4 packet.
-    Fragment,
-    /// A protocol that is not handled.
+    Fragment {
+        /// Whom it is for.
+        dst: Ipv4Addr,
+    },
+    /// An IPv4 packet of a protocol that nobody speaks.
+    OtherProtocol {
+        /// Whom it is for.
+        dst: Ipv4Addr,
+    },
+    /// Anything else that is not handled.
     Unknown,
 }
 
@@ -135,6 +160,14 @@ impl SackBlocks {
 pub(crate) fn link(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *frame.first_chunk()?;
     Some(([s0, s1, s2, s3, s4, s5], [d0, d1, d2, d3, d4, d5]))
+}
+
+/// Addresses a frame that was built for nobody in particular.
+///
+/// # Panics
+/// If it is shorter than a link-layer address.
+pub(crate) fn set_link_dst(frame: &mut [u8], dst: [u8; 6]) {
+    frame[..6].copy_from_slice(&dst);
 }
 
 /// Reads the headers of a frame. The TCP checksum is not looked at.
@@ -317,6 +350,9 @@ fn ip_sum(head: &[u8; 64]) -> u64 {
 }
 
 fn parse_any(frame: &[u8]) -> Result<Packet, Malformed> {
+    if let Some(udp) = udp::parse_plain(frame) {
+        return Ok(Packet::Udp(udp));
+    }
     let eth = sw::EthernetFrame::new_checked(frame).map_err(|_| Malformed::Truncated)?;
     match eth.ethertype() {
         sw::EthernetProtocol::Ipv4 => parse_ipv4(eth.payload()),
@@ -359,25 +395,18 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
     if !ip.verify_checksum() {
         return Err(Malformed::IpChecksum);
     }
-    if ip.more_frags() || ip.frag_offset() != 0 {
-        return Ok(Packet::Fragment);
-    }
     let (src, dst) = (ip.src_addr(), ip.dst_addr());
+    if ip.more_frags() || ip.frag_offset() != 0 {
+        return Ok(Packet::Fragment { dst });
+    }
     match ip.next_header() {
         sw::IpProtocol::Tcp => parse_tcp(&ip, src, dst),
-        sw::IpProtocol::Icmp => {
-            if let Some(error) = tcp_error::parse(&ip) {
-                return Ok(Packet::TcpError(error));
-            }
-            let icmp =
-                sw::Icmpv4Packet::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
-            if icmp.msg_type() == sw::Icmpv4Message::EchoRequest {
-                Ok(Packet::EchoRequest { dst })
-            } else {
-                Ok(Packet::Unknown)
-            }
-        }
-        _ => Ok(Packet::Unknown),
+        sw::IpProtocol::Udp => udp::parse_udp(&ip),
+        sw::IpProtocol::Icmp => match tcp_error::parse(&ip) {
+            Some(error) => Ok(Packet::TcpError(error)),
+            None => icmp::parse_icmp(&ip),
+        },
+        _ => Ok(Packet::OtherProtocol { dst }),
     }
 }
 
@@ -662,38 +691,6 @@ pub(crate) fn arp_frame(
     frame
 }
 
-/// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong.
-pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6]) -> Option<Vec<u8>> {
-    let eth = sw::EthernetFrame::new_checked(frame).ok()?;
-    let ip = sw::Ipv4Packet::new_checked(eth.payload()).ok()?;
-    let icmp = sw::Icmpv4Packet::new_checked(ip.payload()).ok()?;
-    if !icmp.verify_checksum() {
-        return None;
-    }
-    let total = ETHERNET_HEADER + 20 + ip.payload().len();
-    let mut reply = vec![0; total];
-    let mut out = sw::EthernetFrame::new_unchecked(&mut reply[..]);
-    out.set_dst_addr(eth.src_addr());
-    out.set_src_addr(sw::EthernetAddress(src_mac));
-    out.set_ethertype(sw::EthernetProtocol::Ipv4);
-    let mut out = sw::Ipv4Packet::new_unchecked(out.payload_mut());
-    out.set_version(4);
-    out.set_header_len(20);
-    out.set_dscp(ip.dscp());
-    out.set_total_len((20 + ip.payload().len()) as u16);
-    out.set_ident(ip.ident());
-    out.set_hop_limit(64);
-    out.set_next_header(sw::IpProtocol::Icmp);
-    out.set_src_addr(ip.dst_addr());
-    out.set_dst_addr(ip.src_addr());
-    out.fill_checksum();
-    out.payload_mut().copy_from_slice(ip.payload());
-    let mut out = sw::Icmpv4Packet::new_unchecked(out.payload_mut());
-    out.set_msg_type(sw::Icmpv4Message::EchoReply);
-    out.fill_checksum();
-    Some(reply)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -809,7 +806,6 @@ mod tests {
         fn no_frame_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
             let _ = checksummed(&bytes);
-            let _ = echo_reply(&bytes, [0; 6]);
             let _ = link(&bytes);
         }
 

@@ -17,6 +17,7 @@ pub(crate) mod perform;
 pub(crate) mod prepare;
 pub mod processor;
 pub(crate) mod pump;
+pub(crate) mod queues;
 pub(crate) mod record;
 pub(crate) mod replica;
 pub(crate) mod stream;

@@ -3,7 +3,7 @@
 //! Not replicated: the pump keeps it, answers requests, and writes what connections need into the log.
 
 use core::net::SocketAddrV4;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 
 use crate::digest::Mac;
@@ -13,6 +13,9 @@ use crate::time::{Duration, Instant};
 const MAX_NEIGHBORS: usize = 1024;
 /// Opens that may wait for an answer.
 const MAX_WAITING: usize = 256;
+/// Neighbours that may be asked for at a time, and frames that may wait for each of them.
+const MAX_ASKED: usize = 64;
+const MAX_FRAMES: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
 /// Requests that go unanswered before a neighbour counts as unreachable.
@@ -31,6 +34,8 @@ struct Asking {
     tries: u32,
     again_at: Instant,
     opens: Vec<WaitingOpen>,
+    /// Frames of datagrams, newest last.
+    frames: VecDeque<Vec<u8>>,
 }
 
 /// The table, and the questions that are open.
@@ -47,6 +52,28 @@ pub(crate) struct Overdue {
     pub(crate) ask: Vec<Ipv4Addr>,
     /// Nobody answered for these.
     pub(crate) failed: Vec<WaitingOpen>,
+    /// Frames that waited for somebody who did not answer.
+    pub(crate) dropped: u64,
+}
+
+/// What follows from learning an address.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Learned {
+    /// Opens that waited for it.
+    pub(crate) opens: Vec<WaitingOpen>,
+    /// Frames that waited for it, oldest first.
+    pub(crate) frames: VecDeque<Vec<u8>>,
+    /// The link-layer address that it was known by before.
+    pub(crate) moved: Option<Mac>,
+}
+
+/// What became of frames that are to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Whether a request has to be sent now.
+    pub(crate) ask: bool,
+    /// Frames for which there was no room, or that made room.
+    pub(crate) dropped: u64,
 }
 
 impl Neighbors {
@@ -54,14 +81,8 @@ impl Neighbors {
         self.table.get(&address).copied()
     }
 
-    /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping. Returns the
-    /// opens that waited for it, and the old link-layer address if it was known by another.
-    pub(crate) fn learn(
-        &mut self,
-        address: Ipv4Addr,
-        mac: Mac,
-        wanted: bool,
-    ) -> (Vec<WaitingOpen>, Option<Mac>) {
+    /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping.
+    pub(crate) fn learn(&mut self, address: Ipv4Addr, mac: Mac, wanted: bool) -> Learned {
         let known = self.table.len();
         let moved = match self.table.get_mut(&address) {
             Some(known) => Some(core::mem::replace(known, mac)).filter(|old| *old != mac),
@@ -72,15 +93,50 @@ impl Neighbors {
                 None
             }
         };
-        let mut opens = Vec::new();
+        let mut learned = Learned {
+            moved,
+            ..Learned::default()
+        };
         self.asking.retain_mut(|asking| {
             let answered = asking.next_hop == address;
             if answered {
-                opens.append(&mut asking.opens);
+                learned.opens.append(&mut asking.opens);
+                learned.frames.append(&mut asking.frames);
             }
             !answered
         });
-        (opens, moved)
+        learned
+    }
+
+    /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC 1122 section 2.3.2.2).
+    pub(crate) fn hold(&mut self, next_hop: Ipv4Addr, frames: Vec<Vec<u8>>, now: Instant) -> Held {
+        let mut held = Held::default();
+        let at = self.asking.iter().position(|a| a.next_hop == next_hop);
+        let at = match at {
+            Some(at) => at,
+            None if self.asking.len() >= MAX_ASKED => {
+                held.dropped = frames.len() as u64;
+                return held;
+            }
+            None => {
+                held.ask = true;
+                self.asking.push(Asking {
+                    next_hop,
+                    tries: 1,
+                    again_at: now + RETRY,
+                    opens: Vec::new(),
+                    frames: VecDeque::new(),
+                });
+                self.asking.len() - 1
+            }
+        };
+        let waiting = &mut self.asking[at].frames;
+        waiting.extend(frames);
+        while waiting.len() > MAX_FRAMES {
+            waiting.pop_front();
+            held.dropped += 1;
+        }
+        held
     }
 
     /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error hands the
@@ -103,6 +159,7 @@ impl Neighbors {
             tries: 1,
             again_at: now + RETRY,
             opens: vec![open],
+            frames: VecDeque::new(),
         });
         Ok(true)
     }
@@ -120,6 +177,7 @@ impl Neighbors {
             }
             if asking.tries == TRIES {
                 overdue.failed.append(&mut asking.opens);
+                overdue.dropped += asking.frames.len() as u64;
                 return false;
             }
             asking.tries += 1;
@@ -150,8 +208,9 @@ mod tests {
         let mut n = Neighbors::default();
         assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
         assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
-        let (ready, moved) = n.learn(PEER, MAC, true);
-        assert_eq!((ready, moved), (vec![open(1), open(2)], None));
+        let learned = n.learn(PEER, MAC, true);
+        assert_eq!(learned.opens, [open(1), open(2)]);
+        assert_eq!(learned.moved, None);
         assert_eq!(n.lookup(PEER), Some(MAC));
         assert_eq!(n.next_deadline(), Instant::NEVER);
     }
@@ -168,11 +227,33 @@ mod tests {
     }
 
     #[test]
+    fn frames_wait_for_the_answer_and_the_oldest_make_room() {
+        let mut n = Neighbors::default();
+        let frame = |i: usize| vec![i as u8];
+        let held = n.hold(PEER, vec![frame(0), frame(1)], Instant::ZERO);
+        assert_eq!((held.ask, held.dropped), (true, 0));
+        for i in 2..MAX_FRAMES + 2 {
+            let held = n.hold(PEER, vec![frame(i)], Instant::ZERO);
+            assert_eq!(
+                (held.ask, held.dropped),
+                (false, u64::from(i >= MAX_FRAMES))
+            );
+        }
+        let frames = n.learn(PEER, MAC, false).frames;
+        assert_eq!(frames.len(), MAX_FRAMES);
+        assert_eq!(frames.front(), Some(&frame(2)));
+        n.hold(PEER, vec![frame(0)], Instant::ZERO);
+        n.on_time(n.next_deadline());
+        n.on_time(n.next_deadline());
+        assert_eq!(n.on_time(n.next_deadline()).dropped, 1);
+    }
+
+    #[test]
     fn strangers_that_did_not_speak_to_us_are_not_kept_but_moves_are_noticed() {
         let mut n = Neighbors::default();
         n.learn(PEER, MAC, false);
         assert_eq!(n.lookup(PEER), None);
         n.learn(PEER, MAC, true);
-        assert_eq!(n.learn(PEER, Mac([2; 6]), false), (vec![], Some(MAC)));
+        assert_eq!(n.learn(PEER, Mac([2; 6]), false).moved, Some(MAC));
     }
 }

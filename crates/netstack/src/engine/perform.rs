@@ -3,6 +3,8 @@
 //! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and nothing
 //! tells anything back to `apply`.
 
+mod datagrams;
+
 use core::net::SocketAddrV4;
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
@@ -17,6 +19,8 @@ use crate::engine::world::{Answer, HintNews, World};
 use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
 use crate::wire::{self, ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
+
+pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
 
 const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
@@ -363,7 +367,15 @@ pub(crate) fn fill_processed(
 /// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
 pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
     match *effect {
-        Effect::Deliver(_) | Effect::Transmit(_) => {}
+        Effect::Deliver(_) | Effect::Transmit(_) | Effect::Queue(_) | Effect::Send(_) => {}
+        Effect::Sent { socket, upto } => match world.queues.streams.get(socket) {
+            Some(stream) => stream.release(upto),
+            None => stats.diverged += 1,
+        },
+        Effect::Unbound { socket } => {
+            world.queues.unbound.push(socket);
+            world.ring();
+        }
         Effect::Release { conn, upto } => match world.streams.get(conn) {
             Some(stream) => stream.release(upto),
             None => stats.diverged += 1,

@@ -9,7 +9,7 @@ use crate::digest::{Kind, Request};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::world::World;
-use crate::wire;
+use crate::wire::{self, UDP};
 
 const TCP: u8 = 6;
 
@@ -43,10 +43,32 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &mut Run)
 
 /// Which segments of a run have a good checksum, one bit each.
 pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
-    if request.digest.kind != Kind::Segments {
-        return 0;
+    match request.digest.kind {
+        Kind::Segments => verdict(&run.frames),
+        Kind::Datagrams => datagrams(&run.frames),
+        Kind::Tick | Kind::Command => 0,
     }
-    verdict(&run.frames)
+}
+
+/// As [`verdict`], of UDP datagrams.
+fn datagrams(frames: &[Frame]) -> u16 {
+    let good = |frame: &Frame| vouched(frame) || datagram_is_good(frame.bytes());
+    let bits = frames.iter().enumerate().take(16);
+    bits.fold(0, |verdict, (i, frame)| {
+        verdict | u16::from(good(frame)) << i
+    })
+}
+
+/// Whether the UDP checksum of a frame is right, or its sender computed none (RFC 768).
+pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
+    match wire::udp_checksummed(frame) {
+        None => false,
+        Some(None) => true,
+        Some(Some((src, dst, datagram))) => Sum::default()
+            .pseudo_header(src, dst, UDP, datagram.len())
+            .add(datagram)
+            .is_good(),
+    }
 }
 
 /// The verdict on frames, at most 16.

@@ -4,6 +4,9 @@
 //! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
 //! transmit pump hands frames to the device in the order of their numbers.
 
+mod datagrams;
+mod network;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -13,15 +16,19 @@ use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request};
 use crate::engine::ingress::OpenRun;
-use crate::engine::neighbor::{Neighbors, WaitingOpen};
+use crate::engine::neighbor::{Learned, Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
 use crate::engine::{Run, Shelf};
+use crate::icmp::Limiter;
+use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
+use crate::ip::route::Site;
 use crate::seqnum::SeqNum;
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
+use datagrams::Datagrams;
 
 /// Frames that a holder of a pump takes before it lets go.
 pub(crate) const BATCH: usize = 32;
@@ -42,25 +49,6 @@ pub(crate) trait Log {
     fn performed(&self) -> u64;
 }
 
-/// Where we are in the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Site {
-    pub(crate) address: Ipv4Addr,
-    pub(crate) prefix: u8,
-    pub(crate) gateway: Option<Ipv4Addr>,
-}
-
-impl Site {
-    /// Who gets frames for `remote`, if anybody does.
-    fn next_hop(&self, remote: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mask = u32::MAX
-            .checked_shl(32 - u32::from(self.prefix))
-            .unwrap_or(0);
-        let same = (remote.to_bits() ^ self.address.to_bits()) & mask == 0;
-        if same { Some(remote) } else { self.gateway }
-    }
-}
-
 /// The receive pump.
 pub(crate) struct RxPump {
     world: Arc<World>,
@@ -77,11 +65,18 @@ pub(crate) struct RxPump {
     /// What the holder brought along.
     pub(crate) shelf: Shelf,
     open: OpenRun,
+    datagrams: Datagrams,
     hints: HashMap<Flow, ConnId>,
     last_hint: Option<(Flow, ConnId)>,
     /// Connections whose end was told before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
+    /// Fragments that are not whole yet.
+    reassembly: Reassembly,
+    /// How often errors are reported.
+    reports: Limiter,
+    /// Identification of the next packet that is not numbered.
+    ident: u16,
     /// Opens whose next hop is known and that wait for room in the log.
     opens: VecDeque<(WaitingOpen, Mac)>,
     /// Retired connections, with how much must have been performed before their place is free.
@@ -106,12 +101,16 @@ impl RxPump {
         rx: Box<dyn DeviceRx>,
         site: Site,
         secret: [u64; 2],
+        reassembly: ReassemblyLimits,
         recorder: Option<Recorder>,
     ) -> Self {
         RxPump {
             world,
             rx,
             site,
+            reassembly: Reassembly::new(reassembly),
+            reports: Limiter::default(),
+            ident: (secret[0] >> 16) as u16,
             secret,
             configured: false,
             merge: true,
@@ -119,6 +118,7 @@ impl RxPump {
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
             open: OpenRun::default(),
+            datagrams: Datagrams::default(),
             hints: HashMap::new(),
             last_hint: None,
             over: HashSet::new(),
@@ -201,6 +201,7 @@ impl RxPump {
             Body::Progress {
                 conn, app_written, ..
             } => Some((conn, app_written)),
+            Body::Sends { .. } => return self.record_sends(request),
             Body::Segment { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
                 let conn = request.digest.hint;
                 let known = self.recorded.get(&conn).copied().unwrap_or(0);
@@ -256,6 +257,7 @@ impl RxPump {
 
     fn news(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
+        self.give_up_fragments(now);
         for overdue in self.overdue(now) {
             self.world.answer(overdue.ticket, Answer::Unreachable);
             done += 1;
@@ -285,6 +287,7 @@ impl RxPump {
             self.progress(now, conn, log);
             done += 1;
         }
+        done += self.socket_news(now, log);
         done + self.burials(now, log)
     }
 
@@ -293,6 +296,7 @@ impl RxPump {
             return Vec::new();
         }
         let overdue = self.neighbors.on_time(now);
+        self.stats.unresolved += overdue.dropped;
         for address in overdue.ask {
             self.ask(address);
         }
@@ -318,6 +322,9 @@ impl RxPump {
             Command::Listen { port, backlog } => Body::Listen { port, backlog },
             Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
             Command::Unlisten { port } => Body::Unlisten { port },
+            Command::Bind { socket, port } => return self.bind(now, socket, port, log),
+            Command::Connect { socket, remote } => return self.connect(socket, remote),
+            Command::Unbind { socket } => return self.unbind(socket),
         };
         self.publish_command(now, body, log);
     }
@@ -418,8 +425,9 @@ impl RxPump {
 
     /// Publishes what came in. Returns how many frames were handled, and whether the device had no more.
     fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        // Every frame may need a place, and so may the run before it. What finds none stays in the device.
-        let room = log.room().saturating_sub(RESERVED + 1).min(BATCH);
+        // Every frame may need a place, and so may the runs before it, of segments and of datagrams. What finds none
+        // stays in the device.
+        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
         if room == 0 {
             self.stats.log_full += 1;
             return (0, false);
@@ -448,6 +456,7 @@ impl RxPump {
         drop(frames);
         self.batch = batch;
         self.close_run(now, log);
+        self.close_datagrams(now, log);
         (claimed, claimed == 0)
     }
 
@@ -466,24 +475,12 @@ impl RxPump {
             Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
                 return self.segment(now, &tcp, src, frame, log);
             }
-            Ok(Packet::EchoRequest { dst }) if dst == self.site.address && !broadcast => {
-                match wire::echo_reply(bytes, self.world.mac) {
-                    Some(reply) => {
-                        self.stats.echo += 1;
-                        self.control(reply);
-                    }
-                    None => self.stats.malformed += 1,
-                }
-            }
             Ok(Packet::TcpError(error)) if error.dst == self.site.address && !broadcast => {
                 self.network_error(now, &error, log);
             }
-            Ok(Packet::Tcp(_) | Packet::EchoRequest { .. } | Packet::TcpError(_)) => {
-                self.stats.not_ours += 1;
-            }
             Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
-            Ok(Packet::Fragment) => self.stats.fragments += 1,
-            Ok(Packet::Unknown) => self.stats.unknown += 1,
+            Ok(Packet::Udp(udp)) => return self.datagram(now, &udp, broadcast, frame, log),
+            Ok(packet) => return self.packet(now, &packet, broadcast, frame, log),
             Err(Malformed::Truncated | Malformed::IpChecksum | Malformed::Options) => {
                 self.stats.malformed += 1;
             }
@@ -585,8 +582,16 @@ impl RxPump {
         self.stats.arp += 1;
         let for_us = arp.target == self.site.address;
         let mac = Mac(arp.sender_mac);
-        let (opens, moved) = self.neighbors.learn(arp.sender, mac, for_us);
+        let Learned {
+            opens,
+            frames,
+            moved,
+        } = self.neighbors.learn(arp.sender, mac, for_us);
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
+        for mut frame in frames {
+            wire::set_link_dst(&mut frame, arp.sender_mac);
+            self.control(frame);
+        }
         if arp.request && for_us {
             let reply = wire::arp_frame(
                 self.world.mac,
@@ -603,13 +608,15 @@ impl RxPump {
 
     /// When this pump has something to do for time alone.
     pub(crate) fn next_deadline(&self) -> Instant {
-        self.neighbors.next_deadline()
+        let fragments = self.reassembly.next_deadline();
+        self.neighbors.next_deadline().min(fragments)
     }
 
     /// Whether there is something to do without waiting for the device.
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
             || !self.opens.is_empty()
+            || self.datagrams.has_work()
             || self.world.has_news()
             || self.world.tx.sent() > self.sent
     }
@@ -726,27 +733,5 @@ impl TxPump {
     /// Whether a frame waits to be sent.
     pub(crate) fn has_work(&self) -> bool {
         self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_are_reached_directly_and_others_through_the_gateway() {
-        let site = Site {
-            address: Ipv4Addr::new(10, 0, 0, 1),
-            prefix: 24,
-            gateway: Some(Ipv4Addr::new(10, 0, 0, 254)),
-        };
-        let near = Ipv4Addr::new(10, 0, 0, 9);
-        assert_eq!(site.next_hop(near), Some(near));
-        assert_eq!(site.next_hop(Ipv4Addr::new(10, 0, 1, 9)), site.gateway);
-        let everything = Site { prefix: 0, ..site };
-        assert_eq!(
-            everything.next_hop(Ipv4Addr::new(8, 8, 8, 8)),
-            Some(Ipv4Addr::new(8, 8, 8, 8))
-        );
     }
 }

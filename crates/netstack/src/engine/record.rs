@@ -15,7 +15,7 @@ use crate::digest::{Body, ConnId, Request};
 use crate::engine::Run;
 use crate::engine::world::World;
 
-const MAGIC: [u8; 8] = *b"dominoL1";
+const MAGIC: [u8; 8] = *b"dominoL2";
 /// Longer than any entry that is written: eight frames, a send ring, and some.
 const MAX_ENTRY: u32 = 1 << 31;
 
@@ -32,10 +32,10 @@ pub struct Entry {
     pub written: Option<Written>,
 }
 
-/// Octets of a send stream.
+/// Octets of a send stream, or of a UDP socket's send ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
-    /// The connection.
+    /// The connection, or the socket.
     pub conn: ConnId,
     /// Where they begin in the send stream.
     pub offset: u64,
@@ -46,9 +46,19 @@ pub struct Written {
 impl Entry {
     /// Puts what the entry needs where primaries look for it, and gives its frames.
     pub(crate) fn prepare_world(&self, world: &World) -> Run {
+        let streams = match self.request.body {
+            Body::Sends { .. } => &world.queues.streams,
+            _ => &world.streams,
+        };
+        if let Body::Bind { socket, .. } = self.request.body {
+            world.queues.recycle_for(socket);
+        }
         if let Some(written) = &self.written
-            && let Some(stream) = world.streams.get(written.conn)
+            && let Some(stream) = streams.get(written.conn)
         {
+            // What was sent outside the log was not recorded.
+            let (_, so_far) = stream.cursors();
+            stream.write_as_is(written.offset.saturating_sub(so_far) as usize);
             stream.write(&written.bytes);
         }
         if let Body::Free { conn } = self.request.body {

@@ -15,6 +15,7 @@ use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 use crate::tcp::{self, Cx, Finish, State, Tcb};
 use crate::time::Instant;
+use crate::udp;
 
 mod deadlines;
 mod listen;
@@ -87,6 +88,7 @@ pub struct Replica {
     time_wait: VecDeque<ConnId>,
     /// When to look at which connection.
     deadlines: Deadlines,
+    udp: udp::Sockets,
     stats: StateStats,
 }
 
@@ -116,6 +118,7 @@ impl Replica {
             unsent: VecDeque::new(),
             time_wait: VecDeque::new(),
             deadlines: Deadlines::default(),
+            udp: udp::Sockets::default(),
             stats: StateStats::default(),
         }
     }
@@ -181,8 +184,15 @@ impl Replica {
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
             Kind::Command => {
-                self.command(&request.body, out);
+                if !self.for_socket(request, out) {
+                    self.command(&request.body, out);
+                }
                 self.fold = mix(self.fold ^ self.frames.next);
+            }
+            Kind::Datagrams => {
+                let (sockets, mut cx) = self.udp(out);
+                sockets.arrive(request, verdict, &mut cx);
+                self.fold = self.udp.fold(self.fold, request);
             }
             Kind::Tick => {}
         }
@@ -195,12 +205,48 @@ impl Replica {
             self.fire(out);
         }
         self.after_sending(out);
-        self.serve(out);
+        let (sockets, mut cx) = self.udp(out);
+        sockets.after_sending(&mut cx);
+        if sockets.comes_first() {
+            sockets.serve(&mut cx);
+            self.serve(out);
+        } else {
+            self.serve(out);
+            let (sockets, mut cx) = self.udp(out);
+            sockets.serve(&mut cx);
+        }
         self.next_sent = match (self.waiting.is_empty(), self.unsent.front()) {
             (false, _) => 0,
             (true, Some(&(sent, _))) => sent,
             (true, None) => u64::MAX,
         };
+        self.next_sent = self.next_sent.min(self.udp.next_sent());
+    }
+
+    /// The UDP sockets, and what they may change besides themselves.
+    fn udp<'a, S: EffectSink>(
+        &'a mut self,
+        out: &'a mut S,
+    ) -> (&'a mut udp::Sockets, udp::Cx<'a, S>) {
+        let cx = udp::Cx {
+            frames: &mut self.frames,
+            limits: &self.limits,
+            stats: &mut self.stats,
+            out,
+        };
+        (&mut self.udp, cx)
+    }
+
+    /// Does what is asked of a UDP socket; false if something else was asked.
+    fn for_socket(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
+        let key = self.keyed.key[0];
+        let (sockets, mut cx) = self.udp(out);
+        let done = sockets.command(request, key, &mut cx);
+        if done {
+            self.next_sent = self.next_sent.min(self.udp.next_sent());
+            self.fold = self.udp.fold(self.fold, request);
+        }
+        done
     }
 
     /// A run of one flow: find its connection, let its good pieces arrive, end the request.
@@ -476,7 +522,12 @@ impl Replica {
 
     fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
         match *body {
-            Body::None | Body::Segment { .. } => {}
+            Body::None
+            | Body::Segment { .. }
+            | Body::Datagrams { .. }
+            | Body::Bind { .. }
+            | Body::Unbind { .. }
+            | Body::Sends { .. } => {}
             Body::Configure { address, secret } => {
                 self.address = address;
                 self.keyed = Keyed { key: secret };
@@ -703,6 +754,7 @@ impl Replica {
         for (sent, conn) in &self.unsent {
             add(*sent ^ u64::from(conn.index) << 48);
         }
+        add(self.udp.fingerprint());
         h
     }
 
@@ -719,6 +771,9 @@ impl Replica {
         }
         if self.listeners != other.listeners {
             return Some("listeners".to_owned());
+        }
+        if self.udp != other.udp {
+            return Some("UDP sockets".to_owned());
         }
         if self.places.len() != other.places.len() || self.free != other.free {
             return Some("connection table".to_owned());

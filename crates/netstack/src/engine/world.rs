@@ -14,16 +14,41 @@ use dominoes_drivers::{DeviceError, Waker};
 
 use crate::config::Limits;
 use crate::digest::{ConnId, Flow};
+use crate::effect::Effect;
+use crate::engine::queues::{Bindings, Queues};
 use crate::engine::stream::{Asked, StreamRef, Streams};
 use crate::engine::tx::TxRing;
+use crate::ip::route::Site;
 
 /// What an application wants from the protocol, besides moving its cursors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
-    Open { ticket: u64, remote: SocketAddrV4 },
-    Listen { port: u16, backlog: u16 },
-    Accepted { port: u16, accepted: u64 },
-    Unlisten { port: u16 },
+    Open {
+        ticket: u64,
+        remote: SocketAddrV4,
+    },
+    Listen {
+        port: u16,
+        backlog: u16,
+    },
+    Accepted {
+        port: u16,
+        accepted: u64,
+    },
+    Unlisten {
+        port: u16,
+    },
+    Bind {
+        socket: ConnId,
+        port: u16,
+    },
+    Connect {
+        socket: ConnId,
+        remote: Option<SocketAddrV4>,
+    },
+    Unbind {
+        socket: ConnId,
+    },
 }
 
 /// News for the pump about which connection a flow is.
@@ -53,6 +78,8 @@ pub(crate) struct AcceptQueue {
 pub(crate) struct Desk {
     pub(crate) answers: HashMap<u64, Option<Answer>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    /// Who has which UDP port.
+    pub(crate) bindings: Bindings,
     /// What the device last complained of.
     pub(crate) device_error: Option<DeviceError>,
     next_ticket: u64,
@@ -71,9 +98,14 @@ pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) mac: [u8; 6],
     pub(crate) address: Ipv4Addr,
+    pub(crate) site: Site,
+    /// Of what is to be hard to guess.
+    pub(crate) secret: u64,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
     pub(crate) streams: Streams,
+    /// The rings of UDP sockets.
+    pub(crate) queues: Queues,
     pub(crate) tx: Arc<TxRing>,
     /// What applications asked for; drained by the pump.
     pub(crate) commands: SegQueue<Command>,
@@ -100,11 +132,16 @@ pub(crate) struct World {
 pub(crate) struct Wakes<'a> {
     world: &'a World,
     conn: Option<ConnId>,
+    socket: Option<ConnId>,
 }
 
 impl<'a> Wakes<'a> {
     pub(crate) fn new(world: &'a World) -> Self {
-        Wakes { world, conn: None }
+        Wakes {
+            world,
+            conn: None,
+            socket: None,
+        }
     }
 
     /// There is news of deliveries or of room for the application of `conn`.
@@ -113,6 +150,32 @@ impl<'a> Wakes<'a> {
         if self.conn != Some(conn) {
             self.wake();
             self.conn = Some(conn);
+        }
+    }
+
+    /// There is news of datagrams or of room for a UDP socket's application.
+    #[inline]
+    pub(crate) fn add_socket(&mut self, socket: ConnId) {
+        if self.socket != Some(socket) {
+            self.wake_socket();
+            self.socket = Some(socket);
+        }
+    }
+
+    /// An effect was told that may be news of room.
+    #[inline]
+    pub(crate) fn after(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Release { conn, .. } => self.add(*conn),
+            Effect::Sent { socket, .. } => self.add_socket(*socket),
+            _ => {}
+        }
+    }
+
+    fn wake_socket(&mut self) {
+        let socket = self.socket.take();
+        if let Some(queue) = socket.and_then(|socket| self.world.queues.streams.get(socket)) {
+            queue.waiting().notify_all();
         }
     }
 
@@ -130,6 +193,7 @@ impl<'a> Wakes<'a> {
 impl Drop for Wakes<'_> {
     fn drop(&mut self) {
         self.wake();
+        self.wake_socket();
     }
 }
 
@@ -137,18 +201,22 @@ impl World {
     pub(crate) fn new(
         limits: Limits,
         mac: [u8; 6],
-        address: Ipv4Addr,
+        site: Site,
         tx_checksum: bool,
         delivery_slots: usize,
         tx: Arc<TxRing>,
         waker: Waker,
     ) -> World {
+        let address = site.address;
         World {
             limits,
             mac,
             address,
+            site,
+            secret: 0,
             tx_checksum,
             streams: Streams::new(&limits, delivery_slots, address),
+            queues: Queues::new(&limits, delivery_slots, address),
             tx,
             commands: SegQueue::new(),
             dirty: ArrayQueue::new(2 * limits.connections as usize),
@@ -202,6 +270,14 @@ impl World {
         }
     }
 
+    /// As [`World::raise`], for a UDP socket that sent something.
+    pub(crate) fn raise_socket(&self, stream: &StreamRef<'_>) {
+        if stream.raise() {
+            let _ = self.queues.dirty.push(stream.conn());
+            self.ring();
+        }
+    }
+
     pub(crate) fn is_down(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `shut_down`.
         self.down.load(Ordering::Acquire)
@@ -214,6 +290,7 @@ impl World {
         drop(self.desk());
         self.desk_bell.notify_all();
         self.streams.wake_all();
+        self.queues.streams.wake_all();
         self.waker.wake();
     }
 
@@ -250,6 +327,8 @@ impl World {
         !self.commands.is_empty()
             || !self.dirty.is_empty()
             || !self.retired.is_empty()
+            || !self.queues.dirty.is_empty()
+            || !self.queues.unbound.is_empty()
             || !self.control.is_empty()
     }
 }

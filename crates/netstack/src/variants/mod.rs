@@ -19,11 +19,13 @@ use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::engine::processor::{Inline, Processor};
-use crate::engine::pump::{RxPump, Site, TxPump};
+use crate::engine::pump::{RxPump, TxPump};
 use crate::engine::record::Recorder;
 use crate::engine::tx::TxRing;
 use crate::engine::world::World;
 use crate::error::ConfigError;
+use crate::ip::reassembly::ReassemblyLimits;
+use crate::ip::route::{Route, Site};
 use crate::wire::MAX_HEADERS;
 
 /// The costly steps of every variant as they stand, to be measured alone.
@@ -62,6 +64,21 @@ pub mod kernel {
         perform::fill(frame, text);
     }
 
+    /// Whether the UDP checksum of a frame (Ethernet, IPv4) is right, or its sender computed none.
+    #[inline]
+    pub fn verify_datagram(frame: &[u8]) -> bool {
+        prepare::datagram_is_good(frame)
+    }
+
+    /// Copies `text` behind the headers of a frame (Ethernet, IPv4 without options, UDP), and stores the UDP checksum.
+    ///
+    /// # Panics
+    /// If the frame is not as long as headers and text together.
+    #[inline]
+    pub fn fill_datagram(frame: &mut [u8], text: &[u8]) {
+        perform::fill_datagram(frame, text);
+    }
+
     /// As [`fill`], with what an inline processor makes of `text`, which begins at `offset` of `stream`. On
     /// receive there is nothing between: [`Processor::receive`] reads the frame and writes the ring.
     ///
@@ -89,8 +106,12 @@ pub struct Setup {
     pub address: Ipv4Addr,
     /// Length of the network's prefix in bits, 0 to 32.
     pub prefix: u8,
-    /// Who forwards what is for other networks.
+    /// Who forwards what is for other networks and has no route of its own.
     pub gateway: Option<Ipv4Addr>,
+    /// Who forwards what is for certain networks. Default: nobody.
+    pub routes: Vec<Route>,
+    /// How much is kept of datagrams that come in fragments.
+    pub reassembly: ReassemblyLimits,
     /// Key of initial sequence numbers, port choice and the connection table. Should be unpredictable.
     pub secret: [u64; 2],
     /// Whether segments that arrive together may be merged into runs. Default: yes.
@@ -109,6 +130,8 @@ impl Setup {
             address,
             prefix,
             gateway: None,
+            routes: Vec::new(),
+            reassembly: ReassemblyLimits::default(),
             secret,
             merge: true,
             recorder: None,
@@ -131,10 +154,11 @@ impl Setup {
         device: Box<dyn Device>,
         delivery_slots: usize,
     ) -> Result<Base, ConfigError> {
-        if self.prefix > 32 {
+        let prefixes = self.routes.iter().map(|route| route.prefix);
+        if let Some(prefix) = prefixes.chain([self.prefix]).find(|prefix| *prefix > 32) {
             return Err(ConfigError::OutOfRange {
                 field: "prefix",
-                value: u64::from(self.prefix),
+                value: u64::from(prefix),
                 allowed: "0 to 32",
             });
         }
@@ -162,23 +186,27 @@ impl Setup {
         let mac = device.mac();
         let (rx, tx) = device.split();
         let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
+        let site = Site::new(self.address, self.prefix, self.gateway, &self.routes);
         let mut world = World::new(
             *limits,
             mac,
-            self.address,
+            site.clone(),
             caps.tx_checksum,
             delivery_slots,
             ring,
             rx.waker(),
         );
         world.streams.inline = inline;
+        world.secret = self.secret[1];
         let world = Arc::new(world);
-        let site = Site {
-            address: self.address,
-            prefix: self.prefix,
-            gateway: self.gateway,
-        };
-        let mut rx = RxPump::new(Arc::clone(&world), rx, site, self.secret, self.recorder);
+        let mut rx = RxPump::new(
+            Arc::clone(&world),
+            rx,
+            site,
+            self.secret,
+            self.reassembly,
+            self.recorder,
+        );
         rx.merge = self.merge;
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })

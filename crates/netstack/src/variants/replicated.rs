@@ -34,7 +34,7 @@ use dominoes::{
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
-use crate::digest::{Kind, Request};
+use crate::digest::Request;
 use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::pump::{Log, RxPump, TxPump};
@@ -277,7 +277,7 @@ impl Log for GroupLog<'_> {
         let seq = self.stocker.next_seq();
         let stocked = self.stocker.put(seq, run);
         assert!(stocked.is_ok(), "published without room at {seq}");
-        if request.digest.kind != Kind::Segments {
+        if !request.digest.kind.has_frames() {
             self.shared.verdicts.set(seq, 0);
         } else if let Some(verdict) = verdict {
             self.shared.verdicts.set(seq, verdict);

@@ -112,11 +112,18 @@ impl Core {
                         );
                     }
                 }
+                Effect::Queue(queue) => {
+                    perform::queue(&self.world, queue, &run, &mut self.stats);
+                    wakes.add_socket(queue.socket);
+                }
+                Effect::Send(send) => {
+                    for i in 0..send.count {
+                        perform::build_datagram(&self.world, send, i, &mut self.stats);
+                    }
+                }
                 other => {
                     perform::tell(&self.world, other, &mut self.stats);
-                    if let Effect::Release { conn, .. } = other {
-                        wakes.add(*conn);
-                    }
+                    wakes.after(other);
                 }
             }
         }

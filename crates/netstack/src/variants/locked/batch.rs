@@ -51,7 +51,7 @@ impl Batch {
         self.prepared += 1;
         if item.verdict.is_none() {
             item.verdict = Some(prepare(&item.request, &item.run));
-            self.effect_stats.prepared += u64::from(item.request.digest.kind == Kind::Segments);
+            self.effect_stats.prepared += u64::from(item.request.digest.kind.has_frames());
         }
         true
     }
@@ -106,11 +106,18 @@ impl Batch {
                         perform::build(world, transmit, i, &mut self.template, stats);
                     }
                 }
+                Effect::Queue(queue) => {
+                    perform::queue(world, queue, &item.run, stats);
+                    wakes.add_socket(queue.socket);
+                }
+                Effect::Send(send) => {
+                    for i in 0..send.count {
+                        perform::build_datagram(world, send, i, stats);
+                    }
+                }
                 other => {
                     perform::tell(world, other, stats);
-                    if let Effect::Release { conn, .. } = other {
-                        wakes.add(*conn);
-                    }
+                    wakes.after(other);
                 }
             }
         }

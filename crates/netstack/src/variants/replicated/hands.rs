@@ -10,9 +10,9 @@ use dominoes::{Attachments, Begun, Pin, Seq, Standing};
 
 use super::kept::{Applied, Cursor, Kept, LAST, piece};
 use super::{Shared, Tamper};
-use crate::effect::{Effect, Transmit};
+use crate::effect::{Effect, SendDatagrams, Transmit};
 use crate::engine::perform::{self, Template};
-use crate::engine::world::Wakes;
+use crate::engine::world::{Wakes, World};
 use crate::engine::{Run, Shelf};
 use crate::stats::EffectStats;
 
@@ -28,6 +28,57 @@ pub(super) fn pinned<'a, 's>(
         *pin = attachments.pin(seq);
     }
     pin.as_ref()?.get(seq)
+}
+
+/// Numbered frames that an effect asks for.
+pub(super) trait Numbered {
+    /// Number of the first one.
+    fn first(&self) -> u64;
+    /// How many.
+    fn count(&self) -> u32;
+    /// Builds frame `i` of them.
+    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats);
+    /// The effect.
+    fn effect(&self) -> Effect;
+}
+
+impl Numbered for Transmit {
+    #[inline(always)]
+    fn first(&self) -> u64 {
+        self.first_frame
+    }
+
+    #[inline(always)]
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    #[inline(always)]
+    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats) {
+        perform::build(world, self, i, template, stats);
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Transmit(*self)
+    }
+}
+
+impl Numbered for SendDatagrams {
+    fn first(&self) -> u64 {
+        self.first_frame
+    }
+
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    fn build(&self, world: &World, i: u32, _: &mut Template, stats: &mut EffectStats) {
+        perform::build_datagram(world, self, i, stats);
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Send(*self)
+    }
 }
 
 /// What may be done about a piece of work.
@@ -129,28 +180,14 @@ impl<T: Tamper> Hands<'_, T> {
         }
         let mut step = Step::Passed;
         match &kept.effects[self.cursor.effect] {
-            Effect::Transmit(transmit) => {
-                while self.cursor.frame < transmit.count {
-                    let frame = transmit.first_frame + u64::from(self.cursor.frame);
-                    if self.shared.primary_of_frame(frame) == self.id {
-                        match self.frame(frame) {
-                            Access::Do => {
-                                self.build(transmit, frame);
-                                step = Step::Performed;
-                            }
-                            Access::Pass => {}
-                            Access::Stop => return Step::Blocked,
-                        }
-                    }
-                    self.cursor.frame += 1;
-                    if step == Step::Performed {
-                        break;
-                    }
-                }
-                if self.cursor.frame < transmit.count {
-                    return step;
-                }
-            }
+            Effect::Transmit(transmit) => match self.own_frames(transmit) {
+                Ok(done) => step = done,
+                Err(early) => return early,
+            },
+            Effect::Send(send) => match self.own_frames(send) {
+                Ok(done) => step = done,
+                Err(early) => return early,
+            },
             effect if mine => {
                 match self.request(self.id, number) {
                     Access::Do => self.carry_out(applied, effect),
@@ -163,6 +200,33 @@ impl<T: Tamper> Hands<'_, T> {
         }
         self.cursor.next_effect();
         step
+    }
+
+    /// Builds the next of the cursor's frames that is ours. An error: there are more, or somebody else has begun it.
+    #[inline(always)]
+    fn own_frames(&mut self, frames: &impl Numbered) -> Result<Step, Step> {
+        let mut step = Step::Passed;
+        while self.cursor.frame < frames.count() {
+            let frame = frames.first() + u64::from(self.cursor.frame);
+            if self.shared.primary_of_frame(frame) == self.id {
+                match self.frame(frame) {
+                    Access::Do => {
+                        self.build(frames, frame);
+                        step = Step::Performed;
+                    }
+                    Access::Pass => {}
+                    Access::Stop => return Err(Step::Blocked),
+                }
+            }
+            self.cursor.frame += 1;
+            if step == Step::Performed {
+                break;
+            }
+        }
+        if self.cursor.frame < frames.count() {
+            return Err(step);
+        }
+        Ok(step)
     }
 
     /// The cursor moves on. A pin of ours would keep the frames of a chunk that is left from going back.
@@ -277,13 +341,12 @@ impl<T: Tamper> Hands<'_, T> {
 
     /// Builds frame `frame` of the cursor's effect, whose unit is held. A unit that is done is let go of.
     #[inline]
-    pub(super) fn build(&mut self, transmit: &Transmit, frame: u64) {
+    pub(super) fn build(&mut self, frames: &impl Numbered, frame: u64) {
         if T::ACTIVE {
-            let effect = Effect::Transmit(*transmit);
-            self.tamper.performing(self.cursor.seq, &effect);
+            self.tamper.performing(self.cursor.seq, &frames.effect());
         }
         let (world, i) = (&self.shared.world, self.cursor.frame);
-        perform::build(world, transmit, i, self.template, self.stats);
+        frames.build(world, i, self.template, self.stats);
         if let Some(begun) = &mut self.held.frames {
             begun.done(frame);
         }
@@ -315,11 +378,16 @@ impl<T: Tamper> Hands<'_, T> {
                 }
                 self.wakes.add(deliver.conn);
             }
+            Effect::Queue(queue) => {
+                match pinned(&shared.attachments, &mut self.held.pin, seq) {
+                    Some(run) => perform::queue(&shared.world, queue, run, self.stats),
+                    None => self.stats.diverged += 1,
+                }
+                self.wakes.add_socket(queue.socket);
+            }
             other => {
                 perform::tell(&shared.world, other, self.stats);
-                if let Effect::Release { conn, .. } = other {
-                    self.wakes.add(*conn);
-                }
+                self.wakes.after(other);
             }
         }
     }

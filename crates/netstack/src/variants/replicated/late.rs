@@ -16,10 +16,10 @@ use core::sync::atomic::Ordering;
 
 use dominoes::{Seq, Standing};
 
-use super::hands::{Access, Hands};
+use super::hands::{Access, Hands, Numbered};
 use super::kept::{Kept, LAST, piece};
 use super::{Layout, Shared, Tamper};
-use crate::effect::{Effect, Transmit};
+use crate::effect::Effect;
 use crate::time::Instant;
 
 /// Effects and frames that a walk takes before its worker looks at anything else.
@@ -180,10 +180,14 @@ impl<T: Tamper> Hands<'_, T> {
             }
             match &kept.effects[self.cursor.effect] {
                 Effect::Transmit(transmit) => {
-                    while self.cursor.frame < transmit.count && walk.done < most {
-                        walk.done += self.late_frame(watch, &mut left, transmit);
-                    }
+                    walk.done += self.late_frames(watch, &mut left, transmit, most - walk.done);
                     if self.cursor.frame < transmit.count {
+                        break;
+                    }
+                }
+                Effect::Send(send) => {
+                    walk.done += self.late_frames(watch, &mut left, send, most - walk.done);
+                    if self.cursor.frame < send.count {
                         break;
                     }
                 }
@@ -239,12 +243,27 @@ impl<T: Tamper> Hands<'_, T> {
         found
     }
 
+    /// Builds at most `most` of the cursor's frames, those that are to be taken now. Returns how many were built.
+    fn late_frames(
+        &mut self,
+        watch: &mut Watch,
+        left: &mut Left,
+        frames: &impl Numbered,
+        most: usize,
+    ) -> usize {
+        let mut built = 0;
+        while self.cursor.frame < frames.count() && built < most {
+            built += self.late_frame(watch, left, frames);
+        }
+        built
+    }
+
     /// Builds the cursor's frame if it is to be taken now, and moves on, over all of its chunk if it can. Returns how
     /// many were built.
-    fn late_frame(&mut self, watch: &mut Watch, left: &mut Left, transmit: &Transmit) -> usize {
+    fn late_frame(&mut self, watch: &mut Watch, left: &mut Left, frames: &impl Numbered) -> usize {
         let shared = self.shared;
         let seq = self.cursor.seq;
-        let frame = transmit.first_frame + u64::from(self.cursor.frame);
+        let frame = frames.first() + u64::from(self.cursor.frame);
         let chunk = shared.layout.frame_chunk as u64;
         let chunk_end = (frame / chunk + 1) * chunk;
         let owner = shared.primary_of_frame(frame);
@@ -270,7 +289,7 @@ impl<T: Tamper> Hands<'_, T> {
             };
             match found {
                 Access::Do => {
-                    self.build(transmit, frame);
+                    self.build(frames, frame);
                     self.stats.stolen += u64::from(owner != self.id);
                     built = 1;
                 }
@@ -282,7 +301,7 @@ impl<T: Tamper> Hands<'_, T> {
                 }
             }
         }
-        let rest = u64::from(transmit.count - self.cursor.frame);
+        let rest = u64::from(frames.count() - self.cursor.frame);
         self.cursor.frame += behind.min(rest) as u32;
         built
     }

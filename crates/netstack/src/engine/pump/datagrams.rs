@@ -1,0 +1,461 @@
+//! What the receive pump does for UDP sockets: it knows who is at which port, gathers datagrams for one socket into
+//! requests, and finds what applications send.
+//!
+//! It is the only one to publish what begins and ends a socket, so its table is the one that every replica has at that
+//! position of the log.
+
+use core::net::SocketAddrV4;
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+
+use dominoes_drivers::Frame;
+
+use super::{BATCH, Log, RxPump};
+use crate::digest::{Body, ConnId, Digest, Kind, MAX_RUN, Mac, Request};
+use crate::engine::Run;
+use crate::engine::perform::whole_datagram;
+use crate::engine::prepare::{datagram_is_good, vouched};
+use crate::engine::queues::Trouble;
+use crate::engine::record::{Entry, Written};
+use crate::ip::cut::cut_frame;
+use crate::ip::route::Whose;
+use crate::time::Instant;
+use crate::udp::record::{self, Header};
+use crate::wire::{self, Report};
+
+/// A socket as the pump knows it.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    socket: ConnId,
+    port: u16,
+    /// The only one whose datagrams it takes, if there is such.
+    remote: Option<SocketAddrV4>,
+    /// How much of its send ring was published.
+    taken: u64,
+    /// Whether it ends when everything it sent is published.
+    ending: bool,
+}
+
+/// The pump's side of all sockets.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// By place.
+    places: Vec<Option<Bound>>,
+    ports: HashMap<u16, u32>,
+    /// The port that was looked up last, and who is there.
+    last: Option<(u16, u32)>,
+    open: OpenRun,
+    /// Sockets that found no room in the log for all they send.
+    more: VecDeque<ConnId>,
+    /// Sockets that are over, with how much must have been performed before their place is free.
+    closing: VecDeque<(u64, ConnId)>,
+}
+
+/// Datagrams for one socket that will share a request.
+#[derive(Default)]
+struct OpenRun {
+    /// Place of the socket.
+    index: u32,
+    lens: [u16; MAX_RUN],
+    run: Run,
+}
+
+/// A record of a send ring.
+#[derive(Clone, Copy)]
+struct Found {
+    offset: u64,
+    header: Header,
+}
+
+impl Datagrams {
+    fn get(&mut self, socket: ConnId) -> Option<&mut Bound> {
+        let bound = self.places.get_mut(socket.index as usize)?.as_mut()?;
+        (bound.socket == socket).then_some(bound)
+    }
+
+    /// Who is at `port`.
+    fn at(&mut self, port: u16) -> Option<u32> {
+        if let Some((last, index)) = self.last
+            && last == port
+        {
+            return Some(index);
+        }
+        let index = *self.ports.get(&port)?;
+        self.last = Some((port, index));
+        Some(index)
+    }
+
+    /// Who takes a datagram of `remote` for `port`.
+    fn taker(&mut self, port: u16, remote: SocketAddrV4) -> Option<u32> {
+        let index = self.at(port)?;
+        let bound = self.places.get(index as usize)?.as_ref()?;
+        let takes = bound.remote.is_none_or(|only| only == remote);
+        takes.then_some(index)
+    }
+
+    /// Whether there is something to do without waiting for the device.
+    pub(super) fn has_work(&self) -> bool {
+        !self.more.is_empty()
+    }
+}
+
+impl RxPump {
+    // Datagrams that arrive.
+
+    /// A datagram. `broadcast`: its frame was sent to everybody. One for everybody on the link is taken by whoever is at
+    /// the port, as one for us is; nothing is ever reported about it (RFC 1122 section 4.1.3.6, section 3.2.2).
+    pub(super) fn datagram(
+        &mut self,
+        now: Instant,
+        udp: &wire::Udp,
+        broadcast: bool,
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        let ours = self.site.whose(udp.dst) == Whose::Ours && !broadcast;
+        if !ours && !self.is_to_all(udp.dst, broadcast) {
+            self.stats.not_ours += 1;
+            return self.shelf.frames.push(frame);
+        }
+        let remote = SocketAddrV4::new(udp.src, udp.src_port);
+        let Some(index) = self.datagrams.taker(udp.dst_port, remote) else {
+            self.stats.no_port += 1;
+            if ours && (vouched(&frame) || datagram_is_good(frame.bytes())) {
+                self.report(now, &frame, Report::PortUnreachable);
+            }
+            return self.shelf.frames.push(frame);
+        };
+        self.stats.datagrams += 1;
+        let open = &self.datagrams.open;
+        let fits = match open.run.frames.first() {
+            None => true,
+            Some(first) => {
+                self.merge
+                    && open.index == index
+                    && open.run.frames.len() < MAX_RUN
+                    && vouched(first) == vouched(&frame)
+            }
+        };
+        if !fits {
+            self.close_datagrams(now, log);
+        }
+        let open = &mut self.datagrams.open;
+        open.index = index;
+        open.lens[open.run.frames.len()] = udp.payload_len;
+        open.run.frames.push(frame);
+    }
+
+    /// Publishes the datagrams that were gathered.
+    pub(super) fn close_datagrams(&mut self, now: Instant, log: &mut impl Log) {
+        let count = self.datagrams.open.run.frames.len();
+        if count == 0 {
+            return;
+        }
+        let spare = self.shelf.runs.pop().unwrap_or_default();
+        let open = &mut self.datagrams.open;
+        let run = core::mem::replace(&mut open.run, spare);
+        let mut lens = [0; MAX_RUN];
+        lens[..count].copy_from_slice(&open.lens[..count]);
+        let place = self.datagrams.places.get(open.index as usize);
+        let Some(Some(bound)) = place else {
+            return self.shelf.put(run);
+        };
+        let socket = bound.socket;
+        let mut digest = Digest::bare(Kind::Datagrams, now, 0);
+        digest.sent = self.sample_sent();
+        digest.hint = socket;
+        digest.count = count as u8;
+        digest.len = lens.iter().map(|len| u32::from(*len)).sum();
+        if let Some(stream) = self.world.queues.streams.get(socket) {
+            digest.app_read = stream.cursors().0 as u32;
+            digest.bits |= Digest::PROGRESS;
+        }
+        let body = Body::Datagrams { lens };
+        let request = Request { digest, body };
+        self.stats.runs += 1;
+        let vouched_for = run.frames.iter().all(vouched);
+        let verdict = vouched_for.then(|| request.digest.all_good());
+        self.publish(&request, verdict, run, log);
+    }
+
+    /// An error about a datagram of ours: its socket is told if it is connected to whom the datagram was for (RFC 1122
+    /// section 4.1.3.3).
+    pub(super) fn datagram_error(&mut self, error: &wire::UdpError) {
+        let trouble = match error.numbers {
+            [3, 2 | 3] => Trouble::Refused,
+            [3, 0 | 1 | 5 | 6..=15] => Trouble::Unreachable,
+            _ => return,
+        };
+        let bound = self
+            .datagrams
+            .at(error.port)
+            .and_then(|index| self.datagrams.places.get(index as usize)?.as_ref());
+        if let Some(bound) = bound
+            && bound.remote == Some(error.remote)
+        {
+            self.world.queues.report(bound.socket, trouble);
+        }
+    }
+
+    // Sockets that begin and end.
+
+    pub(super) fn bind(&mut self, now: Instant, socket: ConnId, port: u16, log: &mut impl Log) {
+        // What was gathered belongs to those who were there.
+        self.close_datagrams(now, log);
+        let datagrams = &mut self.datagrams;
+        let index = socket.index as usize;
+        if datagrams.places.len() <= index {
+            datagrams.places.resize(index + 1, None);
+        }
+        datagrams.places[index] = Some(Bound {
+            socket,
+            port,
+            remote: None,
+            taken: 0,
+            ending: false,
+        });
+        datagrams.ports.insert(port, socket.index);
+        datagrams.last = None;
+        self.publish_command(now, Body::Bind { socket, port }, log);
+    }
+
+    pub(super) fn connect(&mut self, socket: ConnId, remote: Option<SocketAddrV4>) {
+        if let Some(bound) = self.datagrams.get(socket) {
+            bound.remote = remote;
+        }
+    }
+
+    /// A socket was dropped: nothing arrives any more, and it ends when what it sent is on its way.
+    pub(super) fn unbind(&mut self, socket: ConnId) {
+        let datagrams = &mut self.datagrams;
+        let Some(bound) = datagrams.get(socket) else {
+            return;
+        };
+        bound.ending = true;
+        let port = bound.port;
+        if datagrams.ports.get(&port) == Some(&socket.index) {
+            datagrams.ports.remove(&port);
+        }
+        datagrams.last = None;
+        datagrams.more.push_back(socket);
+    }
+
+    // Datagrams that are sent.
+
+    /// Publishes what sockets sent, and gives back the places of those that are over. Returns how much was done.
+    pub(super) fn socket_news(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = self.free_sockets(log);
+        for _ in 0..BATCH {
+            if log.room() == 0 {
+                break;
+            }
+            let dirty = self.world.queues.dirty.pop();
+            let Some(socket) = dirty.or_else(|| self.datagrams.more.pop_front()) else {
+                break;
+            };
+            done += 1;
+            if !self.sends(now, socket, log) {
+                self.datagrams.more.push_back(socket);
+            }
+        }
+        done
+    }
+
+    /// Publishes what a socket sent, as far as there is room; false if there is more.
+    fn sends(&mut self, now: Instant, socket: ConnId, log: &mut impl Log) -> bool {
+        let Some(stream) = self.world.queues.streams.get(socket) else {
+            return true;
+        };
+        let (_, written, _) = stream.progress();
+        for _ in 0..BATCH {
+            let Some(&mut bound) = self.datagrams.get(socket) else {
+                return true;
+            };
+            if log.room() == 0 {
+                return false;
+            }
+            let Some(first) = self.found(socket, bound.taken, written) else {
+                if bound.ending {
+                    self.datagrams.places[socket.index as usize] = None;
+                    self.close_datagrams(now, log);
+                    if log.room() == 0 {
+                        self.datagrams.places[socket.index as usize] = Some(bound);
+                        return false;
+                    }
+                    self.publish_command(now, Body::Unbind { socket }, log);
+                }
+                return true;
+            };
+            let upto = self.send_run(now, &bound, first, written, log);
+            if let Some(bound) = self.datagrams.get(socket) {
+                bound.taken = upto;
+            }
+        }
+        false
+    }
+
+    /// The record at `offset` of a send ring, if it is there.
+    fn found(&self, socket: ConnId, offset: u64, written: u64) -> Option<Found> {
+        let header_end = offset + record::HEADER as u64;
+        if header_end > written {
+            return None;
+        }
+        let stream = self.world.queues.streams.get(socket)?;
+        let (header, _) = stream.recorded(offset, header_end);
+        let header = Header::read(header)?;
+        (offset + record::len(header.len) <= written).then_some(Found { offset, header })
+    }
+
+    /// Publishes `first` and what follows it to the same destination. Returns where that ends.
+    fn send_run(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        first: Found,
+        written: u64,
+        log: &mut impl Log,
+    ) -> u64 {
+        let Header {
+            remote, ttl, tos, ..
+        } = first.header;
+        let Some(mac) = self.way_to(*remote.ip()) else {
+            return self.send_unresolved(now, bound, first, log);
+        };
+        let mut lens = [0; MAX_RUN];
+        let mut count = 0;
+        let mut upto = first.offset;
+        while count < MAX_RUN
+            && let Some(found) = self.found(bound.socket, upto, written)
+            && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
+        {
+            lens[count] = found.header.len;
+            count += 1;
+            upto += record::len(found.header.len);
+        }
+        let body = Body::Sends {
+            socket: bound.socket,
+            remote,
+            mac,
+            offset: first.offset,
+            lens,
+            ttl,
+            tos,
+        };
+        self.publish_sends(now, body, count as u8, log);
+        upto
+    }
+
+    /// Records datagrams that are sent with their records, since the ring will not keep them.
+    pub(super) fn record_sends(&mut self, request: &Request) {
+        let Body::Sends {
+            socket,
+            offset,
+            lens,
+            ..
+        } = request.body
+        else {
+            return;
+        };
+        let count = usize::from(request.digest.count);
+        let end = offset
+            + lens[..count]
+                .iter()
+                .map(|len| record::len(*len))
+                .sum::<u64>();
+        let stream = self.world.queues.streams.get(socket);
+        let written = stream.filter(|_| count > 0).map(|stream| {
+            let (a, b) = stream.recorded(offset, end);
+            Written {
+                conn: socket,
+                offset,
+                bytes: [a, b].concat(),
+            }
+        });
+        if let Some(recorder) = &mut self.recorder {
+            recorder.add(&Entry {
+                request: *request,
+                verdict: None,
+                frames: Vec::new(),
+                written,
+            });
+        }
+    }
+
+    fn publish_sends(&mut self, now: Instant, body: Body, count: u8, log: &mut impl Log) {
+        let sent = self.sample_sent();
+        let mut request = Request::command(now, sent, body);
+        request.digest.count = count;
+        self.publish(&request, None, Run::default(), log);
+    }
+
+    /// The link-layer address that packets for `remote` go to, if it is known.
+    fn way_to(&mut self, remote: Ipv4Addr) -> Option<Mac> {
+        if self.site.whose(remote) == Whose::Everybodys {
+            return Some(Mac([0xff; 6]));
+        }
+        if remote.is_multicast() {
+            // RFC 1112 section 6.4.
+            let [_, b, c, d] = remote.octets();
+            return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
+        }
+        self.neighbors.lookup(self.site.next_hop(remote)?)
+    }
+
+    /// A datagram whose next hop is not known yet is built here, and waits until it is (RFC 1122 section 2.3.2.2). The
+    /// replicas learn only that its place in the ring is free.
+    fn send_unresolved(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        found: Found,
+        log: &mut impl Log,
+    ) -> u64 {
+        let upto = found.offset + record::len(found.header.len);
+        let remote = found.header.remote;
+        let next_hop = self.site.next_hop(*remote.ip());
+        let ident = self.next_ident();
+        let stream = self.world.queues.streams.get(bound.socket);
+        if let (Some(next_hop), Some(stream)) = (next_hop, stream) {
+            let from = found.offset + record::HEADER as u64;
+            let payload = stream.recorded(from, from + u64::from(found.header.len));
+            let datagram = whole_datagram(&self.world, bound.port, &found.header, ident, payload);
+            let frames = cut_frame(datagram, self.world.limits.mtu);
+            let held = self.neighbors.hold(next_hop, frames, now);
+            self.stats.unresolved += held.dropped;
+            if held.ask {
+                self.ask(next_hop);
+            }
+        } else {
+            self.stats.unresolved += 1;
+        }
+        let body = Body::Sends {
+            socket: bound.socket,
+            remote,
+            mac: Mac::default(),
+            offset: upto,
+            lens: [0; MAX_RUN],
+            ttl: 0,
+            tos: 0,
+        };
+        self.publish_sends(now, body, 0, log);
+        upto
+    }
+
+    /// Sockets that are over give their places back once all their work is done.
+    fn free_sockets(&mut self, log: &mut impl Log) -> usize {
+        while let Some(socket) = self.world.queues.unbound.pop() {
+            let datagrams = &mut self.datagrams;
+            datagrams.closing.push_back((log.published(), socket));
+        }
+        let mut done = 0;
+        while let Some(&(position, socket)) = self.datagrams.closing.front()
+            && position <= log.performed()
+        {
+            self.datagrams.closing.pop_front();
+            let next = self.world.queues.recycle(socket);
+            self.world.desk().bindings.free(next);
+            done += 1;
+        }
+        done
+    }
+}

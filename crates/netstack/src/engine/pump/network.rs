@@ -1,0 +1,115 @@
+//! What the receive pump does with packets that are no segments: it answers echo requests, puts fragments together,
+//! and reports errors. None of this stands in the log.
+
+use dominoes_drivers::Frame;
+
+use super::{Log, RxPump};
+use crate::ip::cut::cut_frame;
+use crate::ip::reassembly::Reassembled;
+use crate::ip::route::Whose;
+use crate::ip::{fragment, whole};
+use crate::time::Instant;
+use crate::wire::{self, Packet, Report};
+
+impl RxPump {
+    /// A packet that is no segment for us. `broadcast`: its frame was sent to everybody.
+    pub(super) fn packet(
+        &mut self,
+        now: Instant,
+        packet: &Packet,
+        broadcast: bool,
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        // What was sent to all links but one host is a mistake, and dropped (RFC 1122 section 3.3.6).
+        let ours = |dst| self.site.whose(dst) == Whose::Ours && !broadcast;
+        match *packet {
+            Packet::EchoRequest { dst } if ours(dst) => self.echo(&frame),
+            Packet::Fragment { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
+                if let Some(frame) = self.fragment(now, &frame) {
+                    self.frame(now, frame, log);
+                }
+            }
+            Packet::OtherProtocol { dst } if ours(dst) => {
+                self.stats.unknown += 1;
+                self.report(now, &frame, Report::ProtocolUnreachable);
+            }
+            Packet::UdpError { error, dst } if ours(dst) => self.datagram_error(&error),
+            Packet::Unknown | Packet::Arp(_) => self.stats.unknown += 1,
+            _ => self.stats.not_ours += 1,
+        }
+        self.shelf.frames.push(frame);
+    }
+
+    /// Whether a packet was meant for everybody, and sent so.
+    pub(super) fn is_to_all(&self, dst: core::net::Ipv4Addr, broadcast: bool) -> bool {
+        broadcast && self.site.whose(dst) == Whose::Everybodys
+    }
+
+    /// Answers an echo request, in fragments if need be (RFC 1122 section 3.2.2.6).
+    fn echo(&mut self, frame: &Frame) {
+        let ident = self.next_ident();
+        let Some(reply) = wire::echo_reply(frame.bytes(), self.world.mac, ident) else {
+            self.stats.malformed += 1;
+            return;
+        };
+        self.stats.echo += 1;
+        for frame in cut_frame(reply, self.world.limits.mtu) {
+            self.control(frame);
+        }
+    }
+
+    pub(super) fn next_ident(&mut self) -> u16 {
+        self.ident = self.ident.wrapping_add(1);
+        self.ident
+    }
+
+    /// Takes a fragment in. Returns the frame that its datagram would have come in, if it was the last one missing.
+    fn fragment(&mut self, now: Instant, frame: &Frame) -> Option<Frame> {
+        self.stats.fragments += 1;
+        match self.reassembly.insert(&fragment(frame.bytes())?, now) {
+            Reassembled::Whole(datagram) => {
+                let bytes = whole(&datagram)?;
+                self.stats.reassembled += 1;
+                Some(Frame::from_bytes(&bytes))
+            }
+            Reassembled::Kept | Reassembled::Duplicate => None,
+            _ => {
+                self.stats.bad_fragments += 1;
+                None
+            }
+        }
+    }
+
+    /// Gives up datagrams whose fragments take too long, and tells their senders.
+    pub(super) fn give_up_fragments(&mut self, now: Instant) {
+        if self.reassembly.next_deadline() > now {
+            return;
+        }
+        self.reassembly.expire(now);
+        for expired in self.reassembly.take_expired() {
+            if wire::was_sent_to(&expired.quoted, self.site.address) {
+                self.report_about(now, &expired.quoted, Report::ReassemblyTime);
+            }
+        }
+    }
+
+    /// Tells the sender of a packet that was meant for us alone why it is not served.
+    pub(super) fn report(&mut self, now: Instant, frame: &Frame, report: Report) {
+        self.report_about(now, frame.bytes(), report);
+    }
+
+    fn report_about(&mut self, now: Instant, frame: &[u8], report: Report) {
+        let ident = self.next_ident();
+        let (mac, address) = (self.world.mac, self.site.address);
+        let Some(error) = wire::error_about(frame, report, mac, address, ident) else {
+            return;
+        };
+        if self.reports.admits(now) {
+            self.stats.reports += 1;
+            self.control(error);
+        } else {
+            self.stats.reports_limited += 1;
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The rings of UDP sockets, as applications, pump and primaries share them.
+//!
+//! They are those of connections with records in them ([`crate::udp::record`]): the same rules say who may touch which
+//! octet, and the same stamps tell the application how far its queue reaches. What a connection's life is to a stream,
+//! an error that somebody reported is to a queue: one word, taken by the next call.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::net::Ipv4Addr;
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use crate::config::Limits;
+use crate::digest::ConnId;
+use crate::engine::stream::Streams;
+use crate::error::SocketError;
+
+/// First of the ports that a socket may be given (RFC 6056 section 3.2 asks for a wide range).
+const EPHEMERAL: u16 = 32_768;
+
+/// What the network reported of a socket's datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Nobody is at the port, or speaks UDP.
+    Refused,
+    /// The host or its network cannot be reached.
+    Unreachable,
+}
+
+const REFUSED: u32 = 1;
+const UNREACHABLE: u32 = 2;
+
+/// The rings of all UDP sockets of a stack.
+pub(crate) struct Queues {
+    pub(crate) streams: Streams,
+    /// For each place, what was reported and no call has told yet.
+    trouble: Box<[AtomicU32]>,
+    /// Sockets that sent something; each at most once. Drained by the pump.
+    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Sockets that apply has done with; drained by the pump.
+    pub(crate) unbound: SegQueue<ConnId>,
+}
+
+impl Queues {
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
+        let of_sockets = Limits {
+            connections: limits.udp_sockets,
+            receive_buffer: limits.udp_receive_buffer,
+            send_buffer: limits.udp_send_buffer,
+            ..*limits
+        };
+        Queues {
+            streams: Streams::new(&of_sockets, delivery_slots, address),
+            trouble: (0..limits.udp_sockets).map(|_| AtomicU32::new(0)).collect(),
+            dirty: ArrayQueue::new(2 * limits.udp_sockets as usize + 1),
+            unbound: SegQueue::new(),
+        }
+    }
+
+    /// Leaves word of `trouble` for the next call of `socket`.
+    pub(crate) fn report(&self, socket: ConnId, trouble: Trouble) {
+        let word = match trouble {
+            Trouble::Refused => REFUSED,
+            Trouble::Unreachable => UNREACHABLE,
+        };
+        if let (Some(place), Some(stream)) = (
+            self.trouble.get(socket.index as usize),
+            self.streams.get(socket),
+        ) {
+            // Relaxed: the word says everything.
+            place.store(word, Ordering::Relaxed);
+            stream.waiting().notify_all();
+        }
+    }
+
+    /// What was reported since the last call.
+    pub(crate) fn take_trouble(&self, socket: ConnId) -> Result<(), SocketError> {
+        let Some(place) = self.trouble.get(socket.index as usize) else {
+            return Ok(());
+        };
+        if place.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        match place.swap(0, Ordering::Relaxed) {
+            REFUSED => Err(SocketError::Refused),
+            UNREACHABLE => Err(SocketError::Unreachable),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands a place on until its tenant is `socket`; for replaying, which knows no end of a socket but the next one's
+    /// beginning.
+    pub(crate) fn recycle_for(&self, socket: ConnId) {
+        let last = ConnId {
+            generation: socket.generation.wrapping_sub(1),
+            ..socket
+        };
+        if self.streams.get(last).is_some() {
+            self.recycle(last);
+        }
+    }
+
+    /// Hands a place to its next tenant, whose name this returns. To be called by the pump alone, when all work of the
+    /// former one is done.
+    pub(crate) fn recycle(&self, socket: ConnId) -> ConnId {
+        self.streams.recycle(socket);
+        if let Some(place) = self.trouble.get(socket.index as usize) {
+            place.store(0, Ordering::Relaxed);
+        }
+        ConnId {
+            generation: socket.generation.wrapping_add(1),
+            ..socket
+        }
+    }
+}
+
+/// Which places and ports are taken. Asked when a socket begins or ends, and never on the way of a datagram.
+#[derive(Debug, Default)]
+pub(crate) struct Bindings {
+    ports: HashSet<u16>,
+    /// Places that have been used and are free again.
+    free: Vec<ConnId>,
+    /// Places that were ever used.
+    used: u32,
+    /// How many ports were chosen, so that the next choice is another one.
+    chosen: u16,
+    /// By port, who is there: for a socket's end, and nothing else.
+    tenants: HashMap<ConnId, u16>,
+}
+
+impl Bindings {
+    /// Gives a socket its place, and `port`, or with 0 one that is free; `secret` makes that hard to guess (RFC 6056
+    /// section 3.3.2).
+    pub(crate) fn bind(
+        &mut self,
+        port: u16,
+        limits: &Limits,
+        secret: u64,
+    ) -> Result<(ConnId, u16), SocketError> {
+        let port = match port {
+            0 => self.choose(secret).ok_or(SocketError::NoRoom)?,
+            port if self.ports.contains(&port) => return Err(SocketError::PortTaken),
+            port => port,
+        };
+        let socket = match self.free.pop() {
+            Some(socket) => socket,
+            None if self.used < limits.udp_sockets => {
+                self.used += 1;
+                ConnId {
+                    index: self.used - 1,
+                    generation: 0,
+                }
+            }
+            None => return Err(SocketError::NoRoom),
+        };
+        self.ports.insert(port);
+        self.tenants.insert(socket, port);
+        Ok((socket, port))
+    }
+
+    fn choose(&mut self, secret: u64) -> Option<u16> {
+        const COUNT: u16 = u16::MAX - EPHEMERAL + 1;
+        self.chosen = self.chosen.wrapping_add(1);
+        let start = crate::effect::mix(secret ^ u64::from(self.chosen)) as u16;
+        (0..COUNT)
+            .map(|i| EPHEMERAL + start.wrapping_add(i) % COUNT)
+            .find(|port| !self.ports.contains(port))
+    }
+
+    /// The port of a socket that ends is free.
+    pub(crate) fn unbind(&mut self, socket: ConnId) {
+        if let Some(port) = self.tenants.remove(&socket) {
+            self.ports.remove(&port);
+        }
+    }
+
+    /// A place is free, for a tenant of this name.
+    pub(crate) fn free(&mut self, next: ConnId) {
+        self.free.push(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            udp_sockets: 2,
+            ..Limits::default()
+        }
+    }
+
+    #[test]
+    fn a_port_has_one_socket_and_a_place_one_tenant() {
+        let mut bindings = Bindings::default();
+        let (first, port) = bindings.bind(53, &limits(), 1).unwrap();
+        assert_eq!(port, 53);
+        assert_eq!(bindings.bind(53, &limits(), 1), Err(SocketError::PortTaken));
+        let (second, chosen) = bindings.bind(0, &limits(), 1).unwrap();
+        assert!(chosen >= EPHEMERAL && second.index != first.index);
+        assert_eq!(bindings.bind(54, &limits(), 1), Err(SocketError::NoRoom));
+        bindings.unbind(first);
+        assert_eq!(
+            bindings.bind(53, &limits(), 1),
+            Err(SocketError::NoRoom),
+            "its place may still have work to do"
+        );
+        let next = ConnId {
+            generation: 1,
+            ..first
+        };
+        bindings.free(next);
+        assert_eq!(bindings.bind(53, &limits(), 1), Ok((next, 53)));
+    }
+
+    #[test]
+    fn trouble_is_told_once() {
+        let queues = Queues::new(&limits(), 4, Ipv4Addr::LOCALHOST);
+        let socket = ConnId {
+            index: 1,
+            generation: 0,
+        };
+        assert_eq!(queues.take_trouble(socket), Ok(()));
+        queues.report(socket, Trouble::Refused);
+        assert_eq!(queues.take_trouble(socket), Err(SocketError::Refused));
+        assert_eq!(queues.take_trouble(socket), Ok(()));
+        queues.report(socket, Trouble::Unreachable);
+        queues.recycle(socket);
+        assert_eq!(queues.take_trouble(socket), Ok(()));
+    }
+}

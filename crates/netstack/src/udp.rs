@@ -1,0 +1,260 @@
+//! UDP (RFC 768, RFC 1122 section 4.1): the replicated part of its sockets.
+//!
+//! What apply decides of a datagram is little: whether it fits the queue of its socket, where it lies there, and which
+//! numbers the frames get that we send. Which socket a datagram is for, the pump knows, since only what it publishes
+//! changes that; so apply looks nothing up, and costs the more cores the less.
+//!
+//! A queue is a ring of octets, as a stream's, but of *records*: a header of [`record::HEADER`] octets, the payload,
+//! and padding. Both rings of a socket hold such records. Received ones are numbered here and copied by the primary;
+//! ones to be sent are written by the application and found by the pump.
+
+pub(crate) mod record;
+mod send;
+
+use std::collections::VecDeque;
+
+use crate::config::Limits;
+use crate::digest::{Body, ConnId, Digest, Kind, Request};
+use crate::effect::{Effect, EffectSink, FrameNumbers, Queue};
+use crate::stats::StateStats;
+use send::Sends;
+
+/// What apply knows of one socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Socket {
+    id: ConnId,
+    port: u16,
+    /// Octets of its queue that the application has read.
+    app_read: u64,
+    /// Octets that were ever put into its queue.
+    queued: u64,
+    /// Number of the next delivery.
+    delivery: u64,
+    /// What it sends and no frame is numbered for, oldest first.
+    sends: VecDeque<Sends>,
+    /// Whether it stands in `waiting`.
+    waits_for_turn: bool,
+    /// How often it stands in `unsent`.
+    unsent: u32,
+    /// Whether it is gone as soon as everything is sent.
+    closing: bool,
+}
+
+/// What a change asks for.
+pub(crate) struct Cx<'a, S> {
+    pub(crate) frames: &'a mut FrameNumbers,
+    pub(crate) limits: &'a Limits,
+    pub(crate) stats: &'a mut StateStats,
+    pub(crate) out: &'a mut S,
+}
+
+/// The sockets of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sockets {
+    places: Vec<Option<Socket>>,
+    /// Sockets that could send more, in turn.
+    waiting: VecDeque<ConnId>,
+    /// What may be written over once so many frames are sent; counts ascend.
+    unsent: VecDeque<(u64, ConnId, u64)>,
+    /// Identification of the next datagram.
+    ident: u16,
+    /// Whose turn it is when both connections and sockets wait for room.
+    first: bool,
+}
+
+impl Sockets {
+    fn get(&mut self, id: ConnId) -> Option<&mut Socket> {
+        let place = self.places.get_mut(id.index as usize)?.as_mut()?;
+        (place.id == id).then_some(place)
+    }
+
+    /// A run of datagrams for one socket. What does not fit its queue is dropped (RFC 1122 section 4.1.3.1 leaves that
+    /// to us).
+    pub(crate) fn arrive<S: EffectSink>(
+        &mut self,
+        request: &Request,
+        verdict: u16,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let (digest, Body::Datagrams { lens }) = (&request.digest, &request.body) else {
+            return;
+        };
+        let count = u32::from(digest.count).min(lens.len() as u32);
+        let good = verdict & digest.all_good();
+        cx.stats.datagrams += u64::from(count);
+        cx.stats.bad_datagrams += u64::from(count.saturating_sub(good.count_ones()));
+        let Some(socket) = self.get(digest.hint).filter(|socket| !socket.closing) else {
+            cx.stats.no_socket += u64::from(good.count_ones());
+            return;
+        };
+        if digest.bits & Digest::PROGRESS != 0 {
+            socket.read_low(digest.app_read);
+        }
+        let most = socket.app_read + u64::from(cx.limits.udp_receive_buffer);
+        let offset = socket.queued;
+        let mut take = 0;
+        for (i, len) in lens.iter().enumerate().take(count as usize) {
+            if good & 1 << i == 0 {
+                continue;
+            }
+            let end = socket.queued + record::len(*len);
+            if end <= most {
+                take |= 1 << i;
+                socket.queued = end;
+            } else {
+                cx.stats.queue_full += 1;
+            }
+        }
+        if take != 0 {
+            cx.out.push(Effect::Queue(Queue {
+                socket: socket.id,
+                take,
+                lens: *lens,
+                offset,
+                end: socket.queued,
+                delivery: socket.delivery,
+            }));
+            socket.delivery += 1;
+        }
+    }
+
+    /// Whether `body` was for a socket, and done.
+    pub(crate) fn command<S: EffectSink>(
+        &mut self,
+        request: &Request,
+        key: u64,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        match request.body {
+            Body::Bind { socket, port } => self.bind(socket, port, cx.limits),
+            Body::Sends { .. } => self.send(request, key, cx),
+            Body::Unbind { socket } => {
+                if let Some(place) = self.get(socket) {
+                    place.closing = true;
+                    self.end(socket, cx);
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn bind(&mut self, id: ConnId, port: u16, limits: &Limits) {
+        let index = id.index as usize;
+        if index >= limits.udp_sockets as usize {
+            return;
+        }
+        if self.places.len() <= index {
+            self.places.resize(index + 1, None);
+        }
+        self.places[index].get_or_insert(Socket {
+            id,
+            port,
+            app_read: 0,
+            queued: 0,
+            delivery: 0,
+            sends: VecDeque::new(),
+            waits_for_turn: false,
+            unsent: 0,
+            closing: false,
+        });
+    }
+
+    /// A socket that is closing is gone once nothing is left to be sent.
+    fn end<S: EffectSink>(&mut self, id: ConnId, cx: &mut Cx<'_, S>) {
+        let Some(socket) = self.get(id) else { return };
+        if socket.closing && socket.sends.is_empty() && socket.unsent == 0 {
+            self.places[id.index as usize] = None;
+            cx.out.push(Effect::Unbound { socket: id });
+        }
+    }
+
+    /// Once so many frames are sent, somebody has something to do; 0 while somebody waits for a turn.
+    pub(crate) fn next_sent(&self) -> u64 {
+        match (self.waiting.is_empty(), self.unsent.front()) {
+            (false, _) => 0,
+            (true, Some(&(sent, ..))) => sent,
+            (true, None) => u64::MAX,
+        }
+    }
+
+    /// Whether sockets come before connections this time; it alternates.
+    pub(crate) fn comes_first(&mut self) -> bool {
+        self.first = !self.first && !self.waiting.is_empty();
+        self.first
+    }
+
+    /// Folds what a request changed into `h`.
+    pub(crate) fn fold(&self, h: u64, request: &Request) -> u64 {
+        let id = match (request.digest.kind, request.body) {
+            (Kind::Datagrams, _) => request.digest.hint,
+            (
+                _,
+                Body::Sends { socket, .. } | Body::Bind { socket, .. } | Body::Unbind { socket },
+            ) => socket,
+            _ => return h,
+        };
+        let place = self.places.get(id.index as usize);
+        let socket = place.and_then(Option::as_ref);
+        socket.map_or(h, |socket| {
+            socket.words().iter().fold(h, |h, word| mix(h ^ word))
+        })
+    }
+
+    /// A number over all of it.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut h = u64::from(self.ident) << 1 | u64::from(self.first);
+        let mut add = |word: u64| h = mix(h ^ word);
+        for socket in &self.places {
+            let Some(socket) = socket else {
+                add(u64::MAX);
+                continue;
+            };
+            socket.words().into_iter().for_each(&mut add);
+            for sends in &socket.sends {
+                sends.words().into_iter().for_each(&mut add);
+            }
+        }
+        for id in &self.waiting {
+            add(u64::from(id.index));
+        }
+        for (sent, id, upto) in &self.unsent {
+            add(*sent ^ u64::from(id.index) << 48);
+            add(*upto);
+        }
+        h
+    }
+}
+
+impl Socket {
+    /// Takes over the low half of the application's cursor.
+    fn read_low(&mut self, low: u32) {
+        let step = low.wrapping_sub(self.app_read as u32);
+        // A cursor from before is one that was overtaken.
+        if step < 1 << 31 {
+            self.app_read += u64::from(step);
+        }
+    }
+
+    fn words(&self) -> [u64; 6] {
+        let flags = u64::from(self.waits_for_turn) << 1 | u64::from(self.closing);
+        [
+            u64::from(self.id.index) << 32 | u64::from(self.id.generation),
+            u64::from(self.port) << 32 | u64::from(self.unsent) << 2 | flags,
+            self.app_read,
+            self.queued,
+            self.delivery,
+            self.sends.len() as u64,
+        ]
+    }
+}
+
+/// As the replica's: the finalizer of splitmix64.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! What sockets send: which frames get which numbers, within credit, in fair turns.
+
+use core::net::SocketAddrV4;
+
+use super::{Cx, Socket, Sockets, mix, record};
+use crate::config::Limits;
+use crate::digest::{Body, ConnId, MAX_RUN, Mac, Request};
+use crate::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
+use crate::ip::cut;
+
+/// Datagrams to one destination, a part of which may have got its frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sends {
+    remote: SocketAddrV4,
+    mac: Mac,
+    ttl: u8,
+    tos: u8,
+    /// Payload octets of each.
+    lens: [u16; MAX_RUN],
+    count: u8,
+    /// The next one to get its frames.
+    next: u8,
+    /// Fragments of that which have them.
+    fragments: u32,
+    /// Identification of the next one.
+    ident: u16,
+    /// Where its record begins in the send ring.
+    offset: u64,
+}
+
+impl Sends {
+    /// Of what is left, what one effect may name: datagrams that fit a packet each, or fragments of one that does not.
+    /// At most `room` frames, at least one.
+    fn take(&mut self, socket: ConnId, port: u16, mtu: u16, room: u64) -> SendDatagrams {
+        let next = usize::from(self.next);
+        let frames_of = |len: u16| cut::count(8 + u32::from(len), mtu);
+        let room = room.clamp(1, u64::from(u32::MAX)) as u32;
+        let left = &self.lens[next..usize::from(self.count)];
+        let cut = left.first().is_some_and(|len| frames_of(*len) > 1);
+        let mut lens = [0; MAX_RUN];
+        let count = if cut {
+            lens[0] = left[0];
+            room.min(frames_of(left[0]) - self.fragments)
+        } else {
+            let uncut = left.iter().take_while(|len| frames_of(**len) == 1).count();
+            let count = uncut.min(room as usize);
+            lens[..count].copy_from_slice(&left[..count]);
+            count as u32
+        };
+        let taken = SendDatagrams {
+            socket,
+            first_frame: 0,
+            count,
+            port,
+            remote: self.remote,
+            mac: self.mac,
+            ttl: self.ttl,
+            tos: self.tos,
+            lens,
+            offset: self.offset,
+            ident: self.ident,
+            fragment: cut.then_some(self.fragments),
+        };
+        if cut && self.fragments + count < frames_of(left[0]) {
+            self.fragments += count;
+            return taken;
+        }
+        self.fragments = 0;
+        let done = if cut { 1 } else { count as usize };
+        for len in &self.lens[next..next + done] {
+            self.offset += record::len(*len);
+        }
+        self.next += done as u8;
+        self.ident = self.ident.wrapping_add(done as u16);
+        taken
+    }
+
+    pub(super) fn words(&self) -> [u64; 5] {
+        let lens = self.lens.iter().fold(0, |h, len| mix(h ^ u64::from(*len)));
+        [
+            self.offset,
+            lens,
+            u64::from(self.remote.ip().to_bits()) << 32
+                | u64::from(self.remote.port()) << 16
+                | u64::from(self.ident),
+            u64::from(self.count) << 48
+                | u64::from(self.next) << 40
+                | u64::from(self.ttl) << 32
+                | u64::from(self.fragments) << 8
+                | u64::from(self.tos),
+            self.mac
+                .0
+                .iter()
+                .fold(0, |h, octet| h << 8 | u64::from(*octet)),
+        ]
+    }
+}
+
+impl Sockets {
+    /// Datagrams to be sent, or with a count of 0 a part of the send ring that may be written over.
+    pub(super) fn send<S: EffectSink>(&mut self, request: &Request, key: u64, cx: &mut Cx<'_, S>) {
+        let Body::Sends {
+            socket: id,
+            remote,
+            mac,
+            offset,
+            lens,
+            ttl,
+            tos,
+        } = request.body
+        else {
+            return;
+        };
+        let count = request.digest.count.min(MAX_RUN as u8);
+        // Counted for all, begun elsewhere for each destination, lest one learn how much others get (RFC 7739).
+        let start = mix(key ^ u64::from(remote.ip().to_bits())) as u16;
+        let ident = self.ident.wrapping_add(start);
+        let Some(socket) = self.get(id) else { return };
+        socket.sends.push_back(Sends {
+            remote,
+            mac,
+            ttl,
+            tos,
+            lens,
+            count,
+            next: 0,
+            fragments: 0,
+            ident,
+            offset,
+        });
+        self.ident = self.ident.wrapping_add(u16::from(count));
+        cx.stats.sent_datagrams += u64::from(count);
+        self.turn(id, cx);
+    }
+
+    /// Lets a socket number its frames, as many as its turn allows.
+    fn turn<S: EffectSink>(&mut self, id: ConnId, cx: &mut Cx<'_, S>) {
+        let mut unsent = core::mem::take(&mut self.unsent);
+        if let Some(socket) = self.get(id) {
+            let blocked = socket.number(cx.frames, cx.limits, cx.out, &mut unsent);
+            if blocked && !socket.waits_for_turn {
+                socket.waits_for_turn = true;
+                self.waiting.push_back(id);
+            }
+        }
+        self.unsent = unsent;
+        // Nothing of it may have needed a frame.
+        self.after_sending(cx);
+    }
+
+    /// Lets waiting sockets send, each its quantum in turn, while there is room.
+    pub(crate) fn serve<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        for _ in 0..self.waiting.len() {
+            if cx.frames.room() == 0 {
+                return;
+            }
+            let Some(id) = self.waiting.pop_front() else {
+                return;
+            };
+            if let Some(socket) = self.get(id) {
+                socket.waits_for_turn = false;
+                self.turn(id, cx);
+            }
+        }
+    }
+
+    /// Frames were sent: what they were made of may be written over.
+    pub(crate) fn after_sending<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        while let Some(&(sent, id, upto)) = self.unsent.front() {
+            if sent > cx.frames.sent {
+                return;
+            }
+            self.unsent.pop_front();
+            if let Some(socket) = self.get(id) {
+                socket.unsent -= 1;
+            }
+            let last_of_it = self
+                .unsent
+                .front()
+                .is_none_or(|&(sent, next, _)| next != id || sent > cx.frames.sent);
+            if last_of_it {
+                cx.out.push(Effect::Sent { socket: id, upto });
+                self.end(id, cx);
+            }
+        }
+    }
+}
+
+impl Socket {
+    /// Numbers frames, at most a quantum. Says whether there are more.
+    fn number(
+        &mut self,
+        frames: &mut FrameNumbers,
+        limits: &Limits,
+        out: &mut impl EffectSink,
+        unsent: &mut std::collections::VecDeque<(u64, ConnId, u64)>,
+    ) -> bool {
+        let mut quantum = u64::from(limits.quantum);
+        while let Some(sends) = self.sends.front_mut() {
+            if sends.next == sends.count {
+                unsent.push_back((frames.next, self.id, sends.offset));
+                self.unsent += 1;
+                self.sends.pop_front();
+                continue;
+            }
+            let room = frames.room().min(quantum);
+            if room == 0 {
+                return true;
+            }
+            let mut effect = sends.take(self.id, self.port, limits.mtu, room);
+            effect.first_frame = frames.next;
+            frames.next += u64::from(effect.count);
+            quantum -= u64::from(effect.count);
+            out.push(Effect::Send(effect));
+        }
+        false
+    }
+}

@@ -1,0 +1,244 @@
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::digest::{MAX_RUN, Mac};
+use crate::effect::SendDatagrams;
+use crate::time::Instant;
+
+const ID: ConnId = ConnId {
+    index: 1,
+    generation: 5,
+};
+
+struct Bench {
+    sockets: Sockets,
+    frames: FrameNumbers,
+    limits: Limits,
+    stats: StateStats,
+    out: Vec<Effect>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let limits = Limits {
+            udp_receive_buffer: 1024,
+            quantum: 4,
+            ..Limits::default()
+        };
+        let mut bench = Bench {
+            sockets: Sockets::default(),
+            frames: FrameNumbers {
+                next: 0,
+                limit: 8,
+                sent: 0,
+                ..FrameNumbers::default()
+            },
+            limits,
+            stats: StateStats::default(),
+            out: Vec::new(),
+        };
+        bench.command(Body::Bind {
+            socket: ID,
+            port: 53,
+        });
+        bench
+    }
+
+    fn with(&mut self, what: impl FnOnce(&mut Sockets, &mut Cx<'_, Vec<Effect>>)) -> Vec<Effect> {
+        let mut cx = Cx {
+            frames: &mut self.frames,
+            limits: &self.limits,
+            stats: &mut self.stats,
+            out: &mut self.out,
+        };
+        what(&mut self.sockets, &mut cx);
+        core::mem::take(&mut self.out)
+    }
+
+    fn command(&mut self, body: Body) -> Vec<Effect> {
+        let request = Request::command(Instant::ZERO, 0, body);
+        self.with(|sockets, cx| assert!(sockets.command(&request, 7, cx)))
+    }
+
+    fn arrive(&mut self, lens: &[u16], verdict: u16, app_read: u64) -> Option<Queue> {
+        let mut digest = Digest::bare(Kind::Datagrams, Instant::ZERO, 0);
+        digest.hint = ID;
+        digest.count = lens.len() as u8;
+        digest.app_read = app_read as u32;
+        digest.bits = Digest::PROGRESS;
+        let mut all = [0; MAX_RUN];
+        all[..lens.len()].copy_from_slice(lens);
+        let body = Body::Datagrams { lens: all };
+        let request = Request { digest, body };
+        match *self.with(|sockets, cx| sockets.arrive(&request, verdict, cx)) {
+            [] => None,
+            [Effect::Queue(queue)] => Some(queue),
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    fn send(&mut self, offset: u64, lens: &[u16]) -> Vec<SendDatagrams> {
+        let mut all = [0; MAX_RUN];
+        all[..lens.len()].copy_from_slice(lens);
+        let body = Body::Sends {
+            socket: ID,
+            remote: (Ipv4Addr::new(10, 0, 0, 2), 9).into_v4(),
+            mac: Mac([2; 6]),
+            offset,
+            lens: all,
+            ttl: 64,
+            tos: 0,
+        };
+        let mut request = Request::command(Instant::ZERO, 0, body);
+        request.digest.count = lens.len() as u8;
+        sends(self.with(|sockets, cx| assert!(sockets.command(&request, 7, cx))))
+    }
+
+    /// The device took so many frames.
+    fn sent(&mut self, sent: u64) -> Vec<Effect> {
+        self.frames.sent = sent;
+        self.frames.limit = sent + 8;
+        self.with(|sockets, cx| {
+            sockets.after_sending(cx);
+            sockets.serve(cx);
+        })
+    }
+}
+
+trait IntoV4 {
+    fn into_v4(self) -> core::net::SocketAddrV4;
+}
+
+impl IntoV4 for (Ipv4Addr, u16) {
+    fn into_v4(self) -> core::net::SocketAddrV4 {
+        core::net::SocketAddrV4::new(self.0, self.1)
+    }
+}
+
+fn sends(effects: Vec<Effect>) -> Vec<SendDatagrams> {
+    let send = |effect| match effect {
+        Effect::Send(send) => Some(send),
+        _ => None,
+    };
+    effects.into_iter().filter_map(send).collect()
+}
+
+#[test]
+fn datagrams_are_queued_one_behind_the_other_and_bad_ones_are_not() {
+    let mut bench = Bench::new();
+    let first = bench.arrive(&[10, 20, 0], 0b101, 0).unwrap();
+    assert_eq!((first.take, first.offset, first.end), (0b101, 0, 32 + 16));
+    let second = bench.arrive(&[1], 1, 0).unwrap();
+    assert_eq!((second.offset, second.delivery), (48, 1));
+    assert_eq!(bench.stats.bad_datagrams, 1);
+    assert_eq!(bench.stats.datagrams, 4);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
+    let mut bench = Bench::new();
+    let queued = bench.arrive(&[496, 496, 0, 16], 0b1111, 0).unwrap();
+    assert_eq!((queued.take, queued.end), (0b0011, 1024));
+    assert_eq!(bench.stats.queue_full, 2);
+    assert_eq!(bench.arrive(&[0], 1, 0), None);
+    let next = bench.arrive(&[0], 1, 512).unwrap();
+    assert_eq!(
+        (next.offset, next.delivery),
+        (1024, 1),
+        "a run of which nothing is taken has no number"
+    );
+    // A cursor that was overtaken moves nothing back.
+    assert_eq!(bench.arrive(&[480], 1, 0).unwrap().end, 1024 + 16 + 496);
+}
+
+#[test]
+fn nothing_arrives_at_a_socket_that_is_another_or_gone() {
+    let mut bench = Bench::new();
+    assert_eq!(
+        bench.command(Body::Unbind { socket: ID }),
+        [Effect::Unbound { socket: ID }]
+    );
+    assert_eq!(bench.arrive(&[1], 1, 0), None);
+    assert_eq!(bench.stats.no_socket, 1);
+    let next = ConnId {
+        generation: 6,
+        ..ID
+    };
+    bench.command(Body::Bind {
+        socket: next,
+        port: 53,
+    });
+    assert_eq!(bench.arrive(&[1], 1, 0), None);
+}
+
+#[test]
+fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
+    let mut bench = Bench::new();
+    let first = bench.send(0, &[100, 200, 300]);
+    assert_eq!(first.len(), 1);
+    assert_eq!((first[0].first_frame, first[0].count), (0, 3));
+    let second = bench.send(672, &[0; 8]);
+    // Four is the quantum; what is left waits for its turn.
+    assert_eq!((second[0].first_frame, second[0].count), (3, 4));
+    assert_eq!(second[0].ident, first[0].ident.wrapping_add(3));
+    let served = bench.sent(3);
+    let upto = record::len(100) + record::len(200) + record::len(300);
+    assert_eq!(served[0], Effect::Sent { socket: ID, upto });
+    let rest = sends(served);
+    assert_eq!((rest[0].first_frame, rest[0].count), (7, 4));
+    assert_eq!(rest[0].offset, 672 + 4 * 16);
+    assert_eq!(
+        bench.sent(11),
+        [Effect::Sent {
+            socket: ID,
+            upto: 672 + 8 * 16
+        }]
+    );
+}
+
+#[test]
+fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
+    let mut bench = Bench::new();
+    // 8 + 8000 octets in pieces of 1480.
+    let first = bench.send(0, &[8000, 5]);
+    assert_eq!((first[0].count, first[0].fragment), (4, Some(0)));
+    let rest = sends(bench.sent(4));
+    assert_eq!((rest[0].count, rest[0].fragment), (2, Some(4)));
+    assert_eq!((rest[1].count, rest[1].fragment), (1, None));
+    assert_eq!(rest[0].ident, first[0].ident);
+    assert_eq!(rest[1].ident, first[0].ident.wrapping_add(1));
+    assert_eq!(rest[1].offset, record::len(8000));
+}
+
+#[test]
+fn a_closing_socket_is_gone_when_everything_is_sent() {
+    let mut bench = Bench::new();
+    bench.send(0, &[1; 8]);
+    assert_eq!(bench.command(Body::Unbind { socket: ID }), []);
+    assert_eq!(sends(bench.sent(4)).len(), 1);
+    let end = bench.sent(8);
+    assert_eq!(end.last(), Some(&Effect::Unbound { socket: ID }));
+    assert_eq!(bench.sockets.next_sent(), u64::MAX);
+}
+
+#[test]
+fn a_skipped_part_of_the_ring_returns_at_once() {
+    let mut bench = Bench::new();
+    let body = Body::Sends {
+        socket: ID,
+        remote: (Ipv4Addr::UNSPECIFIED, 0).into_v4(),
+        mac: Mac::default(),
+        offset: 64,
+        lens: [0; MAX_RUN],
+        ttl: 0,
+        tos: 0,
+    };
+    let effects = bench.command(body);
+    assert_eq!(
+        effects,
+        [Effect::Sent {
+            socket: ID,
+            upto: 64
+        }]
+    );
+}

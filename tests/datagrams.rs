@@ -1,0 +1,517 @@
+//! UDP, fragments and ICMP between whole stacks of every variant, in virtual time.
+
+mod packets;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_drivers::memory::Faults;
+use dominoes_netstack::testkit::{Host, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Variant};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Limits, SocketError, UdpSocket};
+
+const MILLI: Duration = Duration::from_millis(1);
+
+/// Octet i of datagram `number`, so that no two datagrams are alike.
+fn payload(number: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new(number);
+    let mut octets: Vec<u8> = (0..len.div_ceil(8))
+        .flat_map(|_| rng.next().to_le_bytes())
+        .collect();
+    octets.truncate(len);
+    octets
+}
+
+fn host(net: &mut Net, variant: Variant) -> HostId {
+    net.add(HostConfig::new(variant)).unwrap()
+}
+
+fn pair(variant: Variant, seed: u64) -> (Net, HostId, HostId) {
+    let mut net = Net::new(seed);
+    let server = host(&mut net, variant);
+    let client = host(&mut net, variant);
+    (net, server, client)
+}
+
+fn receive(socket: &mut UdpSocket) -> Option<(Vec<u8>, SocketAddrV4)> {
+    let mut buffer = vec![0; 65_536];
+    match socket.try_recv_from(&mut buffer) {
+        Ok((len, from)) => {
+            buffer.truncate(len);
+            Some((buffer, from))
+        }
+        Err(SocketError::WouldBlock) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn datagrams_of_every_length_are_echoed_in_order() {
+    let lens = [0, 1, 15, 16, 17, 1471, 1472, 1473, 2952, 2953, 8000, 65_507];
+    for variant in Variant::ALL {
+        let (mut net, server, client) = pair(variant, 3);
+        let mut echo = net.sockets(server).bind_udp(7).unwrap();
+        let mut ours = net.sockets(client).bind_udp(0).unwrap();
+        let to = net.address_of(server, 7);
+        for round in 0..3 {
+            for (i, len) in lens.into_iter().enumerate() {
+                let number = round * 100 + i as u64;
+                ours.try_send_to(&payload(number, len), to).unwrap();
+                net.pass(MILLI);
+                let (octets, from) = receive(&mut echo).unwrap_or_else(|| {
+                    panic!(
+                        "{variant}: {len} octets, {:?}",
+                        net.host(server).pump_stats()
+                    )
+                });
+                assert_eq!(
+                    from,
+                    SocketAddrV4::new([10, 0, 0, 2].into(), ours.local_addr().port())
+                );
+                echo.try_send_to(&octets, from).unwrap();
+                net.pass(MILLI);
+                let (back, from) = receive(&mut ours).expect("the echo");
+                assert_eq!(from, to);
+                assert!(
+                    back == payload(number, len),
+                    "{variant}: {len} octets differ"
+                );
+            }
+        }
+        let compared = net
+            .check()
+            .unwrap_or_else(|what| panic!("{variant}: {what}"));
+        assert!(compared > 0 || matches!(variant, Variant::Single | Variant::Replicated(1)));
+    }
+}
+
+#[test]
+fn what_fits_no_datagram_is_refused() {
+    let (net, server, client) = pair(Variant::Single, 1);
+    let mut ours = net.sockets(client).bind_udp(0).unwrap();
+    let to = net.address_of(server, 7);
+    let send = |ours: &mut UdpSocket, len, to| ours.try_send_to(&vec![0; len], to);
+    assert_eq!(send(&mut ours, 65_508, to), Err(SocketError::TooLong));
+    assert_eq!(send(&mut ours, 70_000, to), Err(SocketError::TooLong));
+    let away = "192.168.7.7:9".parse().unwrap();
+    assert_eq!(send(&mut ours, 1, away), Err(SocketError::Unreachable));
+    assert_eq!(ours.try_send(b"x"), Err(SocketError::NotConnected));
+    let everybody = "10.0.0.255:9".parse().unwrap();
+    assert_eq!(send(&mut ours, 1, everybody), Err(SocketError::NotAllowed));
+}
+
+#[test]
+fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
+    let (mut sent_in_all, mut came_in_all) = (0, 0);
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let variants = [
+            Variant::Single,
+            Variant::Replicated(1),
+            Variant::Replicated(2),
+            Variant::Replicated(3),
+        ];
+        let mut net = Net::new(seed);
+        let mut add = |net: &mut Net| {
+            let faults = Faults::new(0)
+                .loss(10_000)
+                .duplicate(20_000)
+                .reorder(50_000, 5)
+                .corrupt(20_000);
+            let bad = LinkConfig::default().faults(faults);
+            let mut limits = Limits::default();
+            limits.tx_slots = 4 << rng.below(5);
+            limits.udp_receive_buffer = 1 << (12 + rng.below(5));
+            limits.udp_send_buffer = 1 << (12 + rng.below(5));
+            limits.mtu = [576, 1500, 9000][rng.below(3) as usize];
+            let stalls = Stalls {
+                ppm: 2_000,
+                longest: MILLI,
+            };
+            let config = HostConfig::new(variants[rng.below(4) as usize])
+                .limits(limits)
+                .stalls(stalls)
+                .wires(bad.clone(), bad);
+            net.add(config).unwrap()
+        };
+        let hosts = [add(&mut net), add(&mut net)];
+        let mut sockets = hosts.map(|id| net.sockets(id).bind_udp(9).unwrap());
+        let to = hosts.map(|id| net.address_of(id, 9));
+        let mut sent: HashMap<Vec<u8>, u32> = HashMap::new();
+        for number in 0..300 {
+            let from = rng.below(2) as usize;
+            let len = match rng.below(4) {
+                0 => rng.below(64),
+                1 => rng.below(3_500),
+                _ => rng.below(1_500),
+            };
+            // Eight octets tell it from every other one.
+            let octets = payload(seed << 20 | number, 8 + len as usize);
+            match sockets[from].try_send_to(&octets, to[1 - from]) {
+                Ok(()) => *sent.entry(octets).or_default() += 1,
+                Err(error) => assert!(matches!(
+                    error,
+                    SocketError::WouldBlock | SocketError::TooLong
+                )),
+            }
+            if rng.chance(300_000) {
+                net.pass(Duration::from_micros(rng.below(2_000)));
+            }
+            if rng.chance(500_000) {
+                for socket in &mut sockets {
+                    while let Some((octets, _)) = receive(socket) {
+                        assert!(sent.contains_key(&octets), "seed {seed}: nobody sent this");
+                        came_in_all += 1;
+                    }
+                }
+            }
+        }
+        net.pass(Duration::from_secs(40));
+        for socket in &mut sockets {
+            while let Some((octets, _)) = receive(socket) {
+                assert!(sent.contains_key(&octets), "seed {seed}: nobody sent this");
+                came_in_all += 1;
+            }
+        }
+        sent_in_all += sent.len();
+        net.check()
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+    println!("{came_in_all} of {sent_in_all} datagrams came, some twice");
+    assert!(came_in_all > sent_in_all / 2);
+}
+
+#[test]
+fn a_full_queue_drops_what_comes_counts_it_and_takes_more_when_it_was_read() {
+    for variant in Variant::ALL {
+        let mut limits = Limits::default();
+        limits.udp_receive_buffer = 4096;
+        let mut net = Net::new(5);
+        let server = net.add(HostConfig::new(variant).limits(limits)).unwrap();
+        let client = host(&mut net, variant);
+        let mut theirs = net.sockets(server).bind_udp(7).unwrap();
+        let mut ours = net.sockets(client).bind_udp(0).unwrap();
+        let to = net.address_of(server, 7);
+        let mut next = 0;
+        for _ in 0..3 {
+            let first = next;
+            for _ in 0..40 {
+                ours.try_send_to(&payload(next, 100), to).unwrap();
+                next += 1;
+            }
+            net.pass(MILLI);
+            // 128 octets each.
+            for number in first..first + 32 {
+                let (octets, _) = receive(&mut theirs).expect("it fits");
+                assert!(octets == payload(number, 100), "{variant}: {number}");
+            }
+            assert_eq!(receive(&mut theirs), None);
+        }
+        assert_eq!(net.host(server).state_stats().queue_full, 3 * 8);
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn a_sender_waits_when_too_much_is_under_way() {
+    let mut limits = Limits::default();
+    limits.udp_send_buffer = 1024;
+    let mut net = Net::new(6);
+    let server = host(&mut net, Variant::Single);
+    let client = net
+        .add(HostConfig::new(Variant::Replicated(2)).limits(limits))
+        .unwrap();
+    let mut theirs = net.sockets(server).bind_udp(7).unwrap();
+    let mut ours = net.sockets(client).bind_udp(0).unwrap();
+    let to = net.address_of(server, 7);
+    for round in 0..20 {
+        for number in 0..2 {
+            ours.try_send_to(&payload(number, 400), to).unwrap();
+        }
+        let third = ours.try_send_to(&payload(2, 400), to);
+        assert_eq!(third, Err(SocketError::WouldBlock), "round {round}");
+        net.pass(MILLI);
+        for number in 0..2 {
+            assert!(receive(&mut theirs).is_some_and(|(octets, _)| octets == payload(number, 400)));
+        }
+    }
+}
+
+#[test]
+fn a_connected_socket_hears_its_peer_alone_and_learns_that_nobody_is_there() {
+    for variant in Variant::ALL {
+        let (mut net, server, client) = pair(variant, 8);
+        let other = host(&mut net, Variant::Single);
+        let mut ours = net.sockets(client).bind_udp(53).unwrap();
+        let mut stranger = net.sockets(other).bind_udp(0).unwrap();
+        let to = net.address_of(server, 7);
+        ours.connect(to).unwrap();
+        stranger.connect(net.address_of(client, 53)).unwrap();
+        ours.try_send(b"nobody is there").unwrap();
+        net.pass(MILLI);
+        assert_eq!(
+            ours.try_peek().err(),
+            Some(SocketError::Refused),
+            "{variant}"
+        );
+        assert_eq!(ours.try_peek().err(), Some(SocketError::WouldBlock));
+
+        let mut theirs = net.sockets(server).bind_udp(7).unwrap();
+        ours.try_send(b"hello").unwrap();
+        stranger.try_send(b"me too").unwrap();
+        net.pass(MILLI);
+        assert_eq!(receive(&mut ours), None);
+        assert_eq!(stranger.try_peek().err(), Some(SocketError::Refused));
+        let (octets, from) = receive(&mut theirs).unwrap();
+        theirs.try_send_to(&octets, from).unwrap();
+        net.pass(MILLI);
+        assert_eq!(
+            receive(&mut ours).map(|(octets, _)| octets),
+            Some(b"hello".to_vec())
+        );
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn broadcast_reaches_everybody_at_the_port_and_is_never_answered_by_an_error() {
+    let mut net = Net::new(9);
+    let hosts = [
+        host(&mut net, Variant::Single),
+        host(&mut net, Variant::Replicated(2)),
+        host(&mut net, Variant::Single),
+    ];
+    let mut ours = net.sockets(hosts[0]).bind_udp(9).unwrap();
+    let mut theirs = net.sockets(hosts[1]).bind_udp(9).unwrap();
+    ours.set_broadcast(true);
+    for to in ["255.255.255.255:9", "10.0.0.255:9"] {
+        ours.try_send_to(b"everybody", to.parse().unwrap()).unwrap();
+        net.pass(MILLI);
+        assert_eq!(
+            receive(&mut theirs).map(|(_, from)| from),
+            Some(ours.local_addr())
+        );
+    }
+    assert_eq!(net.host(hosts[2]).pump_stats().no_port, 2);
+    assert_eq!(net.host(hosts[2]).pump_stats().reports, 0);
+    assert_eq!(
+        receive(&mut ours),
+        None,
+        "a link does not bring back what we sent"
+    );
+}
+
+#[test]
+fn a_closed_socket_sends_what_it_has_and_its_port_and_place_are_used_again() {
+    for variant in Variant::ALL {
+        let mut limits = Limits::default();
+        limits.udp_sockets = 1;
+        limits.tx_slots = 4;
+        let mut net = Net::new(10);
+        let server = host(&mut net, Variant::Single);
+        let client = net.add(HostConfig::new(variant).limits(limits)).unwrap();
+        let mut theirs = net.sockets(server).bind_udp(7).unwrap();
+        let to = net.address_of(server, 7);
+        for round in 0..10 {
+            let mut ours = net.sockets(client).bind_udp(53).unwrap();
+            assert_eq!(
+                net.sockets(client).bind_udp(53).err(),
+                Some(SocketError::PortTaken)
+            );
+            for number in 0..20 {
+                ours.try_send_to(&payload(number, 3_000), to).unwrap();
+            }
+            drop(ours);
+            net.pass(MILLI);
+            for number in 0..20 {
+                let octets = receive(&mut theirs).map(|(octets, _)| octets);
+                assert!(
+                    octets == Some(payload(number, 3_000)),
+                    "{variant}, round {round}: {number}"
+                );
+            }
+        }
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn the_first_datagrams_wait_for_the_neighbour_and_are_dropped_if_there_is_none() {
+    let (mut net, server, client) = pair(Variant::Replicated(2), 11);
+    let mut theirs = net.sockets(server).bind_udp(7).unwrap();
+    let mut ours = net.sockets(client).bind_udp(0).unwrap();
+    for number in 0..10 {
+        ours.try_send_to(&payload(number, 50), net.address_of(server, 7))
+            .unwrap();
+        ours.try_send_to(b"nobody", "10.0.0.77:7".parse().unwrap())
+            .unwrap();
+    }
+    ours.try_send_to(&payload(10, 5_000), net.address_of(server, 7))
+        .unwrap();
+    net.pass(MILLI);
+    for number in 0..10 {
+        assert_eq!(
+            receive(&mut theirs).map(|(octets, _)| octets),
+            Some(payload(number, 50))
+        );
+    }
+    assert!(receive(&mut theirs).is_some_and(|(octets, _)| octets == payload(10, 5_000)));
+    net.pass(Duration::from_secs(4));
+    assert_eq!(net.host(client).pump_stats().unresolved, 10);
+}
+
+// One stack, and packets as they would come from anywhere.
+
+struct Lone {
+    host: Host,
+    now: Instant,
+}
+
+impl Lone {
+    fn new(variant: Variant) -> Self {
+        let setup = Setup::new(packets::STACK.into(), 24, [1, 2]);
+        Lone {
+            host: Host::new(variant, setup, 1).unwrap(),
+            now: Instant::from_millis(1),
+        }
+    }
+
+    fn inject(&mut self, frame: Vec<u8>) -> VecDeque<Vec<u8>> {
+        self.host.inject(frame);
+        self.turn()
+    }
+
+    fn turn(&mut self) -> VecDeque<Vec<u8>> {
+        self.host.turn(self.now);
+        self.host.take_sent().into()
+    }
+
+    fn pass(&mut self, time: Duration) -> VecDeque<Vec<u8>> {
+        self.now += time;
+        self.turn()
+    }
+}
+
+#[test]
+fn errors_are_reported_no_more_often_than_the_limit() {
+    for variant in Variant::ALL {
+        let mut lone = Lone::new(variant);
+        let mut reports = 0;
+        for i in 0..10_000_u32 {
+            let frame = packets::udp([10, 0, 0, 2], 4000, 9, &i.to_be_bytes());
+            reports += lone.inject(frame).len();
+            if i % 100 == 0 {
+                lone.now += MILLI;
+            }
+        }
+        // A burst of fifty, and one a millisecond.
+        assert!((150..=152).contains(&reports), "{variant}: {reports}");
+        let stats = lone.host.pump_stats();
+        assert_eq!(stats.reports + stats.reports_limited, 10_000);
+    }
+}
+
+#[test]
+fn checksums_are_verified_unless_there_is_none() {
+    for variant in Variant::ALL {
+        let mut lone = Lone::new(variant);
+        let mut socket = lone.host.sockets().bind_udp(9).unwrap();
+        let good = packets::udp([10, 0, 0, 2], 4000, 9, b"good");
+        let mut bad = good.clone();
+        bad[40] ^= 1;
+        lone.inject(bad.clone());
+        assert_eq!(receive(&mut socket), None);
+        assert_eq!(lone.host.state_stats().bad_datagrams, 1);
+        let mut none = bad;
+        none[40..42].copy_from_slice(&[0, 0]);
+        lone.inject(none);
+        lone.inject(good);
+        let from = SocketAddrV4::new([10, 0, 0, 2].into(), 4000);
+        assert_eq!(receive(&mut socket), Some((b"good".to_vec(), from)));
+        assert_eq!(receive(&mut socket), Some((b"good".to_vec(), from)));
+        assert_eq!(receive(&mut socket), None);
+        lone.host.check().unwrap();
+    }
+}
+
+#[test]
+fn a_ping_of_8000_octets_is_answered_in_fragments() {
+    for variant in Variant::ALL {
+        let mut lone = Lone::new(variant);
+        let mut sent = VecDeque::new();
+        for fragment in packets::fragments(&packets::echo(&payload(1, 8_000)), 77, 1480, 1) {
+            sent.extend(lone.inject(fragment));
+        }
+        assert_eq!(sent.len(), 6, "{variant}");
+        let reply = packets::reassemble(sent.make_contiguous());
+        assert_eq!(reply[..2], [0, 0]);
+        assert_eq!(packets::sum(&reply), 0xffff);
+        assert!(reply[8..] == payload(1, 8_000));
+    }
+}
+
+#[test]
+fn who_sends_a_first_fragment_and_no_more_is_told_after_the_timeout() {
+    let mut lone = Lone::new(Variant::Replicated(2));
+    let fragments = packets::fragments(&packets::echo(&payload(1, 3_000)), 77, 1480, 1);
+    assert_eq!(lone.inject(fragments[0].clone()).len(), 0);
+    let mut without_first = packets::fragments(&packets::echo(&payload(1, 3_000)), 78, 1480, 1);
+    assert_eq!(lone.inject(without_first.remove(2)).len(), 0);
+    assert_eq!(
+        lone.host.next_event(lone.now),
+        lone.now + Duration::from_secs(30)
+    );
+    let sent = lone.pass(Duration::from_secs(31));
+    assert_eq!(sent.len(), 1);
+    // Time exceeded, fragment reassembly; quoted is the first fragment's header and eight octets.
+    assert_eq!(sent[0][34..36], [11, 1]);
+    assert_eq!(sent[0][42..62], fragments[0][14..34]);
+    assert_eq!(sent[0].len(), 42 + 28);
+}
+
+#[test]
+fn an_unknown_protocol_is_reported() {
+    let mut lone = Lone::new(Variant::Single);
+    let sent = lone.inject(packets::ip([10, 0, 0, 2], 132, &[0; 30]));
+    assert_eq!(sent[0][34..36], [3, 2]);
+    let broadcast = packets::to_everybody(packets::ip([10, 0, 0, 2], 132, &[0; 30]));
+    assert_eq!(lone.inject(broadcast).len(), 0);
+}
+
+/// 20,000 first fragments a second for 10 s, from one source, from many, or of one datagram; meanwhile and
+/// afterwards an honest host sends datagrams in three pieces.
+#[test]
+fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
+    for variant in [Variant::Single, Variant::Replicated(2)] {
+        for kind in 0..3_u32 {
+            let mut lone = Lone::new(variant);
+            let mut socket = lone.host.sockets().bind_udp(9).unwrap();
+            let filler = payload(9, 1_480);
+            for i in 0..200_000_u32 {
+                let (source, ident, offset) = match kind {
+                    0 => (Ipv4Addr::new(10, 0, 0, 66), i as u16, 0),
+                    1 => (Ipv4Addr::from(0x0b00_0000 + i), i as u16, 0),
+                    _ => (Ipv4Addr::new(10, 0, 0, 66), 1, i % 8_000 * 8),
+                };
+                let frame = packets::fragment(source.octets(), 17, ident, offset, true, &filler);
+                lone.host.inject(frame);
+                if i % 20 == 0 {
+                    lone.pass(MILLI);
+                }
+            }
+            lone.turn();
+            let ended = lone.now;
+            let datagram = packets::udp_payload([10, 0, 0, 2], 4000, 9, &payload(1, 4_000));
+            let mut heard = None;
+            for fragment in packets::fragments(&datagram, 5, 1480, 17) {
+                lone.inject(fragment);
+                lone.pass(Duration::from_millis(300));
+                heard = heard.or_else(|| receive(&mut socket));
+            }
+            let (octets, _) = heard.expect("an honest datagram is served");
+            assert!(octets == payload(1, 4_000));
+            assert!(lone.now.since(ended) <= Duration::from_secs(1));
+        }
+    }
+}
