@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::digest::ConnId;
-use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream};
+use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
 
 use super::peer::{FIRST_PORT, SERVER, keys, octets};
 use super::plan::App;
@@ -12,6 +12,8 @@ use crate::support::Rng;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u16 = 8;
+/// Where datagrams are taken.
+const DATAGRAMS: u16 = 53;
 
 /// One connection as the application has it.
 pub(crate) struct Connection {
@@ -187,6 +189,10 @@ pub(crate) struct Application {
     pub(crate) opened: Vec<usize>,
     /// Peers that could not be connected to.
     pub(crate) failed: Vec<usize>,
+    /// Takes datagrams, and sends some.
+    udp: UdpSocket,
+    /// All that it took: whom from, and what.
+    pub(crate) datagrams: Vec<(SocketAddrV4, Vec<u8>)>,
 }
 
 impl Application {
@@ -194,7 +200,10 @@ impl Application {
         let listener = sockets
             .listen(SERVER, BACKLOG)
             .expect("nobody else listens");
+        let udp = sockets.bind_udp(DATAGRAMS).expect("the port is free");
         Application {
+            udp,
+            datagrams: Vec::new(),
             seed,
             sockets,
             listener,
@@ -259,6 +268,9 @@ impl Application {
             let gives_up = rng.chance(app.gives_up);
             connection.gives_up_after = gives_up.then(|| rng.index(4000));
         }
+        if rng.chance(200) {
+            self.exchange(rng);
+        }
         if self.connections.is_empty() {
             return Ok(());
         }
@@ -278,6 +290,31 @@ impl Application {
             connection.give_up(rng.chance(500));
         }
         Ok(())
+    }
+
+    /// Takes some datagrams, or sends one or two.
+    fn exchange(&mut self, rng: &mut Rng) {
+        if rng.chance(500) {
+            self.take_datagrams(1 + rng.index(4));
+            return;
+        }
+        for _ in 0..=rng.below(2) {
+            let octets = vec![rng.next() as u8; rng.index(1_500)];
+            let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), 700 + rng.below(2) as u16);
+            // What finds no room is not sent.
+            let _ = self.udp.try_send_to(&octets, remote);
+        }
+    }
+
+    fn take_datagrams(&mut self, most: usize) -> usize {
+        let mut buffer = [0; 1_500];
+        for i in 0..most {
+            let Ok((len, from)) = self.udp.try_recv_from(&mut buffer) else {
+                return i;
+            };
+            self.datagrams.push((from, buffer[..len].to_vec()));
+        }
+        most
     }
 
     /// No more is written from now on; with `finishes` that is told to the peers.
@@ -302,7 +339,7 @@ impl Application {
     /// If what was read is not what was sent.
     pub(crate) fn drain(&mut self, finishes: bool) -> Result<usize, String> {
         let known = self.connections.len();
-        let mut done = self.welcome();
+        let mut done = self.take_datagrams(usize::MAX) + self.welcome();
         for connection in &mut self.connections[known..] {
             connection.until = finishes.then_some(0);
             connection.shut_if_all_written();

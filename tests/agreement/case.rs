@@ -153,7 +153,8 @@ pub(crate) fn run<T: Tamper>(
         found: None,
     };
     let result = case
-        .noise()
+        .introduce()
+        .and_then(|()| case.noise())
         .and_then(|()| case.calm())
         .and_then(|()| case.look_back())
         .and_then(|()| case.farewell())
@@ -188,6 +189,16 @@ pub(crate) fn run<T: Tamper>(
 }
 
 impl<T: Tamper> Case<'_, T> {
+    /// The stack learns where the far side is, so that all it sends is numbered.
+    fn introduce(&mut self) -> Result<(), Failure> {
+        let hello = segment::arp(self.mac, false);
+        self.script.push_frame(Frame::from_bytes(&hello));
+        let now = Instant::from_nanos(self.now);
+        self.group.workers()[0].pump(now);
+        let plan = self.plan;
+        self.collect(&plan.bad)
+    }
+
     /// Faults, and everything in random order, until the log is long enough.
     fn noise(&mut self) -> Result<(), Failure> {
         let mut weights = [0; KINDS.len()];
@@ -345,8 +356,9 @@ impl<T: Tamper> Case<'_, T> {
             .unwrap_or_default()
             .into_iter();
         for (bytes, meta) in self.script.take_sent() {
+            let is_datagram = segment::has_protocol(&bytes, segment::UDP);
             let mut late = false;
-            if bytes[12..14] == [0x08, 0x00] && bytes[23] == 6 {
+            if segment::has_protocol(&bytes, 6) || is_datagram {
                 let Some(number) = numbers.next() else {
                     return Err(Failure::new("a frame left without a number".into()));
                 };
@@ -355,6 +367,11 @@ impl<T: Tamper> Case<'_, T> {
                 self.seen.past_hole |= late;
                 self.order.push(number);
                 self.left.push((bytes.clone(), meta));
+            }
+            if is_datagram {
+                self.seen.datagrams = true;
+                self.seen.fragments |= bytes[20] & 0x3f != 0 || bytes[21] != 0;
+                continue;
             }
             let mut bytes = bytes;
             if matches!(meta.checksum, TxChecksum::Partial { .. }) && !segment::complete(&mut bytes)
@@ -380,7 +397,7 @@ impl<T: Tamper> Case<'_, T> {
         let Some(mut under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
             return false;
         };
-        let is_tcp = under_way.bytes[12..14] == [0x08, 0x00];
+        let is_tcp = segment::has_protocol(&under_way.bytes, 6);
         let mut checksum = RxChecksum::Verify;
         if is_tcp && !under_way.damaged && self.rng.chance(self.plan.device.vouches) {
             checksum = RxChecksum::Valid;
@@ -451,6 +468,13 @@ impl<T: Tamper> Case<'_, T> {
         let plan = self.plan;
         if self.rng.chance(plan.bad.strays) {
             self.stray();
+        }
+        while self.rng.chance(plan.bad.datagrams) {
+            let payload = vec![self.rng.next() as u8; self.rng.index(700)];
+            let port = 53 + u16::from(self.rng.chance(50));
+            let from = 700 + self.rng.below(3) as u16;
+            let frame = segment::datagram(self.mac, from, port, &payload);
+            self.put(frame, None, &plan.bad);
         }
         let live = self.peers.iter().filter(|peer| self.is_live(peer)).count();
         if live < plan.peers.count
@@ -614,6 +638,8 @@ impl<T: Tamper> Case<'_, T> {
     fn outcome(self) -> Outcome {
         let mut group = self.group;
         let state = group.workers()[0].replica().stats();
+        let mut seen = self.seen;
+        seen.queue_full = state.queue_full > 0;
         let stats = group
             .workers()
             .iter()

@@ -188,6 +188,13 @@ impl Follower {
                 self.left.len()
             )));
         }
+        if outcome.app.datagrams != self.app.datagrams {
+            return Err(Failure::new(format!(
+                "{} datagrams were taken, {} in the replay, not the same",
+                outcome.app.datagrams.len(),
+                self.app.datagrams.len()
+            )));
+        }
         for connection in &outcome.app.connections {
             let again = self
                 .app

@@ -65,6 +65,8 @@ pub(crate) struct Bad {
     pub(crate) overlap: u32,
     /// Frames for nobody.
     pub(crate) strays: u32,
+    /// UDP datagrams, some of them for nobody.
+    pub(crate) datagrams: u32,
 }
 
 /// How the far side behaves.
@@ -145,16 +147,17 @@ fn bad() -> impl Strategy<Value = Bad> {
         rate(300),
         rate(120),
         rate(250),
-        rate(20),
+        (rate(20), rate(400)),
     )
         .prop_map(
-            |(loss, duplication, reordering, corruption, overlap, strays)| Bad {
+            |(loss, duplication, reordering, corruption, overlap, (strays, datagrams))| Bad {
                 loss,
                 duplication,
                 reordering,
                 corruption,
                 overlap,
                 strays,
+                datagrams,
             },
         )
 }

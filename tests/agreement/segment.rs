@@ -158,6 +158,41 @@ impl Segment {
     }
 }
 
+/// The protocol number of UDP.
+pub(crate) const UDP: u8 = 17;
+
+/// Whether a frame holds an IPv4 packet of this protocol.
+pub(crate) fn has_protocol(frame: &[u8], protocol: u8) -> bool {
+    frame[12..14] == [0x08, 0x00] && frame[23] == protocol
+}
+
+/// A UDP datagram from the far side to the stack.
+pub(crate) fn datagram(from_mac: [u8; 6], src_port: u16, dst_port: u16, payload: &[u8]) -> Vec<u8> {
+    let len = (8 + payload.len()) as u16;
+    let mut frame = Vec::with_capacity(LOWER + usize::from(len));
+    frame.extend(STACK_MAC);
+    frame.extend(from_mac);
+    frame.extend([0x08, 0x00, 0x45, 0]);
+    frame.extend((20 + len).to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, UDP, 0, 0]);
+    frame.extend(FAR);
+    frame.extend(STACK);
+    let checksum = !fold(sum(&frame[14..LOWER]));
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    frame.extend(src_port.to_be_bytes());
+    frame.extend(dst_port.to_be_bytes());
+    frame.extend(len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    let pseudo = sum(&FAR) + sum(&STACK) + u64::from(UDP) + u64::from(len);
+    let checksum = match !fold(pseudo + sum(&frame[LOWER..])) {
+        0 => 0xffff,
+        checksum => checksum,
+    };
+    frame[LOWER + 6..LOWER + 8].copy_from_slice(&checksum.to_be_bytes());
+    frame
+}
+
 /// An ARP message from the far side: a reply to the stack, or a question about it.
 pub(crate) fn arp(from_mac: [u8; 6], reply: bool) -> Vec<u8> {
     let mut frame = Vec::with_capacity(42);

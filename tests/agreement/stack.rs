@@ -30,6 +30,8 @@ pub(crate) fn setup(plan: &Plan) -> Setup {
     limits.tx_slots = plan.limits.tx_slots;
     limits.mtu = plan.limits.mtu;
     limits.quantum = plan.limits.quantum;
+    limits.udp_receive_buffer = 1 << (10 + plan.seed % 4);
+    limits.udp_send_buffer = 1 << (11 + plan.seed % 3);
     limits.frame_payload = plan.device.cuts as u32;
     setup
 }

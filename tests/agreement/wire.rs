@@ -25,10 +25,13 @@ pub(crate) struct Seen {
     pub(crate) stalled: bool,
     pub(crate) stolen: bool,
     pub(crate) past_hole: bool,
+    pub(crate) datagrams: bool,
+    pub(crate) fragments: bool,
+    pub(crate) queue_full: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 17;
+    pub(crate) const COUNT: usize = 20;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -49,6 +52,9 @@ impl Seen {
         ("a worker held up for long", true),
         ("work done for a late worker", true),
         ("a frame sent past a hole", true),
+        ("datagrams both ways", true),
+        ("datagrams that left in fragments", true),
+        ("a full queue of datagrams", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -70,6 +76,9 @@ impl Seen {
             self.stalled,
             self.stolen,
             self.past_hole,
+            self.datagrams,
+            self.fragments,
+            self.queue_full,
         ]
     }
 }

@@ -16,6 +16,7 @@ const GOOD: Bad = Bad {
     corruption: 0,
     overlap: 0,
     strays: 0,
+    datagrams: 0,
 };
 
 /// Jumps to the next deadline after the faults have ended, without an octet arriving.
