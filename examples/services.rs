@@ -1,4 +1,4 @@
-//! The usual services of a network, on our own TCP and on any device: echo, discard, HTTP, and iperf3.
+//! The usual services of a network, on our own TCP and UDP and on any device: echo, discard, HTTP, and iperf3.
 //!
 //! Without a device it tests itself in memory, needs no privileges and ends after a few seconds with a table:
 //!
@@ -32,8 +32,8 @@
 //!
 //! | port | service |
 //! |---|---|
-//! | 7 | echo (RFC 862) |
-//! | 9 | discard (RFC 863) |
+//! | 7 | echo (RFC 862), over TCP and UDP |
+//! | 9 | discard (RFC 863), over TCP and UDP |
 //! | 80 | HTTP: `GET /bytes/N` answers N octets, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
@@ -61,7 +61,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
-use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStream};
+use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStream, UdpSocket};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -69,6 +69,8 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 const CONNECTIONS: usize = 64;
 /// Octets moved at once.
 const CHUNK: usize = 256 << 10;
+/// Octets of a datagram, at most.
+const DATAGRAM: usize = 65_507;
 /// How often the stack is looked after.
 const GLANCE: Duration = Duration::from_millis(100);
 
@@ -97,7 +99,7 @@ fn main() -> ExitCode {
 // Command line -------------------------------------------------------------------------------------------------------
 
 const USAGE: &str = "\
-Echo, discard, HTTP and iperf3 on our own TCP; without a device, tests itself in memory.
+Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests itself in memory.
 
   --tap NAME          use this TAP interface
   --packet NAME       use this network interface through AF_PACKET
@@ -265,6 +267,10 @@ impl Services {
             let listener = stack.listen(port, 64)?;
             threads.push(thread::spawn(move || accept(&listener, serve)));
         }
+        let socket = stack.bind_udp(ECHO)?;
+        threads.push(thread::spawn(move || echo_datagrams(socket)));
+        let socket = stack.bind_udp(DISCARD)?;
+        threads.push(thread::spawn(move || discard_datagrams(socket)));
         let listener = stack.listen(IPERF, 64)?;
         threads.push(thread::spawn(move || iperf::serve(&listener)));
         Ok(Services(threads))
@@ -340,6 +346,22 @@ fn echo(stream: TcpStream) -> io::Result<()> {
     }
     writer.shutdown();
     Ok(())
+}
+
+/// Sends every datagram back, until the stack goes down.
+fn echo_datagrams(mut socket: UdpSocket) {
+    let mut octets = vec![0; DATAGRAM];
+    while let Ok((len, from)) = socket.recv_from(&mut octets) {
+        // Whom nothing reaches gets nothing, and port 0 wants nothing.
+        if from.port() != 0 {
+            let _ = socket.send_to(&octets[..len], from);
+        }
+    }
+}
+
+/// Takes datagrams, until the stack goes down.
+fn discard_datagrams(mut socket: UdpSocket) {
+    while socket.recv_from(&mut []).is_ok() {}
 }
 
 /// Reads what comes, in place.

@@ -48,6 +48,7 @@ type Test = fn(&Stack) -> Outcome<String>;
 const TESTS: &[(&str, Test)] = &[
     ("echo", echo),
     ("discard", discard),
+    ("echo, UDP", echo_datagrams),
     ("http /bytes", fetch),
     ("http /sum", sum),
     ("http, what is wrong", mistakes),
@@ -87,6 +88,21 @@ fn sample(len: usize) -> Vec<u8> {
     let mut octets = vec![0; len];
     web::octets(0, &mut octets);
     octets
+}
+
+fn echo_datagrams(stack: &Stack) -> Outcome<String> {
+    let mut socket = stack.bind_udp(0)?;
+    socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)));
+    let mut got = vec![0; 65_507];
+    let lens = [0, 1, 1472, 1473, 8000, 65_507];
+    for len in lens {
+        let sent = sample(len);
+        socket.send(&sent)?;
+        let len = socket.recv(&mut got)?;
+        expect(got[..len] == sent, "another datagram came back")?;
+    }
+    Ok(format!("{} datagrams, up to 65507 octets", lens.len()))
 }
 
 fn echo(stack: &Stack) -> Outcome<String> {

@@ -19,6 +19,12 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("iperf3_runs_each_way", iperf3_runs_each_way),
     ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
     ("no_frame_is_malformed", no_frame_is_malformed),
+    (
+        "ping_with_8000_octets_loses_nothing",
+        ping_with_8000_octets_loses_nothing,
+    ),
+    ("datagrams_are_echoed", datagrams_are_echoed),
+    ("nobody_at_a_port_is_told", nobody_at_a_port_is_told),
 ];
 
 /// Frames that are looked at.
@@ -110,6 +116,39 @@ fn expected(octets: u64) -> crate::lab::Hash {
         hash.update(&chunk);
     }
     hash.finalize()
+}
+
+/// Requests and replies in six fragments each, and in 45.
+fn ping_with_8000_octets_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    for size in ["8000", "65507"] {
+        let said = lab.run("ping", &["-q", "-c", "50", "-i", "0.01", "-s", size, OURS])?;
+        if !said.contains(" 50 received, 0% packet loss") || said.contains("duplicates") {
+            return Err(said.into());
+        }
+        let last = said.lines().last().unwrap_or_default();
+        figure(format!("{size} octets: {last}"));
+    }
+    Ok(())
+}
+
+/// By `socat` in datagrams of several sizes, and by `nc`.
+fn datagrams_are_echoed(lab: &Lab, _figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    for len in [1, 1472, 1473, 8_000, 60_000] {
+        let written = folder.write("sent", len, 3)?;
+        let (sent, got) = (folder.file("sent"), folder.file("got"));
+        let ask = format!("socat -b 65507 -t 1 - UDP4:{OURS}:7 < {sent} > {got}");
+        lab.run("sh", &["-c", &ask])?;
+        same(folder.hash("got")? == written, "the echo that socat got")?;
+    }
+    let said = lab.run("sh", &["-c", &format!("echo hello | nc -u -w 1 {OURS} 7")])?;
+    same(said == "hello\n", "the echo that nc got")
+}
+
+fn nobody_at_a_port_is_told(lab: &Lab, _figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let ask = format!("echo hello | socat -t 1 - UDP4:{OURS}:77 2>&1 || true");
+    let said = lab.run("sh", &["-c", &ask])?;
+    same(said.contains("Connection refused"), "what socat was told")
 }
 
 fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
