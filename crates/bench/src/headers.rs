@@ -15,6 +15,7 @@ pub(crate) const HEADERS: usize = ETHERNET + IPV4 + 20;
 
 const TCP: usize = ETHERNET + IPV4;
 const PROTOCOL: u8 = 6;
+const UDP: u8 = 17;
 
 /// TCP's control bits (RFC 9293 section 3.1).
 pub(crate) mod flags {
@@ -59,6 +60,46 @@ pub(crate) fn frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &
     f.extend(payload);
     let checksum = !fold(segment_sum(&f));
     f[TCP + 16..TCP + 18].copy_from_slice(&checksum.to_be_bytes());
+    f
+}
+
+/// A whole frame with a UDP datagram and a right checksum.
+pub(crate) fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+    let len = (8 + payload.len()) as u16;
+    let mut f = Vec::with_capacity(TCP + usize::from(len));
+    f.extend(ends.to_mac);
+    f.extend(ends.from_mac);
+    f.extend([0x08, 0x00, 0x45, 0]);
+    f.extend((IPV4 as u16 + len).to_be_bytes());
+    f.extend([0, 0, 0x40, 0, 64, UDP, 0, 0]);
+    f.extend(ends.from.ip().octets());
+    f.extend(ends.to.ip().octets());
+    let header_checksum = !fold(sum(&f[ETHERNET..]));
+    f[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header_checksum.to_be_bytes());
+    f.extend(ends.from.port().to_be_bytes());
+    f.extend(ends.to.port().to_be_bytes());
+    f.extend(len.to_be_bytes());
+    f.extend([0, 0]);
+    f.extend(payload);
+    let pseudo = sum(&f[ETHERNET + 12..TCP]) + u64::from(UDP) + u64::from(len);
+    let checksum = match !fold(pseudo + sum(&f[TCP..])) {
+        0 => 0xffff,
+        checksum => checksum,
+    };
+    f[TCP + 6..TCP + 8].copy_from_slice(&checksum.to_be_bytes());
+    f
+}
+
+/// A whole frame that tells the receiver the sender's link-layer address.
+pub(crate) fn arp_reply(ends: &Ends) -> Vec<u8> {
+    let mut f = Vec::with_capacity(42);
+    f.extend(ends.to_mac);
+    f.extend(ends.from_mac);
+    f.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2]);
+    f.extend(ends.from_mac);
+    f.extend(ends.from.ip().octets());
+    f.extend(ends.to_mac);
+    f.extend(ends.to.ip().octets());
     f
 }
 

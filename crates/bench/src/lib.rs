@@ -20,6 +20,7 @@ pub mod slices;
 pub mod topology;
 pub mod workload;
 
+mod datagrams;
 mod headers;
 mod inline;
 mod peer;

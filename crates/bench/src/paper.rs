@@ -138,6 +138,34 @@ pub const TCP_SEND: &[Figure] = &[
     ),
 ];
 
+/// Receiving by one UDP socket.
+pub const UDP_RECEIVE: &[Figure] = &[
+    Figure {
+        source: SIZEMORE,
+        place: "figure 5.4",
+        what: "UDP receive, 1 to 6 replicas, checksums by the card",
+        cores: None,
+        mbit_per_s: Some(3_000.0),
+        note: "the driver's ceiling; near-linear below it",
+    },
+    Figure {
+        source: SIZEMORE,
+        place: "figure 5.4",
+        what: "UDP receive with four memory operations per octet (a string search)",
+        cores: Some(6),
+        mbit_per_s: Some(3_000.0),
+        note: "the same ceiling, approached on six processors",
+    },
+];
+
+/// Sending by one UDP socket.
+pub const UDP_SEND: &[Figure] = &[curve(
+    SIZEMORE,
+    "chapter 5",
+    "UDP send",
+    "not measured; receive is figure 5.4",
+)];
+
 /// Both directions at once.
 pub const TCP_BOTH: &[Figure] = &[curve(
     SIZEMORE,

@@ -80,8 +80,20 @@ impl Wanted {
         case: &str,
         workload: Workload,
     ) -> Vec<Entry> {
+        self.entries_of(VARIANTS, direction, names, case, workload)
+    }
+
+    /// The same of other variants than those of TCP.
+    pub(crate) fn entries_of(
+        &self,
+        variants: &'static [Variant],
+        direction: Direction,
+        names: &[&str],
+        case: &str,
+        workload: Workload,
+    ) -> Vec<Entry> {
         let mut entries = Vec::new();
-        for variant in VARIANTS {
+        for variant in variants {
             let meant = names.iter().any(|name| ratio::matches(variant.name, name));
             let asked = self.variants.is_empty() || self.variants.iter().any(|v| v == variant.name);
             if !meant || !asked || !(variant.can)(direction, &workload) {

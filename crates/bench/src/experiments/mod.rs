@@ -13,6 +13,8 @@ mod sweep;
 mod tcp_both;
 mod tcp_rx;
 mod tcp_tx;
+mod udp_rx;
+mod udp_tx;
 mod warm;
 
 pub use lineup::{Entry, Panel, Wanted};
@@ -64,6 +66,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     specialized::EXPERIMENT,
     connections::EXPERIMENT,
     load_share::EXPERIMENT,
+    udp_rx::EXPERIMENT,
+    udp_tx::EXPERIMENT,
 ];
 
 impl Experiment {

@@ -33,7 +33,7 @@ const SLOT: usize = 1600;
 const TCP_START: u16 = 34;
 
 /// Never sleeps: what it waits for is over in a microsecond or two.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     loop {
         match mutex.try_lock() {
             Ok(guard) => return guard,

@@ -7,6 +7,7 @@ pub mod replicated;
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
+pub(crate) mod udp;
 
 use std::sync::Arc;
 

@@ -1,0 +1,61 @@
+//! One socket receives as fast as it can.
+
+use super::lineup::{Panel, Wanted};
+use super::{Ask, Experiment};
+use crate::paper;
+use crate::ratio::{Target, row};
+use crate::seats::{Direction, udp};
+use crate::workload::Workload;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "udp-rx",
+    about: "one UDP socket receives: checksum and copy, application in place",
+    ask: Ask::Compare(panels),
+    published: paper::UDP_RECEIVE,
+};
+
+fn panels(wanted: &Wanted) -> Vec<Panel> {
+    sweep(wanted, Direction::Receive)
+}
+
+/// A panel for each size of datagrams, the first with targets; then without sharing requests.
+pub(super) fn sweep(wanted: &Wanted, direction: Direction) -> Vec<Panel> {
+    let mut panels = Vec::new();
+    for (size, &segment_bytes) in wanted.segments.iter().enumerate() {
+        for &merge in &wanted.merges {
+            let workload = Workload {
+                segment_bytes,
+                merge,
+                ..wanted.base
+            };
+            let name = format!(
+                "{segment_bytes}{}",
+                if merge { "" } else { ", each a request" }
+            );
+            let mut panel = wanted.panel(name, direction, workload);
+            panel.entries = wanted.entries_of(udp::VARIANTS, direction, &["*"], "", workload);
+            if size == 0 && merge {
+                panel = panel.targets(wanted, targets());
+            }
+            panels.push(panel);
+        }
+    }
+    panels
+}
+
+fn targets() -> Vec<Target> {
+    let (ours, single) = (|| row("replicated", 2), || row("single", 1));
+    let limit = |cores| row("limit", cores);
+    vec![
+        Target::of_ratios(
+            "on 2 cores, speed-up over single / that of limit",
+            [ours(), single()],
+            [limit(2), limit(1)],
+            None,
+        ),
+        Target::of("on 2 cores / single", ours(), single(), None),
+        Target::of("on 2 cores / limit", ours(), limit(2), None),
+        Target::of("one replica / single", row("replicated", 1), single(), None),
+        Target::of("limit, 2 cores / 1 core", limit(2), limit(1), None),
+    ]
+}

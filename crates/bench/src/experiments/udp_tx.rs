@@ -1,0 +1,17 @@
+//! One socket sends as fast as it can.
+
+use super::lineup::{Panel, Wanted};
+use super::{Ask, Experiment, udp_rx};
+use crate::paper;
+use crate::seats::Direction;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "udp-tx",
+    about: "one UDP socket sends: copy and checksum, datagrams lie in the send ring",
+    ask: Ask::Compare(panels),
+    published: paper::UDP_SEND,
+};
+
+fn panels(wanted: &Wanted) -> Vec<Panel> {
+    udp_rx::sweep(wanted, Direction::Send)
+}
