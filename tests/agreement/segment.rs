@@ -22,6 +22,8 @@ pub(crate) struct Segment {
     pub(crate) ack: u32,
     pub(crate) flags: u8,
     pub(crate) wnd: u16,
+    /// The ECN field of the IP header (RFC 3168 section 5).
+    pub(crate) ecn: u8,
     pub(crate) mss: Option<u16>,
     pub(crate) scale: Option<u8>,
     pub(crate) sack_permitted: bool,
@@ -71,7 +73,7 @@ impl Segment {
         frame.extend(STACK_MAC);
         frame.extend(from_mac);
         frame.extend([0x08, 0x00]);
-        frame.extend([0x45, 0]);
+        frame.extend([0x45, self.ecn]);
         frame.extend((total as u16).to_be_bytes());
         frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
         frame.extend(FAR);
@@ -118,6 +120,7 @@ impl Segment {
             ack: word(8),
             flags: frame[LOWER + 13],
             wnd: half(14),
+            ecn: frame[15] & 0b11,
             payload: frame[LOWER + header..].to_vec(),
             ..Segment::default()
         };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use dominoes_netstack::config::CongestionControl;
+use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::testkit::{Host, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -95,6 +95,7 @@ pub(crate) fn run(
             "syn_queue" => limits.syn_queue = value,
             "resets_per_second" => limits.resets_per_second = value,
             "challenges_per_second" => limits.challenges_per_second = value,
+            "ecn" => limits.ecn = [Ecn::Never, Ecn::Accept, Ecn::Request][value as usize % 3],
             _ => return Err(format!("there is no limit `{name}`")),
         }
     }
@@ -383,6 +384,7 @@ impl Runner {
                 "srcport" => segment.src_port = number(value)? as u16,
                 "port" => segment.dst_port = number(value)? as u16,
                 "bad-checksum" => bad = true,
+                "ce" => segment.ecn = 0b11,
                 _ => return Err(format!("`{field}` is no field")),
             }
         }
@@ -436,6 +438,8 @@ impl Runner {
                 "sackok" if segment.sack_permitted => continue,
                 "ts" if value.is_empty() && segment.timestamps.is_some() => continue,
                 "tsecr" => segment.timestamps.map_or(-1, |(_, echo)| i64::from(echo)),
+                "ect" if segment.ecn == 0b10 => continue,
+                "no-ect" if segment.ecn == 0 => continue,
                 "no-ts" if segment.timestamps.is_none() => continue,
                 "no-sackok" if !segment.sack_permitted => continue,
                 "no-wscale" if segment.scale.is_none() => continue,
@@ -450,7 +454,7 @@ impl Runner {
                     }
                     return Err(instead(format!("SACK blocks are `{}`", blocks.join(","))));
                 }
-                "sackok" | "ts" | "no-ts" | "no-sackok" | "no-wscale" => {
+                "sackok" | "ts" | "no-ts" | "no-sackok" | "no-wscale" | "ect" | "no-ect" => {
                     return Err(instead(format!("not {field}")));
                 }
                 _ => return Err(format!("`{field}` is no field")),

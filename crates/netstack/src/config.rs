@@ -84,6 +84,19 @@ pub enum CongestionControl {
     Cubic,
 }
 
+/// Who marks congestion instead of losing packets (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Ecn {
+    /// Nobody.
+    Never,
+    /// Routers, when the peer asks for it.
+    #[default]
+    Accept,
+    /// Routers, when the peer agrees: our SYN asks for it.
+    Request,
+}
+
 /// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -123,6 +136,8 @@ pub struct Limits {
     pub udp_receive_buffer: u32,
     /// Datagrams that a UDP socket may have under way, in octets as above. Default 256 KiB.
     pub udp_send_buffer: u32,
+    /// Explicit congestion notification. Default: when the peer asks for it.
+    pub ecn: Ecn,
 }
 
 impl Default for Limits {
@@ -142,6 +157,7 @@ impl Default for Limits {
             udp_sockets: 64,
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
+            ecn: Ecn::default(),
         }
     }
 }

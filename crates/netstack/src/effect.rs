@@ -192,6 +192,8 @@ pub struct Transmit {
     pub window_end: u64,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
+    /// Whether routers may mark them (ECT, RFC 3168 section 5).
+    pub ect: bool,
     /// Link-layer destination.
     pub mac: Mac,
     /// Both ends.

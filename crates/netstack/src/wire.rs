@@ -553,6 +553,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) wnd: u16,
     /// Control bits.
     pub(crate) flags: u8,
+    /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
+    pub(crate) ect: bool,
     /// TSval and TSecr.
     pub(crate) timestamps: Option<(u32, u32)>,
     /// MSS option.
@@ -591,7 +593,7 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     ip.set_version(4);
     ip.set_header_len(20);
     ip.set_dscp(0);
-    ip.set_ecn(0);
+    ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
     // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section 4.1).
     ip.set_ident(0);
@@ -708,6 +710,7 @@ mod tests {
             ack: 17,
             wnd: 512,
             flags: 0x12,
+            ect: false,
             timestamps: Some((1, 2)),
             mss: Some(1460),
             window_scale: Some(7),

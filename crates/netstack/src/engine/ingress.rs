@@ -313,6 +313,7 @@ mod tests {
             ack: 9,
             wnd: 100,
             flags: flags.0,
+            ect: false,
             timestamps: None,
             mss: None,
             window_scale: None,

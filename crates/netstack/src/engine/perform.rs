@@ -190,6 +190,7 @@ fn emit_once(
         ack: t.ack.0,
         wnd: t.wnd,
         flags: flags.0,
+        ect: t.ect,
         timestamps: t.timestamps,
         mss: syn.mss,
         window_scale: syn.window_scale,

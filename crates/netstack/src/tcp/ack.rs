@@ -62,7 +62,11 @@ impl Tcb {
         let look = (!calm || has_sack).then(|| self.look(seg, cx));
         if seg.ack.after(self.snd.una) {
             let echoed = self.echoed(seg);
-            self.advance(seg.ack, echoed, calm, cx);
+            let marked = self.echoes_congestion(seg);
+            self.advance(seg.ack, echoed, calm, marked, cx);
+            if marked {
+                self.slow_down();
+            }
         } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
             self.duplicate();
         }
@@ -92,13 +96,14 @@ impl Tcb {
     }
 
     /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use; `calm` says that nothing is known
-    /// to be lost.
+    /// to be lost, `marked` that there was congestion nevertheless.
     #[inline]
     pub(super) fn advance<S: EffectSink>(
         &mut self,
         una: SeqNum,
         echoed: Option<u32>,
         calm: bool,
+        marked: bool,
         cx: &mut Cx<'_, S>,
     ) {
         let snd = &mut self.snd;
@@ -113,10 +118,11 @@ impl Tcb {
         self.retransmit.on_ack(una, echoed, cx.now);
         self.retransmit.retries = 0;
         let keeps_timer = self.congestion.keeps_timer();
-        let verdict = self.congestion.on_ack(&Acked {
+        let verdict = self.congestion.on_ack(flight, || Acked {
             una,
             acked,
             flight,
+            marked,
             mss: u32::from(snd.mss),
             now: cx.now,
             srtt: self.retransmit.srtt,

@@ -66,6 +66,7 @@ pub fn reset_for<S: EffectSink>(
         wnd: 0,
         window_end: 0,
         flags,
+        ect: false,
         mac,
         flow,
         timestamps: None,
@@ -140,6 +141,7 @@ impl Tcb {
             _ => SynOptions::default(),
         };
         self.rcv.begin(syn.seq, syn.timestamps, &options, now);
+        self.agree_on_ecn(syn, limits);
         let snd = &mut self.snd;
         snd.scaled = options.window_scale.is_some();
         snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
@@ -175,6 +177,7 @@ impl Tcb {
         if !self.check_ack(&acceptable, cx) {
             return;
         }
+        self.note_mark(seg);
         self.check_urg();
         let complete = self.text(&acceptable, cx);
         self.check_fin(&acceptable, complete, cx);

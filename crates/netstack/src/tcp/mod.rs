@@ -64,6 +64,7 @@ mod ack;
 mod arrive;
 mod congestion;
 mod cookie;
+mod ecn;
 mod flight;
 mod keepalive;
 mod path;

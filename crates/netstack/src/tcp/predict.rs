@@ -63,6 +63,7 @@ impl Tcb {
             || seg.flags.without(Flags::PSH) != Flags::ACK
             || seg.seq != rcv.nxt
             || seg.timestamps.is_some() != rcv.timestamps
+            || seg.ce
             || matches!(seg.options, Options::Sack(_))
         {
             return false;
@@ -90,7 +91,7 @@ impl Tcb {
 
         if acked != 0 {
             let echoed = self.echoed(seg);
-            self.advance(seg.ack, echoed, true, cx);
+            self.advance(seg.ack, echoed, true, false, cx);
         }
         // Nothing newer has told a window: see `open_road`.
         self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);

@@ -8,9 +8,9 @@ use super::predict::Road;
 use super::recovery::Tail;
 use super::retransmit::{Expiry, Timer, timestamp};
 use super::snd::{Allowed, Due};
-use super::window::AckDue;
+use super::window::{AckDue, Tells};
 use super::{Cx, State, Tcb};
-use crate::digest::{Flags, SynOptions};
+use crate::digest::{Flags, Sack, SynOptions};
 use crate::effect::{Effect, EffectSink, Transmit};
 use crate::seqnum::SeqNum;
 
@@ -41,9 +41,9 @@ struct Outgoing {
     payload_len: u32,
     payload_offset: u64,
     frame_len: u32,
+    ect: bool,
     syn: Option<SynOptions>,
 }
-
 impl Outgoing {
     /// One frame without text.
     const fn bare(seq: SeqNum, flags: Flags) -> Self {
@@ -54,6 +54,7 @@ impl Outgoing {
             payload_len: 0,
             payload_offset: 0,
             frame_len: 0,
+            ect: false,
             syn: None,
         }
     }
@@ -149,15 +150,41 @@ impl Tcb {
     /// whatever acknowledgment was owed is paid.
     #[inline(always)]
     fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
+        if self.rcv.tells == Tells(0) {
+            self.number(what, AckDue::None, None, cx);
+        } else {
+            self.emit_and_tell(what, cx);
+        }
+    }
+
+    /// [`Tcb::emit`] when there is more to tell than numbers.
+    #[inline(never)]
+    fn emit_and_tell<S: EffectSink>(&mut self, mut what: Outgoing, cx: &mut Cx<'_, S>) {
         let (mut sack, mut owed) = (None, AckDue::None);
-        if self.rcv.tells_sack && what.flags.without(Flags::FIN) == Flags::ACK {
+        if what.flags.0 & (Flags::ACK.0 | Flags::SYN.0 | Flags::RST.0) == Flags::ACK.0 {
+            let tells = self.rcv.tells;
+            if tells.has(Tells::CONGESTION) {
+                what.flags = what.flags.with(Flags::ECE);
+            }
             if what.payload_len == 0 {
                 sack = self.take_sack();
-            } else if self.rcv.ack == AckDue::Now {
+            } else if tells.has(Tells::BLOCKS) && self.rcv.ack == AckDue::Now {
                 // The blocks would take room that text was cut for: a segment of their own carries them.
                 owed = AckDue::Now;
             }
         }
+        self.number(what, owed, sack, cx);
+    }
+
+    /// The frames of `what` get their numbers; `owed` is what is left to be acknowledged by itself.
+    #[inline(always)]
+    fn number<S: EffectSink>(
+        &mut self,
+        what: Outgoing,
+        owed: AckDue,
+        sack: Option<Sack>,
+        cx: &mut Cx<'_, S>,
+    ) {
         let rcv = &mut self.rcv;
         let ack = if what.flags.has(Flags::ACK) {
             rcv.ack = owed;
@@ -186,6 +213,7 @@ impl Tcb {
             wnd,
             window_end: rcv.offset + u64::from(rcv.wnd()),
             flags: what.flags,
+            ect: what.ect,
             mac: self.mac,
             flow: self.flow,
             timestamps: if rcv.timestamps {
@@ -231,11 +259,13 @@ impl Tcb {
         if room == 0 {
             return true;
         }
-        let flags = if self.state == State::SynSent {
-            Flags::SYN
-        } else {
+        let answers = self.state != State::SynSent;
+        let flags = if answers {
             Flags::SYN.with(Flags::ACK)
+        } else {
+            Flags::SYN
         };
+        let flags = flags.with(self.ecn_setup(answers, cx.limits));
         let options = SynOptions {
             mss: Some(cx.limits.mss()),
             window_scale: self.snd.scaled.then_some(self.rcv.shift),
@@ -289,10 +319,12 @@ impl Tcb {
             most if most > mss => most - most % mss,
             _ => mss,
         };
-        match self.send_lost(room, frame_len, cx) {
-            Lost::Left(left) => room = left,
-            Lost::Waits => return false,
-            Lost::Blocked => return true,
+        if self.flight.lost() > 0 {
+            match self.send_lost(room, frame_len, cx) {
+                Lost::Left(left) => room = left,
+                Lost::Waits => return false,
+                Lost::Blocked => return true,
+            }
         }
         let snd = &self.snd;
         if snd.nxt == snd.end {
@@ -309,6 +341,11 @@ impl Tcb {
         }
         if room == 0 {
             return true;
+        }
+        if self.snd.cwr && octets > mss {
+            // CWR is for one segment, which no device cuts.
+            self.send_frames(1, mss, mss, false, cx);
+            return self.send_text(room - 1, cx);
         }
         let frames = octets.div_ceil(frame_len).max(1);
         if frames > room {
@@ -331,7 +368,7 @@ impl Tcb {
     ) {
         let seq = self.snd.nxt;
         let again = seq != self.snd.max;
-        self.transmit_text(seq, count, octets, frame_len, fin, cx);
+        self.transmit_text(seq, count, octets, frame_len, fin, !again, cx);
         let snd = &mut self.snd;
         let len = octets + u32::from(fin);
         snd.nxt = seq + len;
@@ -354,6 +391,7 @@ impl Tcb {
     }
 
     /// What is lost leaves again, the first of it first, as the windows allow.
+    #[inline(never)]
     fn send_lost<S: EffectSink>(
         &mut self,
         mut room: u32,
@@ -400,7 +438,7 @@ impl Tcb {
         let fin = octets < len;
         let count = octets.div_ceil(frame_len).max(1);
         self.retransmit.on_resent();
-        self.transmit_text(begin, count, octets, frame_len, fin, cx);
+        self.transmit_text(begin, count, octets, frame_len, fin, false, cx);
         self.flight.resent(begin, begin + len, cx.now);
         self.congestion.on_sent(len);
         self.snd.sent_at = cx.now;
@@ -411,7 +449,9 @@ impl Tcb {
         }
     }
 
-    /// The frames themselves. The last octet written is pushed (RFC 9293 section 3.9.1).
+    /// The frames themselves. The last octet written is pushed (RFC 9293 section 3.9.1). Only `new` text may be marked on
+    /// its way (RFC 3168 sections 6.1.5 and 6.1.6), and says CWR.
+    #[expect(clippy::too_many_arguments, reason = "all of them say what leaves")]
     fn transmit_text<S: EffectSink>(
         &mut self,
         seq: SeqNum,
@@ -419,9 +459,15 @@ impl Tcb {
         octets: u32,
         frame_len: u32,
         fin: bool,
+        new: bool,
         cx: &mut Cx<'_, S>,
     ) {
         let mut flags = Flags::ACK;
+        let ect = new && self.snd.ecn && octets > 0;
+        if ect && self.snd.cwr {
+            self.snd.cwr = false;
+            flags = flags.with(Flags::CWR);
+        }
         if octets > 0 && octets == self.snd.data_from(seq) {
             flags = flags.with(Flags::PSH);
         }
@@ -435,6 +481,7 @@ impl Tcb {
             payload_len: octets,
             payload_offset: self.snd.una_offset + u64::from(seq.since(self.snd.una)),
             frame_len,
+            ect,
             syn: None,
         };
         self.emit(text, cx);
@@ -495,7 +542,7 @@ impl Tcb {
         let fin = octets == 0;
         snd.max = snd.max.max(nxt + 1);
         self.retransmit.on_resent();
-        self.transmit_text(nxt, 1, octets, mss, fin, cx);
+        self.transmit_text(nxt, 1, octets, mss, fin, false, cx);
     }
 
     /// [`Tcb::probe`] with what was sent before the window closed, and is lost.
@@ -515,7 +562,7 @@ impl Tcb {
         }
         let octets = snd.data_from(begin).min(1);
         self.retransmit.on_resent();
-        self.transmit_text(begin, 1, octets, 1, octets == 0, cx);
+        self.transmit_text(begin, 1, octets, 1, octets == 0, false, cx);
     }
 
     /// A segment without text from before the peer's window, which it answers with where it stands.

@@ -55,6 +55,10 @@ pub(super) struct Snd {
     pub(super) fin: bool,
     /// What leaves besides data.
     pub(super) due: Due,
+    /// Whether both sides take part in ECN (RFC 3168).
+    pub(super) ecn: bool,
+    /// The next new text says CWR: we have slowed down (RFC 3168 section 6.1.2).
+    pub(super) cwr: bool,
     /// Whether both sides offered to scale windows.
     pub(super) scaled: bool,
     /// A SYN of ours was sent more than once.
@@ -102,6 +106,8 @@ impl Snd {
             shift: 0,
             fin: false,
             due: Due::Nothing,
+            ecn: false,
+            cwr: false,
             scaled: true,
             syn_lost: false,
             nodelay: false,
@@ -213,6 +219,8 @@ impl Snd {
             shift,
             fin,
             due,
+            ecn,
+            cwr,
             scaled,
             syn_lost,
             nodelay,
@@ -238,6 +246,8 @@ impl Snd {
         each("snd.shift", u64::from(*shift));
         each("snd.fin", u64::from(*fin));
         each("snd.due", *due as u64);
+        each("snd.ecn", u64::from(*ecn));
+        each("snd.cwr", u64::from(*cwr));
         each("snd.scaled", u64::from(*scaled));
         each("snd.syn_lost", u64::from(*syn_lost));
         each("snd.nodelay", u64::from(*nodelay));

@@ -30,6 +30,33 @@ pub(super) enum AckDue {
     Now,
 }
 
+/// What acknowledgments tell besides numbers, as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tells(pub(super) u8);
+
+impl Tells {
+    /// There is something that only SACK blocks tell.
+    pub(super) const BLOCKS: Tells = Tells(1);
+    /// Something arrived marked, and the peer has not said CWR since (RFC 3168 section 6.1.3).
+    pub(super) const CONGESTION: Tells = Tells(2);
+
+    /// Whether it is told.
+    #[inline]
+    pub(super) const fn has(self, what: Tells) -> bool {
+        self.0 & what.0 != 0
+    }
+
+    /// From now on it is told.
+    pub(super) const fn add(&mut self, what: Tells) {
+        self.0 |= what.0;
+    }
+
+    /// It is told no longer.
+    pub(super) const fn remove(&mut self, what: Tells) {
+        self.0 &= !what.0;
+    }
+}
+
 /// Receive sequence space (RFC 9293 section 3.3.1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
@@ -64,8 +91,8 @@ pub(super) struct Rcv {
     pub(super) ack: AckDue,
     /// Both sides permit SACK (RFC 2018 section 2); we offer it before we know.
     pub(super) sack_permitted: bool,
-    /// There is something that only SACK blocks tell.
-    pub(super) tells_sack: bool,
+    /// What acknowledgments tell besides numbers.
+    pub(super) tells: Tells,
     /// What came twice and was not told yet (RFC 2883), if the edges differ.
     pub(super) twice: (SeqNum, SeqNum),
 }
@@ -92,7 +119,7 @@ impl Rcv {
             timestamps: true,
             ack: AckDue::None,
             sack_permitted: true,
-            tells_sack: false,
+            tells: Tells(0),
             twice: (SeqNum(0), SeqNum(0)),
         }
     }
@@ -221,12 +248,16 @@ impl Rcv {
             right
         };
         self.twice = (left, right);
-        self.tells_sack = true;
+        self.tells.add(Tells::BLOCKS);
     }
 
     /// `gaps`: whether something is there out of order.
     pub(super) fn look_for_sack(&mut self, gaps: bool) {
-        self.tells_sack = self.sack_permitted && (gaps || self.twice.0 != self.twice.1);
+        if self.sack_permitted && (gaps || self.twice.0 != self.twice.1) {
+            self.tells.add(Tells::BLOCKS);
+        } else {
+            self.tells.remove(Tells::BLOCKS);
+        }
     }
 
     /// Names and values of every field.
@@ -247,7 +278,7 @@ impl Rcv {
             timestamps,
             ack,
             sack_permitted,
-            tells_sack,
+            tells,
             twice,
         } = self;
         each("rcv.nxt", u64::from(nxt.0));
@@ -265,7 +296,7 @@ impl Rcv {
         each("rcv.timestamps", u64::from(*timestamps));
         each("rcv.ack", *ack as u64);
         each("rcv.sack_permitted", u64::from(*sack_permitted));
-        each("rcv.tells_sack", u64::from(*tells_sack));
+        each("rcv.tells", u64::from(tells.0));
         each(
             "rcv.twice",
             u64::from(twice.0.0) << 32 | u64::from(twice.1.0),

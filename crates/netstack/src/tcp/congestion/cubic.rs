@@ -208,6 +208,7 @@ mod tests {
             una: SeqNum(0),
             acked,
             flight,
+            marked: false,
             mss: MSS,
             now,
             srtt: Duration::from_millis(100),

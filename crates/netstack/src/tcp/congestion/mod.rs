@@ -45,6 +45,8 @@ pub(super) struct Acked {
     pub(super) acked: u32,
     /// Octets that were in flight before.
     pub(super) flight: u32,
+    /// It tells of congestion, so the window does not grow (RFC 3168 section 6.1.2).
+    pub(super) marked: bool,
     /// Octets of a full segment.
     pub(super) mss: u32,
     pub(super) now: Instant,
@@ -184,15 +186,23 @@ impl Congestion {
         self.recover
     }
 
-    /// Something new was acknowledged.
-    #[inline]
-    pub(super) fn on_ack(&mut self, ack: &Acked) -> Verdict {
+    /// Something new was acknowledged, `flight` octets having been in flight; `ack` says what, if that matters.
+    #[inline(always)]
+    pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> Verdict {
         self.duplicates = 0;
+        // A window that was not used says nothing about the network (RFC 7661 section 4.3).
+        if self.phase == Phase::Open && flight < self.cwnd / 2 {
+            return Verdict::Carry;
+        }
+        self.on_ack_that_matters(&ack())
+    }
+
+    #[inline(never)]
+    fn on_ack_that_matters(&mut self, ack: &Acked) -> Verdict {
         if self.phase != Phase::Open {
             return self.on_ack_in_recovery(ack);
         }
-        // A window that was not used says nothing about the network (RFC 7661 section 4.3).
-        if ack.flight >= self.cwnd / 2 {
+        if !ack.marked {
             self.grow(ack);
         }
         Verdict::Carry
@@ -388,10 +398,15 @@ mod tests {
             una,
             acked,
             flight,
+            marked: false,
             mss: MSS,
             now: Instant::from_millis(1),
             srtt: Duration::from_millis(1),
         }
+    }
+
+    fn on_ack(c: &mut Congestion, una: SeqNum, acked: u32, flight: u32) -> Verdict {
+        c.on_ack(flight, || ack(una, acked, flight))
     }
 
     fn open() -> Congestion {
@@ -414,7 +429,7 @@ mod tests {
     fn slow_start_doubles_the_window_in_a_round_trip() {
         let mut c = open();
         for i in 0..5 {
-            c.on_ack(&ack(SeqNum(2 * MSS * (i + 1)), 2 * MSS, 10 * MSS));
+            on_ack(&mut c, SeqNum(2 * MSS * (i + 1)), 2 * MSS, 10 * MSS);
         }
         assert_eq!(c.window(), 20 * MSS);
     }
@@ -424,7 +439,7 @@ mod tests {
         let mut c = open();
         c.ssthresh = 10 * MSS;
         for _ in 0..10 {
-            c.on_ack(&ack(SeqNum(1), MSS, 10 * MSS));
+            on_ack(&mut c, SeqNum(1), MSS, 10 * MSS);
         }
         assert_eq!(c.window(), 11 * MSS);
     }
@@ -432,7 +447,7 @@ mod tests {
     #[test]
     fn a_window_that_is_not_used_does_not_grow() {
         let mut c = open();
-        c.on_ack(&ack(SeqNum(1), MSS, 2 * MSS));
+        on_ack(&mut c, SeqNum(1), MSS, 2 * MSS);
         assert_eq!(c.window(), 10 * MSS);
     }
 
@@ -448,9 +463,9 @@ mod tests {
         assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
         assert_eq!(c.window(), 14 * MSS);
         // Partial: deflate by what was acknowledged, add one segment, send the next hole.
-        assert_eq!(c.on_ack(&ack(una + 3000, 3000, 20_000)), Verdict::Resend);
+        assert_eq!(on_ack(&mut c, una + 3000, 3000, 20_000), Verdict::Resend);
         assert_eq!(c.window(), 12 * MSS);
-        assert_eq!(c.on_ack(&ack(max, 17_000, 17_000)), Verdict::Carry);
+        assert_eq!(on_ack(&mut c, max, 17_000, 17_000), Verdict::Carry);
         assert_eq!(c.window(), 2 * MSS);
         assert_eq!((c.phase, c.duplicates), (Phase::Open, 0));
     }
@@ -490,7 +505,7 @@ mod tests {
             c.reduce(MSS, pipe, MSS);
         }
         assert!((9..=11).contains(&sent), "{sent} segments");
-        c.on_ack(&ack(SeqNum(20_000), 20_000, 20_000));
+        on_ack(&mut c, SeqNum(20_000), 20_000, 20_000);
         assert_eq!((c.window(), c.is_open()), (10 * MSS, true));
     }
 

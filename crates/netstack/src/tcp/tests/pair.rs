@@ -1,7 +1,7 @@
 //! Two sides, a wire that loses, repeats and reorders, and a clock that jumps to the next event.
 
 use super::end::{CONN, End, Rng, Wire, flow, segments};
-use crate::config::{CongestionControl, Limits};
+use crate::config::{CongestionControl, Ecn, Limits};
 use crate::digest::{Flags, Mac};
 use crate::effect::{Effect, Event, FrameNumbers};
 use crate::seqnum::SeqNum;
@@ -254,7 +254,8 @@ impl Pair {
             if closed && self.is_done() {
                 return;
             }
-            let idle = self.ends.iter().all(|end| end.written == end.released);
+            let rests = |end: &End| end.written == end.released && end.read == end.readable;
+            let idle = self.ends.iter().all(rests);
             assert!(!(closed && idle), "closed before the end");
         }
         panic!(
@@ -291,6 +292,7 @@ fn limits_for(rng: &mut Rng) -> Limits {
         mtu,
         frame_payload: [0, 4000, 65_000][rng.below(3) as usize],
         quantum: [1, 2, 16, 64][rng.below(4) as usize],
+        ecn: [Ecn::Never, Ecn::Accept, Ecn::Request][rng.below(3) as usize],
         congestion: [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
         ..Limits::default()
     }

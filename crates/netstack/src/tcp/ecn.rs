@@ -1,0 +1,62 @@
+//! Explicit congestion notification (RFC 3168): agreed upon in the handshake; what arrives marked is echoed until the
+//! peer says that it has slowed down, and an echo slows us down once a round trip.
+
+use super::Tcb;
+use super::window::Tells;
+use crate::config::{Ecn, Limits};
+use crate::digest::{Flags, Segment};
+
+/// An ECN-setup SYN (RFC 3168 section 6.1.1).
+const SETUP: Flags = Flags::ECE.with(Flags::CWR);
+
+impl Tcb {
+    /// The bits of our SYN or SYN-ACK. A SYN that has to be sent again goes without: somebody on the way may drop what
+    /// has them (section 6.1.1.1).
+    pub(super) fn ecn_setup(&self, answers: bool, limits: &Limits) -> Flags {
+        if answers && self.snd.ecn {
+            Flags::ECE
+        } else if !answers && limits.ecn == Ecn::Request && !self.snd.syn_lost {
+            SETUP
+        } else {
+            Flags(0)
+        }
+    }
+
+    /// The peer's SYN, or the SYN-ACK that answers ours, says whether it takes part.
+    pub(super) fn agree_on_ecn(&mut self, syn: &Segment<'_>, limits: &Limits) {
+        let said = Flags(syn.flags.0 & SETUP.0);
+        self.snd.ecn = match limits.ecn {
+            Ecn::Never => false,
+            // Both bits in an answer come from a host that returns what it does not know.
+            Ecn::Request if syn.flags.has(Flags::ACK) => said == Flags::ECE,
+            _ => said == SETUP && !syn.flags.has(Flags::ACK),
+        };
+    }
+
+    /// Whether `seg` tells of congestion on the way from us to the peer.
+    pub(super) fn echoes_congestion(&self, seg: &Segment<'_>) -> bool {
+        self.snd.ecn && seg.flags.has(Flags::ECE) && !seg.flags.has(Flags::SYN)
+    }
+
+    /// The peer has seen congestion: slows down as after a loss, once for what was in flight (section 6.1.2).
+    pub(super) fn slow_down(&mut self) {
+        let snd = &mut self.snd;
+        if self.congestion.is_open() && snd.una.at_or_after(self.congestion.recover()) {
+            self.congestion.notice(snd.nxt, u32::from(snd.mss));
+            snd.cwr = true;
+        }
+    }
+
+    /// What an acceptable segment says about the way from the peer to us (section 6.1.3).
+    pub(super) fn note_mark(&mut self, seg: &Segment<'_>) {
+        if !self.snd.ecn {
+            return;
+        }
+        if seg.flags.has(Flags::CWR) {
+            self.rcv.tells.remove(Tells::CONGESTION);
+        }
+        if seg.ce && seg.len > 0 {
+            self.rcv.tells.add(Tells::CONGESTION);
+        }
+    }
+}
