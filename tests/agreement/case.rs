@@ -645,7 +645,6 @@ impl<T: Tamper> Case<'_, T> {
             .iter()
             .map(|worker| worker.stats())
             .collect::<Vec<_>>();
-        let mut seen = self.seen;
         seen.stolen = stats.iter().any(|stats| stats.stolen > 0);
         Outcome {
             limits: group.limits(),

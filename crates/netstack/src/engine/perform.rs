@@ -113,6 +113,7 @@ struct Alike {
     mac: Mac,
     flags: Flags,
     timestamps: Option<(u32, u32)>,
+    ect: bool,
     len: u32,
 }
 
@@ -148,6 +149,7 @@ impl Template {
             mac: t.mac,
             flags,
             timestamps: t.timestamps,
+            ect: t.ect,
             len,
         };
         if self.of != Some(alike) {

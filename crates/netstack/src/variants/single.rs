@@ -113,7 +113,7 @@ impl Core {
                     }
                 }
                 Effect::Queue(queue) => {
-                    perform::queue(&self.world, queue, &run, &mut self.stats);
+                    perform::queue(&self.world, queue, run, &mut self.stats);
                     wakes.add_socket(queue.socket);
                 }
                 Effect::Send(send) => {

@@ -77,6 +77,7 @@ mod tests {
             window_scale: None,
             sack_permitted: false,
             sack: super::super::SackBlocks::default(),
+            ect: false,
             payload_len: 0,
         };
         let mut segment = vec![0; 200];
