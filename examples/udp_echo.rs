@@ -64,7 +64,7 @@ fn serve(mut socket: UdpSocket) {
 fn ask(client: &Stack, len: usize) -> Result<Duration, Box<dyn Error>> {
     let mut socket = client.bind_udp(0)?;
     socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
-    socket.set_read_timeout(Some(Duration::from_secs(5)));
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut octets = vec![0x5a; len];
     let mut answer = vec![0; len];
     let begin = Instant::now();

@@ -93,7 +93,7 @@ fn sample(len: usize) -> Vec<u8> {
 fn echo_datagrams(stack: &Stack) -> Outcome<String> {
     let mut socket = stack.bind_udp(0)?;
     socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
-    socket.set_read_timeout(Some(Duration::from_secs(5)));
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut got = vec![0; 65_507];
     let lens = [0, 1, 1472, 1473, 8000, 65_507];
     for len in lens {

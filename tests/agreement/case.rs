@@ -371,6 +371,9 @@ impl<T: Tamper> Case<'_, T> {
             if is_datagram {
                 self.seen.datagrams = true;
                 self.seen.fragments |= bytes[20] & 0x3f != 0 || bytes[21] != 0;
+            }
+            if is_datagram || segment::has_protocol(&bytes, segment::ICMP) {
+                // Nobody listens.
                 continue;
             }
             let mut bytes = bytes;
@@ -411,10 +414,15 @@ impl<T: Tamper> Case<'_, T> {
         }
         let mut frame = Frame::from_bytes(&under_way.bytes);
         frame.meta.checksum = checksum;
+        let (kind, header) = if is_tcp {
+            (GsoKind::Tcp4, 20)
+        } else {
+            (GsoKind::Udp, 8)
+        };
         frame.meta.gso = under_way.cut.map(|size| Gso {
-            kind: GsoKind::Tcp4,
+            kind,
             size,
-            header_len: segment::LOWER as u16 + 20,
+            header_len: segment::LOWER as u16 + header,
         });
         self.script.push_frame(frame);
         true
@@ -474,7 +482,10 @@ impl<T: Tamper> Case<'_, T> {
             let port = 53 + u16::from(self.rng.chance(50));
             let from = 700 + self.rng.below(3) as u16;
             let frame = segment::datagram(self.mac, from, port, &payload);
-            self.put(frame, None, &plan.bad);
+            // A frame with several of them, as a sender on the same machine leaves it.
+            let several = plan.device.cuts > 0 && self.rng.chance(300);
+            let cut = several.then(|| 50 + self.rng.below(300) as u16);
+            self.put(frame, cut, &plan.bad);
         }
         let live = self.peers.iter().filter(|peer| self.is_live(peer)).count();
         if live < plan.peers.count
@@ -625,6 +636,10 @@ impl<T: Tamper> Case<'_, T> {
                     "frame {number} leaves where {expected} is due"
                 )));
             }
+            if segment::has_protocol(&bytes, segment::UDP) {
+                self.left.push((bytes, meta));
+                continue;
+            }
             let mut whole = bytes.clone();
             if matches!(meta.checksum, TxChecksum::Partial { .. }) {
                 segment::complete(&mut whole);
@@ -638,13 +653,13 @@ impl<T: Tamper> Case<'_, T> {
     fn outcome(self) -> Outcome {
         let mut group = self.group;
         let state = group.workers()[0].replica().stats();
-        let mut seen = self.seen;
-        seen.queue_full = state.queue_full > 0;
         let stats = group
             .workers()
             .iter()
             .map(|worker| worker.stats())
             .collect::<Vec<_>>();
+        let mut seen = self.seen;
+        seen.queue_full = state.queue_full > 0;
         seen.stolen = stats.iter().any(|stats| stats.stolen > 0);
         Outcome {
             limits: group.limits(),

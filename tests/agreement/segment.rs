@@ -161,6 +161,8 @@ impl Segment {
     }
 }
 
+/// The protocol number of ICMP.
+pub(crate) const ICMP: u8 = 1;
 /// The protocol number of UDP.
 pub(crate) const UDP: u8 = 17;
 

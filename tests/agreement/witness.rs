@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use dominoes_netstack::effect::{Deliver, Effect};
+use dominoes_netstack::effect::{Deliver, Effect, SendDatagrams, Transmit};
 use dominoes_netstack::variants::replicated::Tamper;
 
 use super::check::Failure;
@@ -87,14 +87,18 @@ impl Ledger {
         for (seq, effects) in &book.positions {
             for effect in effects {
                 match effect {
-                    Effect::Transmit(transmit) => {
-                        if transmit.first_frame != frames {
+                    Effect::Transmit(Transmit {
+                        first_frame, count, ..
+                    })
+                    | Effect::Send(SendDatagrams {
+                        first_frame, count, ..
+                    }) => {
+                        if *first_frame != frames {
                             return Err(Failure::new(format!(
-                                "frame {} is numbered at position {seq} behind {frames} others",
-                                transmit.first_frame
+                                "frame {first_frame} is numbered at position {seq} behind {frames} others"
                             )));
                         }
-                        frames += u64::from(transmit.count);
+                        frames += u64::from(*count);
                     }
                     Effect::Deliver(deliver) => {
                         let name = (deliver.conn.index, deliver.conn.generation);

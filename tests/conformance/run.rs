@@ -1,5 +1,7 @@
 //! Plays the peer and the application of a script.
 
+mod network;
+
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,7 +10,7 @@ use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::testkit::{Host, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream};
+use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
 
 use super::script::Script;
 use crate::agreement::segment::{self, ACK, FAR, FIN, PSH, RST, STACK, SYN, Segment};
@@ -50,7 +52,12 @@ enum Sent {
     Tcp(Segment),
     ArpRequest,
     ArpReply,
-    EchoReply { id: u16, len: usize },
+    EchoReply {
+        id: u16,
+        len: usize,
+    },
+    /// Anything else that has words.
+    Shown(String),
     Other(Vec<u8>),
 }
 
@@ -67,6 +74,7 @@ struct Runner {
     /// TSval of the newest segment of the stack.
     echo: u32,
     answers_arp: bool,
+    udp: Option<UdpSocket>,
     listener: Option<TcpListener>,
     connecting: Option<Connecting>,
     stream: Option<TcpStream>,
@@ -110,6 +118,7 @@ pub(crate) fn run(
         ports: (PEER_PORT, PORT),
         echo: 0,
         answers_arp: true,
+        udp: None,
         listener: None,
         connecting: None,
         stream: None,
@@ -142,6 +151,9 @@ impl Runner {
 
     fn step(&mut self, line: &str) -> Result<(), String> {
         let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some(done) = self.network_step(&words) {
+            return done;
+        }
         match *words.as_slice() {
             ["listen"] => self.listen(PORT),
             ["unlisten"] => {
@@ -282,7 +294,7 @@ impl Runner {
             return if good {
                 Sent::ArpReply
             } else {
-                Sent::Other(frame.to_vec())
+                shown_or_other(frame)
             };
         }
         if let Some(len) = echo_reply(frame) {
@@ -290,7 +302,7 @@ impl Runner {
             return Sent::EchoReply { id, len };
         }
         let Some(segment) = Segment::read(frame) else {
-            return Sent::Other(frame.to_vec());
+            return shown_or_other(frame);
         };
         if segment.has(SYN) {
             self.iss = Some(segment.seq);
@@ -501,6 +513,7 @@ impl Runner {
         let segment = match sent {
             Sent::Tcp(segment) => segment,
             Sent::Other(frame) => return format!("{frame:02x?}"),
+            Sent::Shown(shown) => return shown.clone(),
             known => return format!("{known:?}"),
         };
         let names = FLAGS.iter().filter(|(_, bit)| segment.flags & bit != 0);
@@ -758,6 +771,13 @@ fn icmp_frame(icmp: &[u8]) -> Vec<u8> {
 fn to_stack(mut frame: Vec<u8>) -> Vec<u8> {
     frame[..6].copy_from_slice(&Host::mac_of(Ipv4Addr::from(STACK)));
     frame
+}
+
+fn shown_or_other(frame: &[u8]) -> Sent {
+    match network::shown(frame) {
+        Some(shown) => Sent::Shown(shown),
+        None => Sent::Other(frame.to_vec()),
+    }
 }
 
 /// Length of the data of an echo reply to the peer that is right in all fields.

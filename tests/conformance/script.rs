@@ -19,6 +19,10 @@
 //! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
 //! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | somebody reports an ICMP error about the stack's segment at N |
 //! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
+//! | `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N [from=P]`, `udp recv none`, `udp recv error E` | a UDP socket; `all` is everybody |
+//! | `< udp from=P to=P len=N [checksum=none\|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]` | datagrams, or octets A to B - 1 of header and data |
+//! | `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N` | errors about datagrams; another protocol |
+//! | `< arp conflict`, `< arp probe`, `> arp announcement` | RFC 5227 |
 //!
 //! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives. PSH is compared only if the script names it.
 //! `seq` and `ack` count from the SYN of the side whose octets they name; `len` is text. Text is always a pattern that

@@ -46,7 +46,9 @@ pub struct Flow {
 }
 
 /// An Ethernet address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Mac(pub [u8; 6]);
 
 /// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th octet.

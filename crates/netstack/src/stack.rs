@@ -134,6 +134,7 @@ impl Builder {
         setup.limits = self.limits;
         setup.gateway = self.gateway;
         setup.routes = self.routes;
+        setup.announce = true;
         setup.recorder = self.recorder;
         setup.processor = self.processor;
         let device = Box::new(device);

@@ -66,6 +66,8 @@ pub struct PumpStats {
     pub unknown: u64,
     /// UDP datagrams that went into the log.
     pub datagrams: u64,
+    /// UDP datagrams in frames that hold several, for which the log had no room.
+    pub unsplit: u64,
     /// UDP datagrams for ports at which nobody is.
     pub no_port: u64,
     /// UDP datagrams of ours that were dropped because their next hop did not answer.
@@ -82,6 +84,8 @@ pub struct PumpStats {
     pub reports_limited: u64,
     /// ARP messages.
     pub arp: u64,
+    /// ... of others that use our address.
+    pub conflicts: u64,
     /// Echo requests answered.
     pub echo: u64,
     /// ICMP errors about segments.

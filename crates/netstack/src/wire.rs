@@ -16,6 +16,7 @@ pub(crate) use ip::{IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_pi
 pub(crate) use tcp_error::TcpError;
 pub(crate) use udp::{
     UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
+    udp_piece,
 };
 
 /// Octets of an Ethernet header.

@@ -1,6 +1,10 @@
 //! Who has which link-layer address (RFC 826), and who waits to know.
 //!
 //! Not replicated: the pump keeps it, answers requests, and writes what connections need into the log.
+//!
+//! A neighbour is *reachable* for a while after it was heard of, and *stale* from then on: who is needed then is used
+//! as before, and asked by itself whether it is still there (RFC 1122 section 2.3.2.1, mechanisms 1 and 2). One that does
+//! not answer is forgotten, and asked for anew when it is needed again.
 
 use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
@@ -9,8 +13,10 @@ use std::net::Ipv4Addr;
 use crate::digest::Mac;
 use crate::time::{Duration, Instant};
 
-/// Neighbours that are remembered; above this, new ones are not (a flood cannot grow the table).
+/// Neighbours that are remembered; above this, the one that was not needed for longest is forgotten.
 const MAX_NEIGHBORS: usize = 1024;
+/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
+const REACHABLE: Duration = Duration::from_secs(60);
 /// Opens that may wait for an answer.
 const MAX_WAITING: usize = 256;
 /// Neighbours that may be asked for at a time, and frames that may wait for each of them.
@@ -38,10 +44,24 @@ struct Asking {
     frames: VecDeque<Vec<u8>>,
 }
 
+/// What is known of one neighbour.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    mac: Mac,
+    /// When it was last heard of.
+    heard: Instant,
+    /// When its address was last needed.
+    needed: Instant,
+    /// If it is being asked whether it is there: how often so far, and when next.
+    poll: Option<(u32, Instant)>,
+}
+
 /// The table, and the questions that are open.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbors {
-    table: HashMap<Ipv4Addr, Mac>,
+    table: HashMap<Ipv4Addr, Known>,
+    /// No poll is due before.
+    next_poll: Option<Instant>,
     asking: Vec<Asking>,
 }
 
@@ -50,6 +70,8 @@ pub(crate) struct Neighbors {
 pub(crate) struct Overdue {
     /// Ask again for these.
     pub(crate) ask: Vec<Ipv4Addr>,
+    /// Ask these whether they are still there.
+    pub(crate) poll: Vec<(Ipv4Addr, Mac)>,
     /// Nobody answered for these.
     pub(crate) failed: Vec<WaitingOpen>,
     /// Frames that waited for somebody who did not answer.
@@ -77,18 +99,41 @@ pub(crate) struct Held {
 }
 
 impl Neighbors {
-    pub(crate) fn lookup(&self, address: Ipv4Addr) -> Option<Mac> {
-        self.table.get(&address).copied()
+    /// The link-layer address of a neighbour that is needed now.
+    pub(crate) fn lookup(&mut self, address: Ipv4Addr, now: Instant) -> Option<Mac> {
+        let known = self.table.get_mut(&address)?;
+        known.needed = now;
+        if known.poll.is_none() && known.heard + REACHABLE <= now {
+            known.poll = Some((0, now));
+            self.next_poll = Some(now);
+        }
+        Some(known.mac)
     }
 
     /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping.
-    pub(crate) fn learn(&mut self, address: Ipv4Addr, mac: Mac, wanted: bool) -> Learned {
-        let known = self.table.len();
+    pub(crate) fn learn(
+        &mut self,
+        address: Ipv4Addr,
+        mac: Mac,
+        wanted: bool,
+        now: Instant,
+    ) -> Learned {
         let moved = match self.table.get_mut(&address) {
-            Some(known) => Some(core::mem::replace(known, mac)).filter(|old| *old != mac),
+            Some(known) => {
+                known.heard = now;
+                known.poll = None;
+                Some(core::mem::replace(&mut known.mac, mac)).filter(|old| *old != mac)
+            }
             None => {
-                if wanted && known < MAX_NEIGHBORS {
-                    self.table.insert(address, mac);
+                if wanted || self.is_asked_for(address) {
+                    self.make_room();
+                    let known = Known {
+                        mac,
+                        heard: now,
+                        needed: Instant::ZERO,
+                        poll: None,
+                    };
+                    self.table.insert(address, known);
                 }
                 None
             }
@@ -106,6 +151,21 @@ impl Neighbors {
             !answered
         });
         learned
+    }
+
+    fn is_asked_for(&self, address: Ipv4Addr) -> bool {
+        self.asking.iter().any(|asking| asking.next_hop == address)
+    }
+
+    /// Forgets who was not needed for longest, if the table is full.
+    fn make_room(&mut self) {
+        if self.table.len() < MAX_NEIGHBORS {
+            return;
+        }
+        let least = |(address, known): (&Ipv4Addr, &Known)| (known.needed, known.heard, *address);
+        if let Some((.., address)) = self.table.iter().map(least).min() {
+            self.table.remove(&address);
+        }
     }
 
     /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC 1122 section 2.3.2.2).
@@ -166,7 +226,8 @@ impl Neighbors {
 
     pub(crate) fn next_deadline(&self) -> Instant {
         let next = self.asking.iter().map(|asking| asking.again_at).min();
-        next.unwrap_or(Instant::NEVER)
+        let poll = self.next_poll.unwrap_or(Instant::NEVER);
+        next.unwrap_or(Instant::NEVER).min(poll)
     }
 
     pub(crate) fn on_time(&mut self, now: Instant) -> Overdue {
@@ -185,7 +246,33 @@ impl Neighbors {
             overdue.ask.push(asking.next_hop);
             true
         });
+        if self.next_poll.is_some_and(|at| at <= now) {
+            self.poll(now, &mut overdue.poll);
+        }
         overdue
+    }
+
+    /// Asks those who are due whether they are there, and forgets who did not answer.
+    fn poll(&mut self, now: Instant, polls: &mut Vec<(Ipv4Addr, Mac)>) {
+        let mut next = Instant::NEVER;
+        self.table.retain(|address, known| {
+            let Some((tries, at)) = &mut known.poll else {
+                return true;
+            };
+            if *at <= now {
+                if *tries == TRIES {
+                    return false;
+                }
+                *tries += 1;
+                *at = now + RETRY;
+                polls.push((*address, known.mac));
+            }
+            next = next.min(*at);
+            true
+        });
+        // The table has no order, and what leaves must have one.
+        polls.sort_unstable();
+        self.next_poll = (next != Instant::NEVER).then_some(next);
     }
 }
 
@@ -208,10 +295,10 @@ mod tests {
         let mut n = Neighbors::default();
         assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
         assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
-        let learned = n.learn(PEER, MAC, true);
+        let learned = n.learn(PEER, MAC, true, Instant::ZERO);
         assert_eq!(learned.opens, [open(1), open(2)]);
         assert_eq!(learned.moved, None);
-        assert_eq!(n.lookup(PEER), Some(MAC));
+        assert_eq!(n.lookup(PEER, Instant::ZERO), Some(MAC));
         assert_eq!(n.next_deadline(), Instant::NEVER);
     }
 
@@ -239,9 +326,10 @@ mod tests {
                 (false, u64::from(i >= MAX_FRAMES))
             );
         }
-        let frames = n.learn(PEER, MAC, false).frames;
+        let frames = n.learn(PEER, MAC, false, Instant::ZERO).frames;
         assert_eq!(frames.len(), MAX_FRAMES);
         assert_eq!(frames.front(), Some(&frame(2)));
+        n = Neighbors::default();
         n.hold(PEER, vec![frame(0)], Instant::ZERO);
         n.on_time(n.next_deadline());
         n.on_time(n.next_deadline());
@@ -251,9 +339,53 @@ mod tests {
     #[test]
     fn strangers_that_did_not_speak_to_us_are_not_kept_but_moves_are_noticed() {
         let mut n = Neighbors::default();
-        n.learn(PEER, MAC, false);
-        assert_eq!(n.lookup(PEER), None);
-        n.learn(PEER, MAC, true);
-        assert_eq!(n.learn(PEER, Mac([2; 6]), false).moved, Some(MAC));
+        n.learn(PEER, MAC, false, Instant::ZERO);
+        assert_eq!(n.lookup(PEER, Instant::ZERO), None);
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        let moved = n.learn(PEER, Mac([2; 6]), false, Instant::ZERO).moved;
+        assert_eq!(moved, Some(MAC));
+    }
+
+    #[test]
+    fn a_stale_neighbour_is_used_and_polled_and_forgotten_if_it_does_not_answer() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        let fresh = Instant::from_millis(59_999);
+        assert_eq!(n.lookup(PEER, fresh), Some(MAC));
+        assert_eq!(n.next_deadline(), Instant::NEVER);
+
+        let stale = Instant::ZERO + REACHABLE;
+        assert_eq!(n.lookup(PEER, stale), Some(MAC));
+        assert_eq!(n.on_time(stale).poll, [(PEER, MAC)]);
+        assert_eq!(n.next_deadline(), stale + RETRY);
+        n.learn(PEER, MAC, false, stale);
+        n.on_time(stale + RETRY);
+        assert_eq!(n.next_deadline(), Instant::NEVER, "it answered");
+
+        let silent = stale + REACHABLE;
+        assert_eq!(n.lookup(PEER, silent), Some(MAC));
+        for _ in 0..TRIES {
+            assert_eq!(n.on_time(n.next_deadline()).poll, [(PEER, MAC)]);
+            assert_eq!(n.lookup(PEER, silent), Some(MAC), "still used");
+        }
+        assert_eq!(n.on_time(n.next_deadline()).poll, []);
+        assert_eq!(n.lookup(PEER, silent), None);
+    }
+
+    #[test]
+    fn a_flood_of_strangers_does_not_make_us_forget_whom_we_need() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        n.lookup(PEER, Instant::from_millis(1));
+        for i in 0..5_000 {
+            n.learn(
+                Ipv4Addr::from(0x0b00_0000 + i),
+                MAC,
+                true,
+                Instant::from_millis(2),
+            );
+            assert!(n.table.len() <= MAX_NEIGHBORS);
+        }
+        assert_eq!(n.lookup(PEER, Instant::from_millis(3)), Some(MAC));
     }
 }

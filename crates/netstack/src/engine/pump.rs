@@ -4,6 +4,7 @@
 //! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
 //! transmit pump hands frames to the device in the order of their numbers.
 
+mod arp;
 mod datagrams;
 mod network;
 
@@ -16,7 +17,7 @@ use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request};
 use crate::engine::ingress::OpenRun;
-use crate::engine::neighbor::{Learned, Neighbors, WaitingOpen};
+use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
@@ -58,6 +59,8 @@ pub(crate) struct RxPump {
     configured: bool,
     /// Whether segments may be merged into runs.
     pub(crate) merge: bool,
+    /// Whether our address is announced.
+    pub(crate) announce: bool,
     /// Whether payload may be stored while it is verified.
     pub(crate) stores_ahead: bool,
     /// Where frames are claimed into; empty between turns.
@@ -71,6 +74,7 @@ pub(crate) struct RxPump {
     /// Connections whose end was told before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
+    claim: arp::Claim,
     /// Fragments that are not whole yet.
     reassembly: Reassembly,
     /// How often errors are reported.
@@ -114,6 +118,7 @@ impl RxPump {
             secret,
             configured: false,
             merge: true,
+            announce: false,
             stores_ahead: false,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
@@ -123,6 +128,7 @@ impl RxPump {
             last_hint: None,
             over: HashSet::new(),
             neighbors: Neighbors::default(),
+            claim: arp::Claim::default(),
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             numbered: None,
@@ -152,6 +158,7 @@ impl RxPump {
             };
             self.publish_command(now, body, log);
             self.configured = true;
+            self.claim.begin(now);
         }
         self.take_hints();
         let mut done = self.news(now, log);
@@ -258,6 +265,7 @@ impl RxPump {
     fn news(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         self.give_up_fragments(now);
+        self.announce_if_due(now);
         for overdue in self.overdue(now) {
             self.world.answer(overdue.ticket, Answer::Unreachable);
             done += 1;
@@ -300,6 +308,11 @@ impl RxPump {
         for address in overdue.ask {
             self.ask(address);
         }
+        for (address, mac) in overdue.poll {
+            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+            wire::set_link_dst(&mut frame, mac.0);
+            self.control(frame);
+        }
         overdue.failed
     }
 
@@ -334,7 +347,7 @@ impl RxPump {
             self.world.answer(open.ticket, Answer::Unreachable);
             return;
         };
-        if let Some(mac) = self.neighbors.lookup(next_hop) {
+        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
             return self.publish_open(now, open, mac, log);
         }
         match self.neighbors.wait_for(next_hop, open, now) {
@@ -577,39 +590,14 @@ impl RxPump {
         conn
     }
 
-    /// RFC 826: learn, and answer who asks for us.
-    fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
-        self.stats.arp += 1;
-        let for_us = arp.target == self.site.address;
-        let mac = Mac(arp.sender_mac);
-        let Learned {
-            opens,
-            frames,
-            moved,
-        } = self.neighbors.learn(arp.sender, mac, for_us);
-        self.opens.extend(opens.into_iter().map(|open| (open, mac)));
-        for mut frame in frames {
-            wire::set_link_dst(&mut frame, arp.sender_mac);
-            self.control(frame);
-        }
-        if arp.request && for_us {
-            let reply = wire::arp_frame(
-                self.world.mac,
-                self.site.address,
-                Some(arp.sender_mac),
-                arp.sender,
-            );
-            self.control(reply);
-        }
-        if let Some(old) = moved {
-            self.publish_command(now, Body::Neighbor { old, new: mac }, log);
-        }
-    }
-
     /// When this pump has something to do for time alone.
     pub(crate) fn next_deadline(&self) -> Instant {
         let fragments = self.reassembly.next_deadline();
-        self.neighbors.next_deadline().min(fragments)
+        let announcement = self.claim.next_announcement();
+        self.neighbors
+            .next_deadline()
+            .min(fragments)
+            .min(announcement)
     }
 
     /// Whether there is something to do without waiting for the device.

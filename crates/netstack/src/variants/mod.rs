@@ -116,6 +116,9 @@ pub struct Setup {
     pub secret: [u64; 2],
     /// Whether segments that arrive together may be merged into runs. Default: yes.
     pub merge: bool,
+    /// Whether our address is announced in the beginning (RFC 5227 section 2.3). Default: no; [`Stack`](crate::Stack)
+    /// does it.
+    pub announce: bool,
     /// Where the log is recorded, if it is.
     pub recorder: Option<Recorder>,
     /// What primaries do to every octet of every stream, besides copying it. Default: nothing.
@@ -134,6 +137,7 @@ impl Setup {
             reassembly: ReassemblyLimits::default(),
             secret,
             merge: true,
+            announce: false,
             recorder: None,
             processor: None,
         }
@@ -208,6 +212,7 @@ impl Setup {
             self.recorder,
         );
         rx.merge = self.merge;
+        rx.announce = self.announce;
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })
     }

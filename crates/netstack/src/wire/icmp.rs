@@ -84,6 +84,7 @@ pub(crate) fn error_about(
     src_mac: [u8; 6],
     src: Ipv4Addr,
     ident: u16,
+    mtu: u16,
 ) -> Option<Vec<u8>> {
     let link = sw::EthernetFrame::new_checked(frame).ok()?;
     let packet = link.payload();
@@ -101,7 +102,8 @@ pub(crate) fn error_about(
     if !one_host || is_error || ip.frag_offset() != 0 {
         return None;
     }
-    let len = packet.len().min(usize::from(ip.total_len())).min(QUOTE);
+    let room = usize::from(mtu).saturating_sub(28).min(QUOTE);
+    let len = packet.len().min(usize::from(ip.total_len())).min(room);
     let headers = IpHeaders {
         src_mac,
         dst_mac: link.src_addr().0,
@@ -188,7 +190,7 @@ mod tests {
     }
 
     fn report(frame: &[u8]) -> Option<Vec<u8>> {
-        error_about(frame, Report::PortUnreachable, [4; 6], US, 1)
+        error_about(frame, Report::PortUnreachable, [4; 6], US, 1, 1500)
     }
 
     #[test]

@@ -8,9 +8,9 @@ use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 
-use dominoes_drivers::Frame;
+use dominoes_drivers::{Frame, RxChecksum};
 
-use super::{BATCH, Log, RxPump};
+use super::{BATCH, Log, RESERVED, RxPump};
 use crate::digest::{Body, ConnId, Digest, Kind, MAX_RUN, Mac, Request};
 use crate::engine::Run;
 use crate::engine::perform::whole_datagram;
@@ -125,6 +125,9 @@ impl RxPump {
             }
             return self.shelf.frames.push(frame);
         };
+        if let Some(gso) = frame.meta.gso {
+            return self.split(now, udp, gso.size, frame, log);
+        }
         self.stats.datagrams += 1;
         let open = &self.datagrams.open;
         let fits = match open.run.frames.first() {
@@ -143,6 +146,38 @@ impl RxPump {
         open.index = index;
         open.lens[open.run.frames.len()] = udp.payload_len;
         open.run.frames.push(frame);
+    }
+
+    /// Datagrams that a device on the same machine left together, `size` payload octets each: one by one.
+    fn split(
+        &mut self,
+        now: Instant,
+        udp: &wire::Udp,
+        size: u16,
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        let len = usize::from(udp.payload_len);
+        for from in (0..len).step_by(usize::from(size).max(1)) {
+            let to = len.min(from + usize::from(size).max(1));
+            let Some(bytes) = wire::udp_piece(frame.bytes(), from..to) else {
+                break;
+            };
+            // Each may need a place in the log, and the pump took none for them.
+            if log.room() <= RESERVED + 2 {
+                self.stats.unsplit += 1;
+                continue;
+            }
+            let mut piece = Frame::from_bytes(&bytes);
+            // It never crossed a wire.
+            piece.meta.checksum = RxChecksum::Valid;
+            let udp = wire::Udp {
+                payload_len: (to - from) as u16,
+                ..*udp
+            };
+            self.datagram(now, &udp, frame.bytes()[..6] == [0xff; 6], piece, log);
+        }
+        self.shelf.frames.push(frame);
     }
 
     /// Publishes the datagrams that were gathered.
@@ -318,7 +353,7 @@ impl RxPump {
         let Header {
             remote, ttl, tos, ..
         } = first.header;
-        let Some(mac) = self.way_to(*remote.ip()) else {
+        let Some(mac) = self.way_to(now, *remote.ip()) else {
             return self.send_unresolved(now, bound, first, log);
         };
         let mut lens = [0; MAX_RUN];
@@ -389,7 +424,7 @@ impl RxPump {
     }
 
     /// The link-layer address that packets for `remote` go to, if it is known.
-    fn way_to(&mut self, remote: Ipv4Addr) -> Option<Mac> {
+    fn way_to(&mut self, now: Instant, remote: Ipv4Addr) -> Option<Mac> {
         if self.site.whose(remote) == Whose::Everybodys {
             return Some(Mac([0xff; 6]));
         }
@@ -398,7 +433,7 @@ impl RxPump {
             let [_, b, c, d] = remote.octets();
             return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
         }
-        self.neighbors.lookup(self.site.next_hop(remote)?)
+        self.neighbors.lookup(self.site.next_hop(remote)?, now)
     }
 
     /// A datagram whose next hop is not known yet is built here, and waits until it is (RFC 1122 section 2.3.2.2). The

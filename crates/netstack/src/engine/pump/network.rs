@@ -102,7 +102,8 @@ impl RxPump {
     fn report_about(&mut self, now: Instant, frame: &[u8], report: Report) {
         let ident = self.next_ident();
         let (mac, address) = (self.world.mac, self.site.address);
-        let Some(error) = wire::error_about(frame, report, mac, address, ident) else {
+        let mtu = self.world.limits.mtu;
+        let Some(error) = wire::error_about(frame, report, mac, address, ident, mtu) else {
             return;
         };
         if self.reports.admits(now) {

@@ -1,0 +1,106 @@
+//! What the receive pump does with ARP messages (RFC 826), and how it keeps our address (RFC 5227).
+
+use super::{Log, RxPump};
+use crate::digest::{Body, Mac};
+use crate::engine::neighbor::Learned;
+use crate::time::{Duration, Instant};
+use crate::wire;
+
+/// Time between two announcements (RFC 5227 section 1.1).
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+/// How many there are.
+const ANNOUNCEMENTS: u32 = 2;
+/// Our address is defended no more often (RFC 5227 section 1.1).
+const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Our claim to our address.
+#[derive(Debug, Default)]
+pub(super) struct Claim {
+    /// Announcements that were made, and when the next one is due.
+    announced: u32,
+    next: Option<Instant>,
+    /// When it was defended last.
+    defended: Option<Instant>,
+}
+
+impl Claim {
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.next = Some(now);
+    }
+
+    pub(super) fn next_announcement(&self) -> Instant {
+        self.next.unwrap_or(Instant::NEVER)
+    }
+}
+
+impl RxPump {
+    /// Tells everybody that the address is ours, if that is due and wanted (RFC 5227 section 2.3).
+    pub(super) fn announce_if_due(&mut self, now: Instant) {
+        if self.claim.next.is_none_or(|at| at > now) {
+            return;
+        }
+        self.claim.next = None;
+        if self.announce {
+            self.claim.announced += 1;
+            if self.claim.announced < ANNOUNCEMENTS {
+                self.claim.next = Some(now + ANNOUNCE_INTERVAL);
+            }
+            self.ask(self.site.address);
+        }
+    }
+
+    /// RFC 826: learn, and answer who asks for us.
+    pub(super) fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
+        self.stats.arp += 1;
+        let mac = Mac(arp.sender_mac);
+        if arp.sender == self.site.address {
+            return self.conflict(now, mac);
+        }
+        let for_us = arp.target == self.site.address;
+        // Who has no address yet only wants to know whether one is taken (RFC 5227 section 2.1.1). Nobody has the address
+        // of a group, and nobody on another network is a neighbour.
+        let is_host = mac.0[0] & 1 == 0 && !arp.sender.is_unspecified();
+        if is_host && self.site.next_hop(arp.sender) == Some(arp.sender) {
+            self.learn(now, arp, for_us, log);
+        }
+        if arp.request && for_us {
+            let reply = wire::arp_frame(
+                self.world.mac,
+                self.site.address,
+                Some(arp.sender_mac),
+                arp.sender,
+            );
+            self.control(reply);
+        }
+    }
+
+    fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool, log: &mut impl Log) {
+        let mac = Mac(arp.sender_mac);
+        let Learned {
+            opens,
+            frames,
+            moved,
+        } = self.neighbors.learn(arp.sender, mac, for_us, now);
+        self.opens.extend(opens.into_iter().map(|open| (open, mac)));
+        for mut frame in frames {
+            wire::set_link_dst(&mut frame, arp.sender_mac);
+            self.control(frame);
+        }
+        if let Some(old) = moved {
+            self.publish_command(now, Body::Neighbor { old, new: mac }, log);
+        }
+    }
+
+    /// Somebody uses our address. It stays ours: we say so, at most every ten seconds (RFC 5227 section 2.4, (c)).
+    fn conflict(&mut self, now: Instant, mac: Mac) {
+        if mac.0 == self.world.mac {
+            return;
+        }
+        self.stats.conflicts += 1;
+        let is_due = |last: Instant| last + DEFEND_INTERVAL <= now;
+        if self.claim.defended.is_none_or(is_due) {
+            self.claim.defended = Some(now);
+            self.ask(self.site.address);
+        }
+    }
+}
