@@ -46,7 +46,10 @@ impl Runner {
         Some(match *words {
             ["udp", ref rest @ ..] => self.use_socket(rest),
             ["<", "udp", ref rest @ ..] => datagram(rest).and_then(|frame| self.inject_as(frame)),
-            ["<", "icmp", ref rest @ ..] => icmp(rest).and_then(|frame| self.inject_as(frame)),
+            // Errors about segments begin with their numbers.
+            ["<", "icmp", ref rest @ ..] if rest.iter().all(|word| word.contains('=')) => {
+                icmp(rest).and_then(|frame| self.inject_as(frame))
+            }
             ["<", "ip", ref rest @ ..] => packet(rest).and_then(|frame| self.inject_as(frame)),
             ["<", "arp", "conflict"] => self.inject_as(arp(STACK, STACK)),
             ["<", "arp", "probe"] => self.inject_as(arp([0; 4], STACK)),
