@@ -350,18 +350,20 @@ impl<T: Tamper> Case<'_, T> {
 
     /// What the device took goes on the wire.
     fn collect(&mut self, bad: &Bad) -> Result<(), Failure> {
-        let mut numbers = self
-            .group
-            .take_frame_order()
-            .unwrap_or_default()
-            .into_iter();
-        for (bytes, meta) in self.script.take_sent() {
+        let numbers = self.group.take_frame_order().unwrap_or_default();
+        let sent = self.script.take_sent();
+        if numbers.len() != sent.len() {
+            let what = format!("{} frames left, {} are noted", sent.len(), numbers.len());
+            return Err(Failure::new(what));
+        }
+        for ((bytes, meta), number) in sent.into_iter().zip(numbers) {
             let is_datagram = segment::has_protocol(&bytes, segment::UDP);
+            // A datagram without a number waited for its neighbour, and no replica knows of it.
+            if number.is_none() && segment::has_protocol(&bytes, 6) {
+                return Err(Failure::new("a segment left without a number".into()));
+            }
             let mut late = false;
-            if segment::has_protocol(&bytes, 6) || is_datagram {
-                let Some(number) = numbers.next() else {
-                    return Err(Failure::new("a frame left without a number".into()));
-                };
+            if let Some(number) = number {
                 late = number < self.order_end;
                 self.order_end = self.order_end.max(number + 1);
                 self.seen.past_hole |= late;

@@ -246,14 +246,16 @@ impl Neighbors {
             overdue.ask.push(asking.next_hop);
             true
         });
-        if self.next_poll.is_some_and(|at| at <= now) {
-            self.poll(now, &mut overdue.poll);
-        }
+        overdue.poll = self.polls(now);
         overdue
     }
 
-    /// Asks those who are due whether they are there, and forgets who did not answer.
-    fn poll(&mut self, now: Instant, polls: &mut Vec<(Ipv4Addr, Mac)>) {
+    /// Who is to be asked now whether it is there. Who was asked and did not answer is forgotten.
+    pub(crate) fn polls(&mut self, now: Instant) -> Vec<(Ipv4Addr, Mac)> {
+        let mut polls = Vec::new();
+        if self.next_poll.is_none_or(|at| at > now) {
+            return polls;
+        }
         let mut next = Instant::NEVER;
         self.table.retain(|address, known| {
             let Some((tries, at)) = &mut known.poll else {
@@ -273,6 +275,7 @@ impl Neighbors {
         // The table has no order, and what leaves must have one.
         polls.sort_unstable();
         self.next_poll = (next != Instant::NEVER).then_some(next);
+        polls
     }
 }
 

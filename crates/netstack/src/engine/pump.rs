@@ -308,11 +308,7 @@ impl RxPump {
         for address in overdue.ask {
             self.ask(address);
         }
-        for (address, mac) in overdue.poll {
-            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
-            wire::set_link_dst(&mut frame, mac.0);
-            self.control(frame);
-        }
+        self.poll(&overdue.poll);
         overdue.failed
     }
 
@@ -347,7 +343,7 @@ impl RxPump {
             self.world.answer(open.ticket, Answer::Unreachable);
             return;
         };
-        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
+        if let Some(mac) = self.neighbor(now, next_hop) {
             return self.publish_open(now, open, mac, log);
         }
         match self.neighbors.wait_for(next_hop, open, now) {
@@ -708,7 +704,10 @@ impl TxPump {
                     self.held = Some(frame);
                     break;
                 }
-                Ok(_) => done += 1,
+                Ok(_) => {
+                    self.transmitter.note_unnumbered();
+                    done += 1;
+                }
                 Err(error) => {
                     self.world.device_failed(error);
                     break;

@@ -262,7 +262,8 @@ pub(crate) struct Transmitter {
     beyond: u64,
     /// Frames that were ever sent past a hole.
     passed: u64,
-    journal: Option<Vec<u64>>,
+    /// What the device took, if anybody wants to know.
+    journal: Option<Vec<Option<u64>>>,
 }
 
 impl Transmitter {
@@ -278,9 +279,17 @@ impl Transmitter {
         self.passed
     }
 
-    /// Notes the numbers of frames from now on, as the device takes them; returns those noted so far.
-    pub(crate) fn journal(&mut self) -> Vec<u64> {
+    /// Notes frames from now on, as the device takes them: their numbers, `None` for one that has none. Returns those
+    /// noted so far.
+    pub(crate) fn journal(&mut self) -> Vec<Option<u64>> {
         self.journal.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// The device took a frame that has no number.
+    pub(crate) fn note_unnumbered(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.push(None);
+        }
     }
 
     /// Frames that are ready, from the first unsent one on: as many as `out` holds, up to the first that is not.
@@ -381,7 +390,7 @@ impl Transmitter {
     /// The device took the first `count` of what `ready` gave.
     pub(crate) fn advance(&mut self, count: usize) {
         if let Some(journal) = &mut self.journal {
-            journal.extend(self.next..self.next + count as u64);
+            journal.extend((self.next..self.next + count as u64).map(Some));
         }
         for _ in 0..count {
             self.free(READY);
@@ -397,7 +406,7 @@ impl Transmitter {
     #[cold]
     pub(crate) fn pass(&mut self, frames: &[u64]) {
         if let Some(journal) = &mut self.journal {
-            journal.extend(frames);
+            journal.extend(frames.iter().copied().map(Some));
         }
         for &frame in frames {
             let slot = &self.ring.slots[self.ring.index(frame)];
@@ -494,7 +503,9 @@ mod tests {
         assert_eq!(send_all(&mut transmitter), [b"a3"]);
         assert_eq!(send_all(&mut transmitter), [b"a5"]);
         assert_eq!((ring.sent(), transmitter.passed()), (6, 3));
-        assert_eq!(transmitter.journal(), [1, 2, 4, 0, 3, 5]);
+        transmitter.note_unnumbered();
+        let noted = [Some(1), Some(2), Some(4), Some(0), Some(3), Some(5), None];
+        assert_eq!(transmitter.journal(), noted);
         build(&ring, 9, b"a9");
         build(&ring, 6, b"a6");
         assert_eq!(send_all(&mut transmitter), [b"a6"]);

@@ -469,9 +469,9 @@ impl<T: Tamper> Group<T> {
         Some(self.shared.tx.try_take()?.transmitter.passed())
     }
 
-    /// Notes the numbers of frames from now on, in the order in which the device takes them; returns those noted
-    /// so far. `None` while somebody has the transmit pump.
-    pub fn take_frame_order(&self) -> Option<Vec<u64>> {
+    /// Notes frames from now on, in the order in which the device takes them: their numbers, `None` for one that the pump
+    /// built by itself. Returns those noted so far; `None` while somebody has the transmit pump.
+    pub fn take_frame_order(&self) -> Option<Vec<Option<u64>>> {
         Some(self.shared.tx.try_take()?.transmitter.journal())
     }
 

@@ -433,7 +433,7 @@ impl RxPump {
             let [_, b, c, d] = remote.octets();
             return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
         }
-        self.neighbors.lookup(self.site.next_hop(remote)?, now)
+        self.neighbor(now, self.site.next_hop(remote)?)
     }
 
     /// A datagram whose next hop is not known yet is built here, and waits until it is (RFC 1122 section 2.3.2.2). The
