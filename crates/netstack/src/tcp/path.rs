@@ -159,6 +159,7 @@ impl Tcb {
         } else {
             self.shrink(mss, cx.now);
             // Nothing is wrong but the size: what is in flight is cut anew (RFC 1191 section 6.5).
+            self.snd.small = self.snd.una;
             self.lose_all();
             self.retransmit.on_resent();
         }
