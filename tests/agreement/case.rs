@@ -444,6 +444,17 @@ impl<T: Tamper> Case<'_, T> {
         let Some(seg) = Segment::read(&frame.bytes) else {
             return Ok(true);
         };
+        if !seg.payload.is_empty() && self.rng.chance(bad.strays) {
+            // Somebody on the way drops it, and says so.
+            self.seen.network_error = true;
+            let mtu = self
+                .rng
+                .chance(700)
+                .then(|| self.rng.between(60, 700) as u16);
+            let error = segment::network_error(self.mac, &frame.bytes, mtu);
+            self.put(error, None, bad);
+            return Ok(true);
+        }
         let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
         let Some(&index) = self.app.newest.get(port) else {
             return Ok(true);

@@ -222,6 +222,25 @@ pub(crate) fn arp(from_mac: [u8; 6], reply: bool) -> Vec<u8> {
     frame
 }
 
+/// An ICMP error about a frame of the stack (RFC 792): with an MTU, that it was too big for a network behind
+/// (RFC 1191 section 4), else that it did not get there.
+pub(crate) fn network_error(from_mac: [u8; 6], about: &[u8], mtu: Option<u16>) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(70);
+    frame.extend(STACK_MAC);
+    frame.extend(from_mac);
+    frame.extend([0x08, 0x00, 0x45, 0, 0, 56, 0, 0, 0, 0, 64, 1, 0, 0]);
+    frame.extend(FAR);
+    frame.extend(STACK);
+    let header = !fold(sum(&frame[14..LOWER]));
+    frame[24..26].copy_from_slice(&header.to_be_bytes());
+    frame.extend([3, if mtu.is_some() { 4 } else { 1 }, 0, 0, 0, 0]);
+    frame.extend(mtu.unwrap_or(0).to_be_bytes());
+    frame.extend(&about[14..LOWER + 8]);
+    let icmp = !fold(sum(&frame[LOWER..]));
+    frame[LOWER + 2..LOWER + 4].copy_from_slice(&icmp.to_be_bytes());
+    frame
+}
+
 /// Whether the stack asks for our address.
 pub(crate) fn asks_for_us(frame: &[u8]) -> bool {
     frame.len() >= 42

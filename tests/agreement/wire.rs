@@ -28,10 +28,11 @@ pub(crate) struct Seen {
     pub(crate) datagrams: bool,
     pub(crate) fragments: bool,
     pub(crate) queue_full: bool,
+    pub(crate) network_error: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 20;
+    pub(crate) const COUNT: usize = 21;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -55,6 +56,7 @@ impl Seen {
         ("datagrams both ways", true),
         ("datagrams that left in fragments", true),
         ("a full queue of datagrams", true),
+        ("an ICMP error", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -79,6 +81,7 @@ impl Seen {
             self.datagrams,
             self.fragments,
             self.queue_full,
+            self.network_error,
         ]
     }
 }
