@@ -44,6 +44,10 @@ struct Place {
     armed: Instant,
 }
 
+// What a connection takes in a replica that has seen no loss: this, and some 50 octets in the table of flows and among the
+// deadlines.
+const _: () = assert!(size_of::<Place>() <= 1024);
+
 impl Place {
     fn fresh(generation: u32) -> Self {
         Place {
