@@ -504,7 +504,7 @@ impl<T: Tamper> Case<'_, T> {
         if live < plan.peers.count
             && self.now >= self.retry_at
             && self.peers.len() < PEERS
-            && self.rng.chance(200)
+            && self.rng.chance(400)
         {
             self.begin();
         }
@@ -538,7 +538,7 @@ impl<T: Tamper> Case<'_, T> {
                     .is_some_and(|connection| connection.is_over())
         });
         let port = match over.map(|peer| (peer.index, peer.port)) {
-            Some((before, port)) if self.rng.chance(700) => {
+            Some((before, port)) if self.rng.chance(950) => {
                 self.seen.reused = true;
                 self.peers[before].phase = Phase::Replaced;
                 self.app.newest[port] = index;
