@@ -34,6 +34,7 @@
 //! |---|---|
 //! | 7 | echo (RFC 862), over TCP and UDP |
 //! | 9 | discard (RFC 863), over TCP and UDP |
+//! | 15 | the counters of the stack, as lines of name and value; what `netstat` once was there |
 //! | 80 | HTTP: `GET /bytes/N` answers N octets, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
@@ -61,7 +62,10 @@ use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
-use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::stats::StackStats;
+use dominoes_netstack::{
+    Builder, Limits, Sockets, Stack, StackError, TcpListener, TcpStream, UdpSocket,
+};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -76,6 +80,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;
+const NETSTAT: u16 = 15;
 const HTTP: u16 = 80;
 const IPERF: u16 = 5201;
 
@@ -271,6 +276,8 @@ impl Services {
         threads.push(thread::spawn(move || echo_datagrams(socket)));
         let socket = stack.bind_udp(DISCARD)?;
         threads.push(thread::spawn(move || discard_datagrams(socket)));
+        let (sockets, listener) = (stack.sockets(), stack.listen(NETSTAT, 64)?);
+        threads.push(thread::spawn(move || netstat(&sockets, &listener)));
         let listener = stack.listen(IPERF, 64)?;
         threads.push(thread::spawn(move || iperf::serve(&listener)));
         Ok(Services(threads))
@@ -362,6 +369,39 @@ fn echo_datagrams(mut socket: UdpSocket) {
 /// Takes datagrams, until the stack goes down.
 fn discard_datagrams(mut socket: UdpSocket) {
     while socket.recv_from(&mut []).is_ok() {}
+}
+
+/// Tells who asks what the stack has counted.
+fn netstat(sockets: &Sockets, listener: &TcpListener) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        let StackStats { pump, state, .. } = sockets.stats();
+        let lines = [
+            ("frames", pump.frames + pump.reassembled),
+            ("frames_accounted_for", pump.accounted_for()),
+            ("malformed", pump.malformed),
+            ("not_ours", pump.not_ours),
+            ("unknown", pump.unknown),
+            ("fragments", pump.fragments),
+            ("datagrams", pump.datagrams),
+            ("no_port", pump.no_port),
+            ("arp", pump.arp),
+            ("echo", pump.echo),
+            ("network_errors", pump.network_errors),
+            ("control_dropped", pump.control_dropped),
+            ("segments", state.segments),
+            ("bad_checksum", state.bad_checksum),
+            ("no_connection", state.no_connection),
+            ("refused_syn", state.refused_syn),
+            ("opened", state.opened),
+            ("closed", state.closed),
+        ];
+        let text: String = lines
+            .iter()
+            .map(|(name, value)| format!("{name} {value}\n"))
+            .collect();
+        // Who asks and goes away needs no answer.
+        let _ = stream.write_all(text.as_bytes());
+    }
 }
 
 /// Reads what comes, in place.

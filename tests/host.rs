@@ -8,6 +8,7 @@
 //!   the server's namespace; the one in the namespace of the other end is the peer. There checksums are left
 //!   unfinished by whoever sends, and segments undivided, so both must understand the other's virtio headers.
 //!
+//! - `clients` asks the services over a TAP with whatever people have: `ab`, `arping`, `hping3`, `nc`, `nmap`, `socat`, `wrk`.
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_OCTETS=1000000000` makes its files
 //!   longer.
 //!
@@ -20,6 +21,8 @@
 //! sudo -E env "PATH=$PATH" cargo test --release --test host
 //! ```
 
+#[path = "host/clients.rs"]
+mod clients;
 #[path = "host/lab.rs"]
 mod lab;
 #[path = "host/services.rs"]
@@ -85,6 +88,22 @@ fn main() -> ExitCode {
                 Ok(Completion::Completed)
             }));
         }
+    }
+    for &(name, test) in clients::TESTS {
+        let missing = needs.missing_for_clients();
+        let name = format!("clients::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            // Checksums of ours are then complete where `tshark` looks.
+            let mut lab = Lab::services(Device::Tap, &["--no-offloads"])?;
+            test(&lab, &|figure| figures.note(&name, &figure))
+                .and_then(|()| lab.check())
+                .map_err(|failed| lab.explain(&failed))?;
+            Ok(Completion::Completed)
+        }));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     figures.print();
@@ -283,6 +302,8 @@ struct Needs {
     xdp: Option<String>,
     /// For the services.
     more_tools: Option<String>,
+    /// For the clients.
+    client_tools: Option<String>,
     required: String,
 }
 
@@ -291,6 +312,7 @@ impl Needs {
         let mut needs = Needs {
             tools: missing_tools(&TOOLS),
             more_tools: missing_tools(&MORE_TOOLS),
+            client_tools: missing_tools(&CLIENT_TOOLS),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -324,6 +346,14 @@ impl Needs {
             Device::Tap => self.missing("tap", &self.tap),
             Device::Packet => self.missing("packet", &self.packet),
             Device::Xdp => self.missing("xdp", &self.xdp),
+        }
+    }
+
+    fn missing_for_clients(&self) -> Option<Result<Completion, Failed>> {
+        match (&self.client_tools, &self.more_tools) {
+            (None, None) => self.missing("tap", &self.tap),
+            (Some(_), _) => self.missing("tools", &self.client_tools),
+            (None, Some(_)) => self.missing("tools", &self.more_tools),
         }
     }
 
@@ -363,11 +393,22 @@ const MORE_TOOLS: [Tool; 3] = [
     ("tshark", "--version", "tshark"),
 ];
 
+/// Some of these have no argument with which they succeed at once: then the number with which they end tells nothing.
+const CLIENT_TOOLS: [Tool; 7] = [
+    ("ab", "-V", "apache2-utils"),
+    ("arping", "-V", "iputils-arping"),
+    ("hping3", "-v", "hping3"),
+    ("nc", "-h", "netcat-openbsd"),
+    ("nmap", "-V", "nmap"),
+    ("socat", "-V", "socat"),
+    ("wrk", "-v", "wrk"),
+];
+
 fn missing_tools(tools: &[Tool]) -> Option<String> {
     let missing = tools.iter().filter(|&&(program, argument, _)| {
         let mut command = Command::new(program);
         command.arg(argument).stdin(Stdio::null());
-        !command.output().is_ok_and(|output| output.status.success())
+        command.output().is_err()
     });
     let (programs, packages): (Vec<_>, Vec<_>) = missing
         .map(|&(program, _, package)| (program, package))

@@ -24,6 +24,7 @@ use crate::engine::processor::InlineStats;
 use crate::engine::stream::{Asked, Ending};
 use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
+use crate::stats::StackStats;
 
 use half::Half;
 
@@ -99,6 +100,11 @@ impl Sockets {
         timeout: Duration,
     ) -> Result<TcpStream, SocketError> {
         self.begin_connect(remote)?.finish_within(timeout)
+    }
+
+    /// Counters of a stack that runs on threads of its own; all zero of one that is driven by hand.
+    pub fn stats(&self) -> StackStats {
+        self.world.stats()
     }
 
     /// What became of inline processing; all zero without a processor.

@@ -16,7 +16,7 @@ use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
 use crate::ip::route::Route;
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
-use crate::stats::EffectStats;
+use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::Setup;
 use crate::variants::replicated::{Group, Layout, Shared, Worker};
@@ -142,7 +142,13 @@ impl Builder {
         let (world, group, domains): (_, _, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
             let single = Single::new(setup, device)?;
             let world = Arc::clone(single.world());
-            (world, None, vec![Box::new(SingleDomain { single, clock })])
+            let turns = 0;
+            let domain = SingleDomain {
+                single,
+                clock,
+                turns,
+            };
+            (world, None, vec![Box::new(domain)])
         } else {
             let group = Group::new(setup, self.layout, device)?;
             let shared = Arc::clone(group.shared());
@@ -154,6 +160,7 @@ impl Builder {
                     clock,
                     parked: Arc::clone(&parked),
                     replicas: self.layout.replicas,
+                    turns: 0,
                 })
             };
             let domains = group.into_workers().into_iter().map(domain).collect();
@@ -279,6 +286,11 @@ impl Stack {
             .map_or_else(Vec::new, |group| group.shares())
     }
 
+    /// Counters, as [`Sockets::stats`].
+    pub fn stats(&self) -> StackStats {
+        self.sockets.stats()
+    }
+
     /// What became of inline processing; all zero without a processor.
     pub fn inline_stats(&self) -> InlineStats {
         self.sockets.inline_stats()
@@ -350,9 +362,21 @@ pub(crate) fn now() -> time::Instant {
     time::Instant::now()
 }
 
+/// Busy turns between two posts of counters.
+const POST_EVERY: u32 = 1 << 12;
+
 struct SingleDomain {
     single: Single,
     clock: Clock,
+    turns: u32,
+}
+
+impl SingleDomain {
+    fn post(&self) {
+        let (pump, state) = (self.single.pump_stats(), self.single.replica().stats());
+        let world = self.single.world();
+        world.post(|posted| (posted.pump, posted.state) = (pump, state));
+    }
 }
 
 impl Domain for SingleDomain {
@@ -362,11 +386,18 @@ impl Domain for SingleDomain {
         }
         match self.single.turn(self.clock.now()) {
             0 => Turn::Idle,
-            _ => Turn::Worked,
+            _ => {
+                self.turns = self.turns.wrapping_add(1);
+                if self.turns.is_multiple_of(POST_EVERY) {
+                    self.post();
+                }
+                Turn::Worked
+            }
         }
     }
 
     fn park(&mut self) {
+        self.post();
         let world = Arc::clone(self.single.world());
         let timeout = self.clock.until(self.single.next_deadline());
         let (rx, tx) = self.single.pumps();
@@ -390,6 +421,20 @@ struct WorkerDomain {
     clock: Clock,
     parked: Arc<AtomicUsize>,
     replicas: usize,
+    turns: u32,
+}
+
+impl WorkerDomain {
+    /// Posts what this replica knows, and what the pump saw if it is free.
+    fn post(&self) {
+        let shared = self.worker.shared();
+        let state = self.worker.replica().stats();
+        let pump = shared.rx.try_take().map(|side| side.pump.stats);
+        shared.world.post(|posted| {
+            posted.state = state;
+            posted.pump = pump.unwrap_or(posted.pump);
+        });
+    }
 }
 
 impl Domain for WorkerDomain {
@@ -399,7 +444,13 @@ impl Domain for WorkerDomain {
         }
         match self.worker.turn(self.clock.now()) {
             0 => Turn::Idle,
-            _ => Turn::Worked,
+            _ => {
+                self.turns = self.turns.wrapping_add(1);
+                if self.turns.is_multiple_of(POST_EVERY) {
+                    self.post();
+                }
+                Turn::Worked
+            }
         }
     }
 
@@ -407,6 +458,7 @@ impl Domain for WorkerDomain {
     /// which rings when something is published.
     fn park(&mut self) {
         self.worker.put_back();
+        self.post();
         let shared = Arc::clone(self.worker.shared());
         let world = &shared.world;
         // A hint for who sleeps where: the role and the bell are what is relied on.

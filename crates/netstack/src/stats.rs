@@ -88,12 +88,54 @@ pub struct PumpStats {
     pub conflicts: u64,
     /// Echo requests answered.
     pub echo: u64,
-    /// ICMP errors about segments.
+    /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
     /// Answers of ours that found the control queue full.
     pub control_dropped: u64,
     /// Times the log had no room and frames stayed in the device.
     pub log_full: u64,
+}
+
+impl PumpStats {
+    /// Frames that some counter accounts for. All that were looked at: [`frames`](Self::frames), and the datagrams that
+    /// were put together from fragments.
+    pub const fn accounted_for(&self) -> u64 {
+        let PumpStats {
+            segments,
+            datagrams,
+            no_port,
+            malformed,
+            not_ours,
+            unknown,
+            fragments,
+            arp,
+            echo,
+            network_errors,
+            // Counted besides: what a frame led to, and what is no frame.
+            frames: _,
+            runs: _,
+            requests: _,
+            unresolved: _,
+            reassembled: _,
+            bad_fragments: _,
+            reports: _,
+            reports_limited: _,
+            control_dropped: _,
+            log_full: _,
+        } = *self;
+        let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
+        known + malformed + not_ours + unknown
+    }
+}
+
+/// Counters of a running stack, from when it last had nothing to do, or lately if it is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StackStats {
+    /// What the receive pump saw.
+    pub pump: PumpStats,
+    /// What the state went through.
+    pub state: StateStats,
 }
 
 /// What one primary did.

@@ -19,6 +19,7 @@ use crate::engine::queues::{Bindings, Queues};
 use crate::engine::stream::{Asked, StreamRef, Streams};
 use crate::engine::tx::TxRing;
 use crate::ip::route::Site;
+use crate::stats::StackStats;
 
 /// What an application wants from the protocol, besides moving its cursors.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +120,8 @@ pub(crate) struct World {
     pub(crate) control: ArrayQueue<Vec<u8>>,
     /// Opening, listening and accepting: rare, and never on the path of a frame.
     desk: Mutex<Desk>,
+    /// Counters for whoever asks; whoever posts them waits for nobody.
+    posted: Mutex<StackStats>,
     pub(crate) desk_bell: Condvar,
     waker: Waker,
     /// Whether somebody sleeps in the device and must be woken for news.
@@ -224,6 +227,7 @@ impl World {
             retired: SegQueue::new(),
             control: ArrayQueue::new(64),
             desk: Mutex::default(),
+            posted: Mutex::default(),
             desk_bell: Condvar::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -316,6 +320,18 @@ impl World {
             });
             self.raise(&stream);
         }
+    }
+
+    /// Posts counters, unless somebody reads them at this moment.
+    pub(crate) fn post(&self, post: impl FnOnce(&mut StackStats)) {
+        if let Ok(mut posted) = self.posted.try_lock() {
+            post(&mut posted);
+        }
+    }
+
+    /// Counters as they were last posted.
+    pub(crate) fn stats(&self) -> StackStats {
+        *self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn device_failed(&self, error: DeviceError) {

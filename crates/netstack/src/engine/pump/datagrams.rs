@@ -216,6 +216,7 @@ impl RxPump {
     /// An error about a datagram of ours: its socket is told if it is connected to whom the datagram was for (RFC 1122
     /// section 4.1.3.3).
     pub(super) fn datagram_error(&mut self, error: &wire::UdpError) {
+        self.stats.network_errors += 1;
         let trouble = match error.numbers {
             [3, 2 | 3] => Trouble::Refused,
             [3, 0 | 1 | 5 | 6..=15] => Trouble::Unreachable,
