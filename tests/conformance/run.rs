@@ -96,6 +96,7 @@ pub(crate) fn run(
         match name.as_str() {
             "connections" => limits.connections = value,
             "receive_buffer" => limits.receive_buffer = value,
+            "receive_window" => limits.receive_window = value,
             "send_buffer" => limits.send_buffer = value,
             "tx_slots" => limits.tx_slots = value,
             "mtu" => limits.mtu = value as u16,

@@ -71,6 +71,9 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
     let mut limits = Limits::default();
     limits.connections = 2 * CONNECTIONS as u32;
     limits.receive_buffer = 1 << (10 + rng.below(7));
+    if rng.chance(500_000) {
+        limits.receive_window = 1 << (10 + rng.below(7));
+    }
     limits.send_buffer = 1 << (10 + rng.below(7));
     limits.tx_slots = 8 << rng.below(5);
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];

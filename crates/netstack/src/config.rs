@@ -108,6 +108,10 @@ pub struct Limits {
     pub connections: u32,
     /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
+    /// How far a connection lets its peer send when it begins, in octets, 2^10 to 2^30; what is more than
+    /// `receive_buffer` counts as that. It widens up to there when the application reads more in a round trip than
+    /// half of it. Default 2^30: all of the ring from the beginning.
+    pub receive_window: u32,
     /// Send ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub send_buffer: u32,
     /// Numbered frames between two that the device took, a power of two. Default 512.
@@ -145,6 +149,7 @@ impl Default for Limits {
         Limits {
             connections: 256,
             receive_buffer: 1 << 20,
+            receive_window: 1 << 30,
             send_buffer: 1 << 20,
             tx_slots: 512,
             mtu: 1500,
@@ -208,6 +213,13 @@ impl Limits {
                 })
             }
         };
+        within(
+            "receive_window",
+            u64::from(self.receive_window),
+            1 << 10,
+            1 << 30,
+            "1024 to 2^30",
+        )?;
         within("mtu", u64::from(self.mtu), 68, 65_535, "68 to 65535")?;
         within(
             "connections",

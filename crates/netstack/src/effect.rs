@@ -190,6 +190,8 @@ pub struct Transmit {
     /// How far that lets the peer send: offset in the receive stream. For the application's reader, which
     /// tells of room only where it matters; 0 without a connection.
     pub window_end: u64,
+    /// Octets that may lie unread, for the same reader.
+    pub window_limit: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Whether routers may mark them (ECT, RFC 3168 section 5).

@@ -297,7 +297,7 @@ pub(crate) fn build(
         None => claim.publish(head, total, meta),
     }
     if last && let Some(stream) = stream.or_else(|| world.streams.get(t.conn)) {
-        stream.advertised(t.window_end);
+        stream.advertised(t.window_end, t.window_limit);
     }
     stats.frames += 1;
     stats.sent_bytes += u64::from(len);

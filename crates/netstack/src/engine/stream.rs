@@ -362,6 +362,8 @@ struct StackSide {
     peer_end: AtomicU64,
     /// Right edge of the window as last advertised.
     advertised: AtomicU64,
+    /// Octets that could lie unread then.
+    limit: AtomicU32,
     /// How much had been received when the connection was ended.
     ended_at: AtomicU64,
     /// Where the first unit begins that could not be processed.
@@ -421,6 +423,7 @@ impl Streams {
                 released: AtomicU64::new(0),
                 peer_end: AtomicU64::new(UNKNOWN),
                 advertised: AtomicU64::new(0),
+                limit: AtomicU32::new(0),
                 ended_at: AtomicU64::new(0),
                 failed_at: AtomicU64::new(UNKNOWN),
                 origin: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -487,6 +490,7 @@ impl Streams {
         place.stack.released.store(0, Ordering::Relaxed);
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
+        place.stack.limit.store(0, Ordering::Relaxed);
         place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
         place.stack.first.store(0, Ordering::Relaxed);
@@ -716,9 +720,13 @@ impl<'a> StreamRef<'a> {
         self.place.stack.released.fetch_max(upto, Ordering::Release);
     }
 
-    /// A frame says that octets below `edge` may be sent to us.
+    /// A frame says that octets below `edge` may be sent to us, of which `limit` may lie unread.
     #[inline]
-    pub(crate) fn advertised(&self, edge: u64) {
+    pub(crate) fn advertised(&self, edge: u64, limit: u32) {
+        let known = &self.place.stack.limit;
+        if known.load(Ordering::Relaxed) < limit {
+            known.fetch_max(limit, Ordering::Relaxed);
+        }
         let word = &self.place.stack.advertised;
         // A hint for when to raise the flag, no more: Relaxed, and the maximum because frames are built
         // out of order.
@@ -886,7 +894,7 @@ impl<'a> StreamRef<'a> {
         debug_assert!(read <= seen.end);
         // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before it.
         self.place.app.read.store(read, Ordering::Release);
-        let size = self.streams.receive_len as u64;
+        let size = u64::from(self.place.stack.limit.load(Ordering::Relaxed));
         let advertised = self.place.stack.advertised.load(Ordering::Relaxed);
         let gain = (read + size).saturating_sub(advertised);
         let left = advertised.saturating_sub(seen.end);

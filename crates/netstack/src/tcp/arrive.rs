@@ -65,6 +65,7 @@ pub fn reset_for<S: EffectSink>(
         mss: MSS_DEFAULT,
         wnd: 0,
         window_end: 0,
+        window_limit: 0,
         flags,
         ect: false,
         mac,
@@ -358,7 +359,7 @@ impl Tcb {
         }
         let end = from + i64::from(seg.len);
         let before_fin = self.rcv.fin_at.saturating_sub(self.rcv.offset);
-        let room = i64::from(self.rcv.room(cx.limits)).min(before_fin.min(1 << 32) as i64);
+        let room = i64::from(self.rcv.room()).min(before_fin.min(1 << 32) as i64);
         let (first, last) = (from.max(0), end.min(room));
         if self.orphan && end > 0 {
             // Nobody will read it, and its sender shall know (RFC 9293 section 3.6.1).

@@ -77,6 +77,7 @@ mod send;
 mod snd;
 #[cfg(test)]
 mod tests;
+mod tuning;
 mod user;
 mod window;
 
@@ -97,6 +98,7 @@ use reassembly::Reassembly;
 use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
 use snd::Snd;
+use tuning::Tuning;
 use window::Rcv;
 
 pub use arrive::reset_for;
@@ -313,6 +315,7 @@ pub struct Tcb {
     challenges: Challenges,
     settings: Settings,
     keepalive: Keepalive,
+    tuning: Tuning,
     path: Path,
     reassembly: Reassembly,
 }
@@ -457,6 +460,7 @@ impl Tcb {
             challenges,
             settings,
             keepalive,
+            tuning,
             path,
             reassembly,
         } = self;
@@ -504,6 +508,7 @@ impl Tcb {
             user_timeout.map_or(0, Duration::as_nanos),
         );
         keepalive.fields(each);
+        tuning.fields(each);
         path.fields(each);
         reassembly.fields(each);
     }

@@ -85,7 +85,7 @@ impl Tcb {
         } else if snd.fin && seg.ack == snd.end {
             return false;
         }
-        if seg.len > 0 && (self.road != Road::Text || seg.len > rcv.room(cx.limits)) {
+        if seg.len > 0 && (self.road != Road::Text || seg.len > rcv.room()) {
             return false;
         }
 

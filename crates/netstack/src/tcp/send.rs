@@ -212,6 +212,7 @@ impl Tcb {
             mss: self.snd.mss,
             wnd,
             window_end: rcv.offset + u64::from(rcv.wnd()),
+            window_limit: rcv.limit,
             flags: what.flags,
             ect: what.ect,
             mac: self.mac,

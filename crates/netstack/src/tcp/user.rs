@@ -10,6 +10,7 @@ use super::reassembly::Reassembly;
 use super::recovery::Recovery;
 use super::retransmit::{Retransmit, Timer, Timers};
 use super::snd::Snd;
+use super::tuning::Tuning;
 use super::window::Rcv;
 use super::{Challenges, Cx, State, Tcb};
 use crate::config::{Limits, Settings};
@@ -46,6 +47,7 @@ impl Tcb {
             challenges: Challenges::default(),
             settings: Settings::default(),
             keepalive: Keepalive::default(),
+            tuning: Tuning::default(),
             path: Path::new(),
             reassembly: Reassembly::new(),
         }

@@ -81,6 +81,8 @@ pub(super) struct Rcv {
     pub(super) last_ack_sent: SeqNum,
     /// IRS.
     pub(super) irs: SeqNum,
+    /// Octets that may lie unread: how far the window opens, at most the ring's length.
+    pub(super) limit: u32,
     /// Half of the widest window: with more than that open there is no news in what the application read.
     pub(super) half: u32,
     /// Rcv.Wind.Shift (RFC 7323 section 2.3).
@@ -103,6 +105,7 @@ impl Rcv {
         let shift = (0..SHIFT_MAX)
             .find(|&shift| limits.receive_buffer >> shift <= 0xffff)
             .unwrap_or(SHIFT_MAX);
+        let limit = limits.receive_window.min(limits.receive_buffer);
         Rcv {
             nxt: SeqNum(0),
             edge: SeqNum(0),
@@ -114,7 +117,8 @@ impl Rcv {
             ts_recent: 0,
             last_ack_sent: SeqNum(0),
             irs: SeqNum(0),
-            half: limits.receive_buffer.min(0xffff << shift) / 2,
+            limit,
+            half: limit.min(0xffff << shift) / 2,
             shift,
             timestamps: true,
             ack: AckDue::None,
@@ -158,14 +162,14 @@ impl Rcv {
 
     /// Octets from `nxt` on that have a place in the ring.
     #[inline]
-    const fn capacity(&self, limits: &Limits) -> u32 {
-        (self.read + limits.receive_buffer as u64).saturating_sub(self.offset) as u32
+    const fn capacity(&self) -> u32 {
+        (self.read + self.limit as u64).saturating_sub(self.offset) as u32
     }
 
     /// Octets from `nxt` on that are taken: announced, and with a place in the ring.
     #[inline(always)]
-    pub(super) fn room(&self, limits: &Limits) -> u32 {
-        self.wnd().min(self.capacity(limits))
+    pub(super) fn room(&self) -> u32 {
+        self.wnd().min(self.capacity())
     }
 
     /// Holds a delivery back, and lets the one before it go.
@@ -193,8 +197,8 @@ impl Rcv {
     pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
         let shift = if syn { 0 } else { self.shift };
         let open = self.wnd();
-        let capacity = self.capacity(limits);
-        let step = u32::from(limits.mss()).min(limits.receive_buffer / 2);
+        let capacity = self.capacity();
+        let step = u32::from(limits.mss()).min(self.limit / 2);
         let wanted = if capacity >= open.saturating_add(step) {
             capacity
         } else {
@@ -216,7 +220,13 @@ impl Rcv {
             return false;
         }
         let step = (2 * u32::from(limits.mss())).min(self.half);
-        self.capacity(limits).min(0xffff << self.shift) >= open + step
+        self.capacity().min(0xffff << self.shift) >= open + step
+    }
+
+    /// Lets the window open to `limit`, which is more than before.
+    pub(super) fn widen(&mut self, limit: u32) {
+        self.limit = limit;
+        self.half = limit.min(0xffff << self.shift) / 2;
     }
 
     /// Whether `ts_val` is older than what the segments before it said (PAWS, RFC 7323 section 5). After
@@ -273,6 +283,7 @@ impl Rcv {
             ts_recent,
             last_ack_sent,
             irs,
+            limit,
             half,
             shift,
             timestamps,
@@ -291,6 +302,7 @@ impl Rcv {
         each("rcv.ts_recent", u64::from(*ts_recent));
         each("rcv.last_ack_sent", u64::from(last_ack_sent.0));
         each("rcv.irs", u64::from(irs.0));
+        each("rcv.limit", u64::from(*limit));
         each("rcv.half", u64::from(*half));
         each("rcv.shift", u64::from(*shift));
         each("rcv.timestamps", u64::from(*timestamps));
@@ -354,6 +366,7 @@ impl Tcb {
     /// The window is less than half open.
     #[inline(never)]
     fn tell_of_room<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+        self.tune(cx);
         if self.state.takes_text() && self.rcv.is_worth_telling(cx.limits) {
             self.rcv.ack = AckDue::Now;
         }
