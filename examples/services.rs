@@ -376,8 +376,8 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         let StackStats { pump, state, .. } = sockets.stats();
         let lines = [
-            ("frames", pump.frames + pump.reassembled),
-            ("frames_accounted_for", pump.accounted_for()),
+            ("looked_at", pump.looked_at()),
+            ("accounted_for", pump.accounted_for()),
             ("malformed", pump.malformed),
             ("not_ours", pump.not_ours),
             ("unknown", pump.unknown),

@@ -240,7 +240,7 @@ fn nmap_and_hping3_do_no_harm(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), 
             .unwrap_or(0)
     };
     check(
-        count("frames") > 500 && count("frames") == count("frames_accounted_for"),
+        count("looked_at") > 500 && count("looked_at") == count("accounted_for"),
         &said,
     )?;
     for dropped in ["bad_checksum", "no_connection", "unknown"] {

@@ -66,7 +66,11 @@ pub struct PumpStats {
     pub unknown: u64,
     /// UDP datagrams that went into the log.
     pub datagrams: u64,
-    /// UDP datagrams in frames that hold several, for which the log had no room.
+    /// Frames that held several UDP datagrams.
+    pub split: u64,
+    /// UDP datagrams in them.
+    pub pieces: u64,
+    /// ... for which the log had no room.
     pub unsplit: u64,
     /// UDP datagrams for ports at which nobody is.
     pub no_port: u64,
@@ -97,12 +101,18 @@ pub struct PumpStats {
 }
 
 impl PumpStats {
-    /// Frames that some counter accounts for. All that were looked at: [`frames`](Self::frames), and the datagrams that
-    /// were put together from fragments.
+    /// What was looked at: frames, what was put together from them, and what was taken out of them.
+    pub const fn looked_at(&self) -> u64 {
+        self.frames + self.reassembled + self.pieces
+    }
+
+    /// What some counter accounts for: all of [`looked_at`](Self::looked_at).
     pub const fn accounted_for(&self) -> u64 {
         let PumpStats {
             segments,
             datagrams,
+            split,
+            unsplit,
             no_port,
             malformed,
             not_ours,
@@ -113,6 +123,8 @@ impl PumpStats {
             network_errors,
             // Counted besides: what a frame led to, and what is no frame.
             frames: _,
+            pieces: _,
+            conflicts: _,
             runs: _,
             requests: _,
             unresolved: _,
@@ -124,7 +136,7 @@ impl PumpStats {
             log_full: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
-        known + malformed + not_ours + unknown
+        known + split + unsplit + malformed + not_ours + unknown
     }
 }
 

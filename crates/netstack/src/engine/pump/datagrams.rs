@@ -157,12 +157,14 @@ impl RxPump {
         frame: Frame,
         log: &mut impl Log,
     ) {
+        self.stats.split += 1;
         let len = usize::from(udp.payload_len);
         for from in (0..len).step_by(usize::from(size).max(1)) {
             let to = len.min(from + usize::from(size).max(1));
             let Some(bytes) = wire::udp_piece(frame.bytes(), from..to) else {
                 break;
             };
+            self.stats.pieces += 1;
             // Each may need a place in the log, and the pump took none for them.
             if log.room() <= RESERVED + 2 {
                 self.stats.unsplit += 1;
