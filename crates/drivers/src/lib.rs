@@ -11,6 +11,7 @@
 //! | [`tap::Tap`] | the far end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
+//! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | what the platform asks for |
 //! | [`impair::Impaired`] | any of them behind a bad wire: loss, delay, rate, bursts | what that one needs |
 //!
 //! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature `smoltcp`) lets smoltcp
@@ -62,6 +63,8 @@ mod bpf;
 pub mod pcap;
 #[cfg(feature = "smoltcp")]
 pub mod phy;
+#[cfg(feature = "pnet")]
+pub mod pnet;
 
 mod error;
 #[cfg(target_os = "linux")]

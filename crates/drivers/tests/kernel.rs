@@ -4,6 +4,10 @@
 //! `unshare`, so nothing on the machine is touched and everything made here goes when it ends. What cannot run is
 //! shown as ignored, with the reason; `REQUIRE=packet,tap,xdp,tools` makes that a failure.
 
+#[path = "kernel/edges.rs"]
+mod edges;
+#[path = "kernel/killed.rs"]
+mod killed;
 mod support;
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing, Spread};
@@ -28,7 +32,7 @@ use support::{PATIENCE, Port, behaviour};
 const INSIDE: &str = "DOMINOES_TEST_INSIDE";
 
 /// Set in a copy that only opens a device and prints the error: `packet:INTERFACE`, `tap:INTERFACE` or
-/// `xdp:INTERFACE`. With `hold:INTERFACE` it opens AF_XDP and stays.
+/// `xdp:INTERFACE`; or one that is to be killed: `flood:KIND:INTERFACE`.
 const OPEN: &str = "DOMINOES_TEST_OPEN";
 
 fn main() -> ExitCode {
@@ -96,6 +100,28 @@ fn trials(missing: &Missing) -> Vec<Trial> {
                 test(left, open_xdp(&veth.right, &options));
             }));
         }
+        #[cfg(feature = "pnet")]
+        trials.push(missing.packet(&format!("pnet_pair::{name}"), move || {
+            use dominoes_drivers::pnet::Pnet;
+            let veth = Veth::new();
+            test(
+                Port::new(Pnet::open(&veth.left).unwrap()),
+                Port::new(Pnet::open(&veth.right).unwrap()),
+            );
+        }));
+        #[cfg(feature = "pnet")]
+        trials.push(
+            missing.packet(&format!("packet_and_pnet::{name}"), move || {
+                let veth = Veth::new();
+                // It could not tell that something is left to be done.
+                let options = AfPacketOptions::default().offloads(false);
+                let right = dominoes_drivers::pnet::Pnet::open(&veth.right).unwrap();
+                test(
+                    Port::new(AfPacket::open(&veth.left, options).unwrap()),
+                    Port::new(right),
+                );
+            }),
+        );
         trials.push(missing.xdp(&format!("xdp_and_packet::{name}"), move || {
             let veth = Veth::new();
             let left = open_xdp(&veth.left, &AfXdpOptions::default());
@@ -164,6 +190,20 @@ fn trials(missing: &Missing) -> Vec<Trial> {
                 let peer = veth.peer();
                 let options = AfXdpOptions::default().address(peer.our_address());
                 test(open_xdp(&veth.left, &options), peer);
+            }));
+        }
+        #[cfg(feature = "pnet")]
+        // It has no checksums and no segments to leave to others.
+        if [
+            "the_kernel_asks_for_our_address",
+            "a_deleted_interface_is_gone",
+        ]
+        .contains(&name)
+        {
+            trials.push(missing.packet(&format!("pnet::{name}"), move || {
+                let veth = Veth::new();
+                let port = dominoes_drivers::pnet::Pnet::open(&veth.left).unwrap();
+                test(Port::new(port), veth.peer());
             }));
         }
         trials.push(missing.tap(&format!("tap::{name}"), move || {
@@ -269,10 +309,6 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             opened_and_closed_again_and_again,
         ),
         missing.xdp(
-            "xdp::a_killed_process_leaves_nothing_behind",
-            a_killed_process_leaves_nothing_behind,
-        ),
-        missing.xdp(
             "xdp::what_cannot_be_had_is_named",
             what_cannot_be_had_is_named,
         ),
@@ -315,6 +351,8 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             || privilege("tap", "net_admin"),
         ),
     ]);
+    trials.extend(edges::trials(missing));
+    trials.extend(killed::trials(missing));
     trials
 }
 
@@ -1549,27 +1587,6 @@ fn opened_and_closed_again_and_again() {
     }
 }
 
-fn a_killed_process_leaves_nothing_behind() {
-    let veth = Veth::new();
-    let mut child = Command::new(env::current_exe().unwrap())
-        .env(OPEN, format!("hold:{}", veth.left))
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = [0; 7];
-    child.stdout.take().unwrap().read_exact(&mut said).unwrap();
-    assert_eq!(&said, b"opened\n");
-    assert!(has_program(&veth.left));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while has_program(&veth.left) {
-        assert!(Instant::now() < deadline, "the program stays");
-        thread::sleep(Duration::from_millis(5));
-    }
-    drop(open_xdp(&veth.left, &AfXdpOptions::default()));
-}
-
 fn what_cannot_be_had_is_named() {
     let veth = Veth::new();
     let open = |options: AfXdpOptions| AfXdp::open(&veth.left, &options).unwrap_err().to_string();
@@ -1686,15 +1703,9 @@ fn open_and_tell(what: &str) -> ExitCode {
         Some(("packet", interface)) => AfPacket::open(interface, AfPacketOptions::default()).err(),
         Some(("tap", interface)) => Tap::open(interface).err(),
         Some(("xdp", interface)) => AfXdp::open(interface, &AfXdpOptions::default()).err(),
-        Some(("hold", interface)) => match AfXdp::open(interface, &AfXdpOptions::default()) {
-            Ok(_device) => {
-                println!("opened");
-                loop {
-                    thread::park();
-                }
-            }
-            Err(error) => Some(error),
-        },
+        Some(("flood", what)) => what
+            .split_once(':')
+            .and_then(|(kind, interface)| killed::flood(kind, interface).err()),
         _ => None,
     };
     println!(
