@@ -11,8 +11,8 @@
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
-//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 4096 |
-//! | `--ring N` | ring of AF_PACKET, in KiB | 16384 |
+//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024 |
+//! | `--ring N` | ring of AF_PACKET, in KiB | 8192 |
 //! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
@@ -76,8 +76,8 @@ mod run {
             rounds: 5,
             millis: 1_000,
             replicas: 1,
-            buffer: 4_096,
-            ring: 16_384,
+            buffer: 1_024,
+            ring: 8_192,
             loss: Vec::new(),
             seeds: 3,
             rate: 100,

@@ -185,9 +185,22 @@ impl Process {
     /// # Errors
     /// It cannot be started.
     pub(crate) fn start(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
+        Process::start_nice(namespace, 0, arguments)
+    }
+
+    /// The same, with another priority: -20 comes before all others.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start_nice(
+        namespace: &Namespace,
+        nice: i8,
+        arguments: &[&str],
+    ) -> Outcome<Process> {
         let program = std::env::current_exe()?.display().to_string();
         let mut child = namespace
-            .command(&program)
+            .command("nice")
+            .args(["-n", &nice.to_string(), &program])
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
