@@ -185,22 +185,21 @@ impl Process {
     /// # Errors
     /// It cannot be started.
     pub(crate) fn start(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
-        Process::start_nice(namespace, 0, arguments)
+        Process::spawn(namespace.command(&this()?), arguments)
     }
 
-    /// The same, with another priority: -20 comes before all others.
+    /// The same, before all processes that are not in real time.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn start_nice(
-        namespace: &Namespace,
-        nice: i8,
-        arguments: &[&str],
-    ) -> Outcome<Process> {
-        let program = std::env::current_exe()?.display().to_string();
-        let mut child = namespace
-            .command("nice")
-            .args(["-n", &nice.to_string(), &program])
+    pub(crate) fn start_first(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
+        let mut command = namespace.command("chrt");
+        command.args(["--fifo", "1", &this()?]);
+        Process::spawn(command, arguments)
+    }
+
+    fn spawn(mut command: Command, arguments: &[&str]) -> Outcome<Process> {
+        let mut child = command
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -216,7 +215,7 @@ impl Process {
                 }
             }
         });
-        let what = format!("{}: {}", namespace.name, arguments.join(" "));
+        let what = format!("{command:?}");
         Ok(Process { child, lines, what })
     }
 
@@ -233,6 +232,11 @@ impl Process {
     pub(crate) fn input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
+}
+
+/// This program.
+fn this() -> Outcome<String> {
+    Ok(std::env::current_exe()?.display().to_string())
 }
 
 impl Drop for Process {

@@ -83,7 +83,7 @@ impl Laid {
     ) -> Outcome<Laid> {
         // A wire does not wait for a core.
         let arguments = ["--wire", &serde_json::to_string(wire)?];
-        let process = Process::start_nice(between, -20, &arguments)?;
+        let process = Process::start_first(between, &arguments)?;
         process.line(Duration::from_secs(5))?;
         for (namespace, interface, address) in [(left, "left0", KERNEL), (right, "right0", PEER)] {
             between.ip(&format!("link set {interface} netns {}", namespace.name()))?;
