@@ -25,6 +25,16 @@
 //!   counted, since offering it again could not help.
 //! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or [`TxStats`].
 //!
+//! What Linux does without a word, and no device can tell of:
+//!
+//! - A veth interface whose peer has GRO on, or a program in its driver, holds 256 frames for a reader; what comes on top is
+//!   counted as dropped by the *sender's* interface.
+//! - A veth pair reorders frames that several cores send.
+//! - A program in the driver of a veth turns its peer's segmentation off while it is there; behind the driver it does
+//!   not, and merged frames are dropped (they are counted).
+//! - A lasting TAP interface keeps the offloads of its last user until the next one asks for its own.
+//! - A queue of AF_XDP is busy for some 30 ms after it was closed; opening waits for it.
+//!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_drivers::{Device, TxFrame};
