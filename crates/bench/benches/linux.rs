@@ -239,7 +239,7 @@ mod run {
                         queue: options.queue,
                         seed,
                     };
-                    for who in 0..2 {
+                    for (who, rates) in rates.iter_mut().enumerate() {
                         let ours = (who == 0).then(|| Ours {
                             interface: "left0".to_owned(),
                             address: OURS,
@@ -258,10 +258,11 @@ mod run {
                             )
                             .into());
                         }
-                        rates[who].push(both.gigabits(way) * 1_000.0);
+                        rates.push(both.gigabits(way) * 1_000.0);
                         if who == 0 {
-                            for i in 0..3 {
-                                fates[i] += fate.there[i] + fate.back[i];
+                            let ways = fate.there.iter().zip(fate.back);
+                            for (sum, (there, back)) in fates.iter_mut().zip(ways) {
+                                *sum += there + back;
                             }
                         }
                     }
