@@ -17,6 +17,9 @@ use crate::time::Instant;
 /// later one was, or a SACK block is ignored: both only delay a retransmission.
 const STRETCHES: usize = 512;
 
+/// Room that a connection keeps while nothing is in flight.
+const IDLE: usize = 16;
+
 /// What became of text that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
@@ -85,7 +88,7 @@ impl Flight {
         self.sacked == 0 && self.lost == 0
     }
 
-    /// The stretch that was first to be sent, and what ends the newest one.
+    /// The stretch with the lowest numbers.
     pub(super) fn first(&self) -> Option<&Stretch> {
         self.stretches.front()
     }
@@ -145,6 +148,10 @@ impl Flight {
             if is_over {
                 self.stretches.pop_front();
             }
+        }
+        if self.stretches.is_empty() && self.stretches.capacity() > IDLE {
+            // What rests needs no memory.
+            self.stretches = VecDeque::new();
         }
     }
 

@@ -111,7 +111,7 @@ impl Rack {
 
     /// RACK.reo_wnd (RFC 8985 section 6.2, step 4); `sure`: recovery is under way, or three segments arrived behind a
     /// gap.
-    fn window(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
+    pub(super) fn window(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
         if sure && !self.reordering {
             return Duration::ZERO;
         }
@@ -124,11 +124,6 @@ impl Rack {
     pub(super) fn deadline(&self, stretch: &Stretch, window: Duration) -> Option<Instant> {
         let later = (stretch.sent_at, stretch.end.after(self.end)) > (self.sent_at, false);
         (!later && self.sent_at != Instant::ZERO).then(|| stretch.sent_at + self.rtt + window)
-    }
-
-    /// The reordering window now: see [`Rack::window`].
-    pub(super) fn patience(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
-        self.window(sure, min_rtt, srtt)
     }
 
     /// Names and values of every field.

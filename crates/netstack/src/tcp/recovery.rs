@@ -24,6 +24,10 @@ const GAP_SEGMENTS: u32 = 2;
 /// (RFC 8985 section 7.2).
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
 
+/// A probe comes no sooner than this, 10 ms: a peer close by may be busy for longer than a round trip takes. RFC 8985
+/// section 7.2 has no such bound.
+const PROBE_MIN: Duration = Duration::from_millis(10);
+
 /// A tail loss probe that is out (RFC 8985 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
@@ -108,7 +112,7 @@ impl Tcb {
             } else {
                 Duration::ZERO
             };
-            pause = (r.srtt + r.srtt + patience).min(pause);
+            pause = (r.srtt.times(2).max(PROBE_MIN) + patience).min(pause);
         }
         self.timers.start(Timer::Retransmit, now + pause);
     }
@@ -191,7 +195,7 @@ impl Tcb {
         let sure = many || mending;
         let patience = recovery
             .rack
-            .patience(sure, retransmit.min_rtt, retransmit.srtt);
+            .window(sure, retransmit.min_rtt, retransmit.srtt);
         let mut wait: Option<Instant> = None;
         flight.lose(|stretch| match recovery.rack.deadline(stretch, patience) {
             Some(at) if at <= now => true,

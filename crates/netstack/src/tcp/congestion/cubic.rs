@@ -32,7 +32,7 @@ const LONGEST: i128 = 1 << 31;
 pub(super) struct Cubic {
     /// W_max, octets: the window before it was last reduced, or what fast convergence leaves of it.
     w_max: u32,
-    /// The window just before it was last reduced: up to there Reno must not be faster than Reno.
+    /// cwnd_prior, octets: the window just before it was last reduced. Up to there W_est grows by alpha only.
     cwnd_prior: u32,
     /// W_est, octets: the window that Reno would have.
     w_est: u32,
