@@ -716,7 +716,9 @@ impl Replica {
         let mut h = mix(self.fold ^ self.now.as_nanos());
         let places = self.places.len() as u64;
         if places > 0 {
-            for index in [self.touched as usize, (turn % places) as usize] {
+            let touched = self.touched as usize;
+            let another = Some((turn % places) as usize).filter(|index| *index != touched);
+            for index in core::iter::once(touched).chain(another) {
                 let place = &self.places[index];
                 h = mix(h ^ place.armed.as_nanos());
                 h = mix(h ^ place.tcb.as_ref().map_or(0, Tcb::fingerprint));

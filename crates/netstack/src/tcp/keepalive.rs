@@ -34,7 +34,7 @@ impl Keepalive {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Keepalive {
             heard_at,
             stood: (una, nxt),

@@ -441,7 +441,7 @@ impl Tcb {
     }
 
     /// Names and values of every field, in a fixed order.
-    fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Tcb {
             rcv,
             snd,

@@ -127,7 +127,7 @@ impl Rack {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Rack {
             sent_at,
             end,

@@ -105,7 +105,7 @@ impl Reassembly {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Reassembly { ranges, newest } = self;
         each("reassembly.count", ranges.len() as u64);
         for range in ranges {

@@ -73,7 +73,7 @@ impl Recovery {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Recovery {
             rack,
             tail,

@@ -158,7 +158,7 @@ impl Timers {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Timers { next, at, slow } = self;
         each("timers.next", next.as_nanos());
         for at in at.iter().chain(slow) {
@@ -301,7 +301,7 @@ impl Retransmit {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Retransmit {
             rto,
             srtt,

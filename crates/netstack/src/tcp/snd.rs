@@ -203,7 +203,7 @@ impl Snd {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Snd {
             una,
             nxt,

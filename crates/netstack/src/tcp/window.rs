@@ -271,7 +271,7 @@ impl Rcv {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Rcv {
             nxt,
             edge,

@@ -360,7 +360,7 @@ impl Congestion {
     }
 
     /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
         let Congestion {
             cwnd,
             ssthresh,
