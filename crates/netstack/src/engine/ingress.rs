@@ -83,13 +83,38 @@ const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
     /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many; what comes next has
-    /// to be parsed.
+    /// to be parsed. Frames that nobody needs any more go to `done_with`.
     #[inline]
-    pub(crate) fn follow(&mut self, frames: &mut vec::Drain<'_, Frame>) -> usize {
+    pub(crate) fn follow(
+        &mut self,
+        frames: &mut vec::Drain<'_, Frame>,
+        done_with: &mut Vec<Frame>,
+    ) -> usize {
         let Some(next) = self.next.as_ref().filter(|_| self.open) else {
             return 0;
         };
         let digest = &mut self.request.digest;
+        if self.is_acks {
+            let before = digest.count;
+            for frame in frames.as_slice() {
+                let more = usize::from(digest.count) - 1;
+                if more == MORE_ACKS {
+                    break;
+                }
+                let Some((ack, wnd)) = next.acknowledges(frame.bytes(), digest.seg_seq.0) else {
+                    break;
+                };
+                if !verified(frame) {
+                    break;
+                }
+                self.acks.ack[more] = SeqNum(ack);
+                self.acks.wnd[more] = wnd;
+                digest.count += 1;
+            }
+            let many = usize::from(digest.count - before);
+            done_with.extend(frames.take(many));
+            return many;
+        }
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
         let room = MAX_RUN - usize::from(digest.count);
         let ahead = frames.as_slice().iter().take(room);
@@ -144,11 +169,11 @@ impl OpenRun {
     fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
         self.begun = true;
         self.vouched = vouched(&frame);
-        self.is_acks = is_bare_ack(tcp) && (self.vouched || is_good(frame.bytes()));
+        self.is_acks = is_bare_ack(tcp) && verified(&frame);
         self.open = merge && (self.is_acks || may_begin(tcp, &frame));
         self.flags = tcp.flags;
         self.flow = flow_of(tcp);
-        self.next = may_begin(tcp, &frame)
+        self.next = (self.is_acks || may_begin(tcp, &frame))
             .then(|| wire::Likeness::new(frame.bytes(), tcp))
             .flatten();
         let Request { digest, body } = &mut self.request;
@@ -187,9 +212,7 @@ impl OpenRun {
         let digest = &self.request.digest;
         let of_a_kind = self.open
             && if self.is_acks {
-                usize::from(digest.count) <= MORE_ACKS
-                    && is_bare_ack(tcp)
-                    && (vouched(frame) || is_good(frame.bytes()))
+                usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
             } else {
                 usize::from(digest.count) < MAX_RUN
                     && may_continue(tcp)
@@ -210,28 +233,50 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
-    /// Whether `frame` is what follows the run, or the last one if there is none, but for a run of its own.
+    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none, but for a run of its
+    /// own: what it acknowledges, and its window.
     #[inline]
-    pub(crate) fn is_repeated_by(&self, frame: &Frame) -> bool {
-        let Some(next) = &self.next else { return false };
+    pub(crate) fn repeated_by(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
+        let next = self.next.as_ref()?;
         let digest = &self.request.digest;
-        vouched(frame) == self.vouched
+        let seq = digest.seg_seq + digest.len;
+        if self.is_acks {
+            let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
+            return verified(frame).then_some((SeqNum(ack), wnd));
+        }
+        let follows = vouched(frame) == self.vouched
             && frame.meta.gso.is_none()
-            && next.fits(frame.bytes(), digest.seg_seq.0.wrapping_add(digest.len))
+            && next.fits(frame.bytes(), seq.0);
+        follows.then_some((digest.seg_ack, digest.seg_wnd))
     }
 
-    /// Begins a run with a frame that [`OpenRun::is_repeated_by`] is true of, when there is none.
+    /// Begins a run with a frame of which [`OpenRun::repeated_by`] said `what`, when there is none. If nobody needs the
+    /// frame any more, it goes to `done_with`.
     #[inline]
-    pub(crate) fn repeat(&mut self, frame: Frame, merge: bool) {
-        (self.begun, self.open) = (true, merge);
+    pub(crate) fn repeat(
+        &mut self,
+        frame: Frame,
+        what: (SeqNum, u16),
+        merge: bool,
+        done_with: &mut Vec<Frame>,
+    ) {
         let digest = &mut self.request.digest;
         digest.seg_seq += digest.len;
-        digest.len = u32::from(digest.seg_len);
+        (digest.seg_ack, digest.seg_wnd) = what;
         digest.count = 1;
         digest.flags = Flags(self.flags);
         digest.bits &= Digest::TIMESTAMPS | Digest::CE;
-        self.run.seq = digest.seg_seq;
-        self.run.frames.push(frame);
+        (self.begun, self.open) = (true, merge);
+        if self.is_acks {
+            if let Body::Segment { options, .. } = &mut self.request.body {
+                *options = Options::None;
+            }
+            done_with.push(frame);
+        } else {
+            digest.len = u32::from(digest.seg_len);
+            self.run.seq = digest.seg_seq;
+            self.run.frames.push(frame);
+        }
     }
 
     /// Ends the run: its frames, and its verdict if that is known without looking at the payload. Its request stays
@@ -266,6 +311,12 @@ fn may_begin(tcp: &wire::Tcp, frame: &Frame) -> bool {
 
 fn may_continue(tcp: &wire::Tcp) -> bool {
     tcp.payload_len > 0 && tcp.flags & !LAST_ONLY == Flags::ACK.0 && !tcp.options.any
+}
+
+/// Whether the checksum of a frame is right, as the device says or the frame shows.
+#[inline]
+fn verified(frame: &Frame) -> bool {
+    vouched(frame) || is_good(frame.bytes())
 }
 
 /// An acknowledgment and nothing else.

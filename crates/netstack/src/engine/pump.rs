@@ -452,15 +452,17 @@ impl RxPump {
         self.stats.frames += claimed as u64;
         let mut frames = batch.drain(..);
         loop {
-            self.stats.segments += self.open.follow(&mut frames) as u64;
+            let done_with = &mut self.shelf.frames;
+            self.stats.segments += self.open.follow(&mut frames, done_with) as u64;
             let Some(frame) = frames.next() else { break };
-            if self.open.is_repeated_by(&frame) {
-                self.close_run(now, log);
-                self.open.repeat(frame, self.merge);
-                self.stats.segments += 1;
-            } else {
+            let Some(what) = self.open.repeated_by(&frame) else {
                 self.frame(now, frame, log);
-            }
+                continue;
+            };
+            self.close_run(now, log);
+            let done_with = &mut self.shelf.frames;
+            self.open.repeat(frame, what, self.merge, done_with);
+            self.stats.segments += 1;
         }
         drop(frames);
         self.batch = batch;

@@ -1,0 +1,188 @@
+//! Knowing segments by their looks.
+
+use super::{ETHERNET_HEADER, Tcp};
+
+/// What the headers of a segment's successor look like, if it differs in identification, checksums and the numbers that
+/// change alone: nearly every segment of a bulk transfer is known by that, and needs no parsing.
+///
+/// It is made of a frame that [`parse`](super::parse) understood. What agrees with it would be understood alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Likeness {
+    /// The headers up to the window.
+    words: [u64; WORDS],
+    window: [u8; 2],
+    /// The options, if timestamps are there.
+    timestamps: Option<[u8; 12]>,
+    /// Octets of the whole frame, without padding.
+    len: usize,
+}
+
+/// Octets of the headers without options, and how many whole words they have.
+const HEAD: usize = ETHERNET_HEADER + 40;
+const WORDS: usize = HEAD / 8;
+
+/// Ones where octets have to agree: all but those of identification, IP checksum and sequence number, and of the
+/// acknowledgment number for `ACK_TOO`. Window and TCP checksum stand behind the words; the urgent pointer counts for
+/// nothing.
+const LIKE: [u64; WORDS] = ones_but(&[18, 19, 24, 25, 38, 39, 40, 41]);
+const ACK_TOO: [u64; WORDS] = ones_but(&[18, 19, 24, 25, 38, 39, 40, 41, 42, 43, 44, 45]);
+
+const fn ones_but(octets: &[usize]) -> [u64; WORDS] {
+    let mut words = [!0; WORDS];
+    let mut i = 0;
+    while i < octets.len() {
+        let at = octets[i];
+        let mut word = u64::to_ne_bytes(words[at / 8]);
+        word[at % 8] = 0;
+        words[at / 8] = u64::from_ne_bytes(word);
+        i += 1;
+    }
+    words
+}
+
+impl Likeness {
+    /// Of `frame`, whose headers say `tcp`; `None` unless they are as long as those of most segments.
+    #[inline]
+    pub(crate) fn new(frame: &[u8], tcp: &Tcp) -> Option<Likeness> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let timestamps = match usize::from(tcp.payload_offset) {
+            HEAD => None,
+            66 => Some(*rest.first_chunk()?),
+            _ => return None,
+        };
+        let (words, _) = head.as_chunks::<8>();
+        Some(Likeness {
+            words: core::array::from_fn(|i| u64::from_ne_bytes(words[i])),
+            window: [head[48], head[49]],
+            timestamps,
+            len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
+        })
+        .filter(|_| !tcp.options.any)
+    }
+
+    /// Whether `frame` is the like of it that begins at `seq`, and has a good IP checksum.
+    #[inline]
+    pub(crate) fn fits(&self, frame: &[u8], seq: u32) -> bool {
+        self.is_alike(frame, seq, &LIKE)
+            .is_some_and(|head| [head[48], head[49]] == self.window)
+    }
+
+    /// As [`Likeness::fits`], whatever it acknowledges and however wide its window is: gives both.
+    #[inline]
+    pub(crate) fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
+        let head = self.is_alike(frame, seq, &ACK_TOO)?;
+        let ack = u32::from_be_bytes([head[42], head[43], head[44], head[45]]);
+        Some((ack, u16::from_be_bytes([head[48], head[49]])))
+    }
+
+    #[inline(always)]
+    fn is_alike<'f>(
+        &self,
+        frame: &'f [u8],
+        seq: u32,
+        masks: &[u64; WORDS],
+    ) -> Option<&'f [u8; HEAD]> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let (words, _) = head.as_chunks::<8>();
+        let mut differ = 0;
+        for i in 0..WORDS {
+            differ |= (u64::from_ne_bytes(words[i]) ^ self.words[i]) & masks[i];
+        }
+        if let Some(timestamps) = &self.timestamps
+            && rest.first_chunk() != Some(timestamps)
+        {
+            return None;
+        }
+        let found = u32::from_be_bytes([head[38], head[39], head[40], head[41]]);
+        let alike =
+            differ == 0 && found == seq && frame.len() >= self.len && ip_sum(head) == 0xffff;
+        alike.then_some(head)
+    }
+}
+
+/// The sum over an IP header without options, which is all ones if its checksum is right.
+#[inline]
+fn ip_sum(head: &[u8; HEAD]) -> u64 {
+    let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<4>();
+    let words = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w)));
+    let sum: u64 = words.sum();
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    (sum >> 16) + (sum & 0xffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Packet, SackBlocks, TcpHeaders, emit_tcp, parse, parse_plain};
+    use super::*;
+    use proptest::prelude::*;
+    use smoltcp::wire as sw;
+    use std::net::Ipv4Addr;
+
+    fn mend(frame: &mut [u8]) {
+        sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+    }
+
+    proptest! {
+        /// What is taken for the next segment by its looks, the parser takes for it too, whatever is damaged.
+        #[test]
+        fn looks_do_not_deceive(
+            at in 0usize..80,
+            value in any::<u8>(),
+            len in 50usize..120,
+            repair in any::<bool>(),
+            timestamps in any::<bool>(),
+            payload_len in prop_oneof![Just(0usize), Just(20)],
+        ) {
+            let mut headers = TcpHeaders {
+                src_mac: [2; 6],
+                dst_mac: [4; 6],
+                src: Ipv4Addr::new(10, 0, 0, 1),
+                dst: Ipv4Addr::new(10, 0, 0, 2),
+                src_port: 80,
+                dst_port: 4000,
+                seq: 0xfedc_ba98,
+                ack: 17,
+                wnd: 512,
+                flags: 0x10,
+                timestamps: timestamps.then_some((1, 2)),
+                mss: None,
+                window_scale: None,
+                sack_permitted: false,
+                sack: SackBlocks::default(),
+                ect: false,
+                payload_len,
+            };
+            let mut frame = vec![7; 120];
+            let head = emit_tcp(&mut frame, &headers);
+            let Some(first) = parse_plain(&frame) else { panic!("not plain") };
+            let like = Likeness::new(&frame, &first).unwrap();
+            headers.seq = headers.seq.wrapping_add(payload_len as u32);
+            emit_tcp(&mut frame, &headers);
+            prop_assert!(like.fits(&frame, headers.seq));
+            prop_assert!(!like.fits(&frame, headers.seq.wrapping_add(1)));
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            // Identification and checksums may be what they want.
+            frame[18] = value;
+            mend(&mut frame);
+            frame[50] = value;
+            prop_assert!(like.fits(&frame, headers.seq));
+
+            frame[at] = value;
+            if repair && at != ETHERNET_HEADER {
+                mend(&mut frame);
+            }
+            frame.truncate(len);
+            if like.fits(&frame, headers.seq) {
+                prop_assert!(frame.len() >= head + payload_len);
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+            }
+            if let Some((ack, wnd)) = like.acknowledges(&frame, headers.seq) {
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ack, wnd, ..first });
+            }
+        }
+    }
+}
