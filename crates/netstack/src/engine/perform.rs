@@ -14,7 +14,7 @@ use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
-use crate::engine::stream::Asked;
+use crate::engine::stream::{Asked, StreamRef};
 use crate::engine::world::{Answer, HintNews, World};
 use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
@@ -221,10 +221,24 @@ pub(crate) fn build(
         stats.diverged += 1;
         return;
     };
-    let in_place = world.tx_checksum && world.streams.inline.is_none();
+    let stream = match world.streams.get(t.conn) {
+        None if len > 0 => {
+            stats.diverged += 1;
+            return;
+        }
+        stream => stream,
+    };
+    let inline = world.streams.inline.as_ref();
+    // Nothing needs the text itself, so it can be sent from where it lies.
+    let carried = match &stream {
+        Some(stream) if len > 0 && world.tx_checksum && inline.is_none() => {
+            stream.carried(offset, len as usize)
+        }
+        _ => None,
+    };
     if len > 0 {
         // Whoever builds this frame most likely builds the next one, which is as long.
-        let copied = if in_place { 0 } else { len as usize };
+        let copied = if carried.is_some() { 0 } else { len as usize };
         let next = t.first_frame + u64::from(i) + 1;
         world.tx.fetch(next, wire::MAX_HEADERS + copied);
     }
@@ -238,69 +252,65 @@ pub(crate) fn build(
     let seq = t.seq + i * t.frame_len;
     let (head, sum) = template.emit(world, t, seq, flags, len, buffer);
     let total = head + len as usize;
-    let stream = (len > 0).then(|| world.streams.get(t.conn)).flatten();
-    let (a, b) = match &stream {
-        Some(_) if world.streams.inline.is_some() => (&[][..], &[][..]),
-        Some(stream) => stream.sending(offset, len as usize),
-        None if len > 0 => {
-            stats.diverged += 1;
-            return;
+    let text = &mut buffer[head..total];
+    let mut meta = TxMeta::default();
+    let checksum = if world.tx_checksum {
+        if carried.is_none() {
+            copy_text(world, t, stream.as_ref(), offset, text);
         }
-        None => (&[][..], &[][..]),
-    };
-    let inline = match (&world.streams.inline, &stream) {
-        (Some(inline), Some(stream)) => {
-            let id = processor::sent(t);
-            inline.send(stream, &id, offset, &mut buffer[head..total]);
-            true
-        }
-        _ => false,
-    };
-    let mut carried = None;
-    let meta = if world.tx_checksum {
-        // Nothing here needs the text itself, so it can be sent from where it lies.
-        if in_place && let Some(stream) = &stream {
-            carried = stream.carried(offset, len as usize);
-        }
-        let (front, back) = buffer[head..total].split_at_mut(a.len());
-        if !inline && carried.is_none() {
-            front.copy_from_slice(a);
-            back.copy_from_slice(b);
-        }
-        let (src, dst) = (t.flow.local.ip().octets(), t.flow.remote.ip().octets());
-        let pseudo = Sum::default().pseudo_header(src, dst, TCP, total - ETHERNET_HEADER - 20);
-        wire::set_tcp_checksum(buffer, pseudo.folded());
-        TxMeta {
-            checksum: TxChecksum::Partial {
-                start: (ETHERNET_HEADER + 20) as u16,
-                offset: CHECKSUM_AT,
-            },
-            gso: (len > u32::from(t.mss)).then_some(Gso {
-                kind: GsoKind::Tcp4,
-                size: t.mss,
-                header_len: head as u16,
-            }),
-        }
-    } else {
-        let text = &mut buffer[head..total];
-        // What a processor wrote is in the nearest cache now.
-        let sum = if inline {
-            sum.add(text)
-        } else {
-            sum.add_copies((a, b), text)
+        meta.checksum = TxChecksum::Partial {
+            start: (ETHERNET_HEADER + 20) as u16,
+            offset: CHECKSUM_AT,
         };
-        wire::set_tcp_checksum(buffer, sum.finish());
-        TxMeta::default()
+        meta.gso = (len > u32::from(t.mss)).then_some(Gso {
+            kind: GsoKind::Tcp4,
+            size: t.mss,
+            header_len: head as u16,
+        });
+        let (src, dst) = (t.flow.local.ip().octets(), t.flow.remote.ip().octets());
+        let tcp_len = total - ETHERNET_HEADER - 20;
+        let pseudo = Sum::default().pseudo_header(src, dst, TCP, tcp_len);
+        pseudo.folded()
+    } else if inline.is_some() {
+        copy_text(world, t, stream.as_ref(), offset, text);
+        // What a processor wrote is in the nearest cache now.
+        sum.add(text).finish()
+    } else if let Some(stream) = stream.as_ref().filter(|_| len > 0) {
+        let parts = stream.sending(offset, len as usize);
+        sum.add_copies(parts, text).finish()
+    } else {
+        sum.finish()
     };
+    wire::set_tcp_checksum(buffer, checksum);
     match carried {
         Some(carried) => claim.publish_carried(head, carried, meta),
         None => claim.publish(head, total, meta),
     }
-    if last && let Some(stream) = stream.or_else(|| world.streams.get(t.conn)) {
+    if last && let Some(stream) = stream {
         stream.advertised(t.window_end, t.window_limit);
     }
     stats.frames += 1;
     stats.sent_bytes += u64::from(len);
+}
+
+/// Copies what a frame carries into it, by way of the inline processor if there is one.
+fn copy_text(
+    world: &World,
+    t: &Transmit,
+    stream: Option<&StreamRef<'_>>,
+    offset: u64,
+    text: &mut [u8],
+) {
+    let Some(stream) = stream.filter(|_| !text.is_empty()) else {
+        return;
+    };
+    if let Some(inline) = &world.streams.inline {
+        return inline.send(stream, &processor::sent(t), offset, text);
+    }
+    let (a, b) = stream.sending(offset, text.len());
+    let (front, back) = text.split_at_mut(a.len());
+    front.copy_from_slice(a);
+    back.copy_from_slice(b);
 }
 
 /// What the option says.
