@@ -33,6 +33,8 @@ use datagrams::Datagrams;
 
 /// Frames that a holder of a pump takes before it lets go.
 pub(crate) const BATCH: usize = 32;
+/// Batches of frames that come in before any is worked on, where one worker works on all.
+pub(crate) const HOLDS: usize = 4;
 /// Places of the log that frames leave free, for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 

@@ -39,7 +39,7 @@ use crate::config::Limits;
 use crate::digest::{Kind, Request};
 use crate::effect::Effect;
 use crate::engine::Run;
-use crate::engine::pump::{RxPump, TxPump};
+use crate::engine::pump::{BATCH, HOLDS, RxPump, TxPump};
 use crate::engine::replica::Replica;
 use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
@@ -315,8 +315,8 @@ impl<K: LockKind> Worker<K> {
         done
     }
 
-    /// Carries away what the receive pump has; `None` if somebody else holds it, or this worker still carries
-    /// something.
+    /// Carries away what the receive pump has, as many batches as `single` works on at a time; `None` if somebody else
+    /// holds it, or this worker still carries something.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         if !self.batch.is_empty() {
             return None;
@@ -330,7 +330,15 @@ impl<K: LockKind> Worker<K> {
             next,
             batch: &mut self.batch,
         };
-        Some(pump.turn(now, deadline, &mut intake))
+        let mut done = 0;
+        for _ in 0..HOLDS {
+            let now_done = pump.turn(now, deadline, &mut intake);
+            done += now_done;
+            if now_done < BATCH {
+                break;
+            }
+        }
+        Some(done)
     }
 
     /// Verifies the checksums of the next request that this worker carries. Says whether there was one.

@@ -10,7 +10,7 @@ use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::perform::{self, Template};
 use crate::engine::prepare::prepare_and_store;
-use crate::engine::pump::{BATCH, Log, RxPump, TxPump};
+use crate::engine::pump::{BATCH, HOLDS, Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::{Wakes, World};
@@ -22,8 +22,6 @@ use crate::variants::Setup;
 
 /// Requests that may be published at once: there is no log, so no bound but this.
 const ROOM: usize = 1 << 10;
-/// Batches of frames that come in before any is worked on.
-const HOLDS: usize = 4;
 /// Deliveries are performed at once and in order, so a few slots do.
 const DELIVERY_SLOTS: usize = 64;
 
