@@ -57,8 +57,7 @@ impl Entry {
             && let Some(stream) = streams.get(written.conn)
         {
             // What was sent outside the log was not recorded.
-            let (_, so_far) = stream.cursors();
-            stream.write_as_is(written.offset.saturating_sub(so_far) as usize);
+            stream.skip_to(written.offset);
             stream.write(&written.bytes);
         }
         if let Body::Free { conn } = self.request.body {

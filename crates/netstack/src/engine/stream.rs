@@ -924,6 +924,13 @@ impl<'a> StreamRef<'a> {
         len
     }
 
+    /// Declares the send ring written up to `offset`, whatever lies there, and however little of it was released: in a
+    /// replay, nobody sends what lies before.
+    pub(crate) fn skip_to(&self, offset: u64) {
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.place.app.written.fetch_max(offset, Ordering::Release);
+    }
+
     /// Declares `len` more octets of the send ring written, whatever lies there; returns how many fit.
     pub(crate) fn write_as_is(&self, len: usize) -> usize {
         let len = len.min(self.writable());
