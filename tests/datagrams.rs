@@ -515,3 +515,52 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
         }
     }
 }
+
+/// Frames that are nearly right, in every field that a parser looks at.
+#[test]
+fn no_damaged_frame_ends_the_stack_or_parts_its_replicas() {
+    let first = packets::fragments(
+        &packets::udp_payload([10, 0, 0, 2], 4000, 9, &payload(1, 3_000)),
+        5,
+        1480,
+        17,
+    );
+    let mut good = vec![
+        packets::udp([10, 0, 0, 2], 4000, 9, &payload(2, 100)),
+        packets::udp([10, 0, 0, 2], 4000, 10, &payload(2, 100)),
+        packets::ip([10, 0, 0, 2], 1, &packets::echo(&payload(3, 56))),
+        packets::ip([10, 0, 0, 2], 132, &[0; 30]),
+    ];
+    good.extend(first);
+    good.push(packets::unreachable(9, 4000));
+    good.push(packets::arp());
+    for (seed, variant) in (1..).zip(Variant::ALL) {
+        let mut rng = Rng::new(seed);
+        let mut lone = Lone::new(variant);
+        let mut socket = lone.host.sockets().bind_udp(9).unwrap();
+        for _ in 0..20_000 {
+            let mut frame = good[rng.below(good.len() as u64) as usize].clone();
+            for _ in 0..rng.below(3) {
+                let at = 12 + rng.below(frame.len().min(60) as u64 - 12) as usize;
+                frame[at] = rng.next() as u8;
+            }
+            if rng.chance(500_000) {
+                frame[24..26].copy_from_slice(&[0, 0]);
+                let header = frame[14..34].to_vec();
+                frame[24..26].copy_from_slice(&(!packets::sum(&header)).to_be_bytes());
+            }
+            if rng.chance(100_000) {
+                frame.truncate(rng.below(frame.len() as u64) as usize);
+            }
+            lone.inject(frame);
+            if rng.chance(100_000) {
+                lone.pass(Duration::from_millis(rng.below(2_000)));
+                while receive(&mut socket).is_some() {}
+            }
+        }
+        lone.host
+            .check()
+            .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        assert!(lone.host.state_stats().bad_datagrams > 0);
+    }
+}

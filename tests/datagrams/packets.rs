@@ -111,3 +111,29 @@ pub(crate) fn reassemble(frames: &[Vec<u8>]) -> Vec<u8> {
     }
     whole
 }
+
+/// An error about a datagram that the stack sent from `port` to the peer's `remote`.
+pub(crate) fn unreachable(port: u16, remote: u16) -> Vec<u8> {
+    let mut icmp = vec![3, 3, 0, 0, 0, 0, 0, 0];
+    icmp.extend([0x45, 0, 0, 36, 0, 1, 0, 0, 64, 17, 0, 0]);
+    icmp.extend(STACK);
+    icmp.extend([10, 0, 0, 2]);
+    icmp.extend(port.to_be_bytes());
+    icmp.extend(remote.to_be_bytes());
+    icmp.extend([0, 16, 0, 0]);
+    let checksum = !sum(&icmp);
+    icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
+    ip([10, 0, 0, 2], 1, &icmp)
+}
+
+/// The peer asks for the stack.
+pub(crate) fn arp() -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(PEER_MAC);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(PEER_MAC);
+    frame.extend([10, 0, 0, 2]);
+    frame.extend([0; 6]);
+    frame.extend(STACK);
+    frame
+}

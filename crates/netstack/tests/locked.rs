@@ -308,3 +308,55 @@ fn a_layout_out_of_range_is_refused() {
         assert!(Group::<Mcs>::new(setup(1), layout, Box::new(near)).is_err());
     }
 }
+
+/// Whatever passes whom on the way to the lock, no datagram changes, and none is lost where the wire loses none.
+#[test]
+fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
+    for seed in 1..20 {
+        let mut dice = Dice(seed * 0x9e37_79b9);
+        let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
+        let mut layout = Layout::default();
+        layout.workers = 3;
+        let mut server = Group::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
+        let mut client = Single::new(setup(2), Box::new(far)).unwrap();
+        let mut theirs = server.sockets().bind_udp(7).unwrap();
+        let mut ours = client.sockets().bind_udp(0).unwrap();
+        let to = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let datagram = |number: u64| -> Vec<u8> {
+            let len = 8 + (octet(number) as usize) * 11;
+            let rest = (number..).map(octet).take(len - 8);
+            number.to_be_bytes().into_iter().chain(rest).collect()
+        };
+        let mut buffer = [0; 4_096];
+        let mut back = vec![0; 200];
+        let mut sent = 0;
+        for round in 0..20_000_u64 {
+            let now = Instant::from_nanos(round * 1_000);
+            if sent < back.len() as u64 && dice.roll(4) == 0 {
+                ours.try_send_to(&datagram(sent), to).unwrap();
+                sent += 1;
+            }
+            client.turn(now);
+            let worker = dice.roll(3) as usize;
+            step(&mut server.workers()[worker], now, &mut dice);
+            while let Ok((len, from)) = theirs.try_recv_from(&mut buffer) {
+                theirs.try_send_to(&buffer[..len], from).unwrap();
+            }
+            while let Ok((len, _)) = ours.try_recv_from(&mut buffer) {
+                let number = u64::from_be_bytes(buffer[..8].try_into().unwrap());
+                assert_eq!(buffer[..len], datagram(number), "seed {seed}");
+                back[number as usize] += 1;
+            }
+        }
+        assert!(
+            back.iter().all(|count| *count == 1),
+            "seed {seed}: {back:?}"
+        );
+        let diverged: u64 = server
+            .workers()
+            .iter()
+            .map(|worker| worker.stats().diverged)
+            .sum();
+        assert_eq!(diverged, 0, "seed {seed}");
+    }
+}

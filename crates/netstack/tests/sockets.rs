@@ -362,3 +362,52 @@ fn an_io_error_keeps_the_typed_one_and_its_number() {
         assert_eq!(theirs.kind(), error.kind(), "{error}");
     }
 }
+
+#[test]
+fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
+    for replicas in [1, 2, 3] {
+        let (server, client) = pair(replicas);
+        let mut theirs = server.bind_udp(7).unwrap();
+        let echo = thread::spawn(move || {
+            let mut buffer = [0; 9_000];
+            while let Ok((len, from)) = theirs.recv_from(&mut buffer) {
+                theirs.send_to(&buffer[..len], from).unwrap();
+            }
+        });
+        within_patience(move || {
+            let mut ours = client.bind_udp(0).unwrap();
+            ours.connect(server_at(7)).unwrap();
+            let mut buffer = [0; 9_000];
+            for i in 0..300_usize {
+                let sent: Vec<u8> = (0..i * 29).map(|at| (at * i) as u8).collect();
+                ours.send(&sent).unwrap();
+                let len = ours.recv(&mut buffer).unwrap();
+                assert!(buffer[..len] == sent, "datagram {i}");
+            }
+            client.shutdown();
+            assert_eq!(ours.try_send(b"x"), Err(SocketError::Down));
+        });
+        server.compare().unwrap();
+        server.shutdown();
+        echo.join().unwrap();
+    }
+}
+
+#[test]
+fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_block() {
+    let (server, _client) = pair(1);
+    let mut socket = server.bind_udp(7).unwrap();
+    assert_eq!(
+        socket.set_read_timeout(Some(Duration::ZERO)),
+        Err(SocketError::Invalid)
+    );
+    socket
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .unwrap();
+    let error = socket.recv_from(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    socket.set_read_timeout(None).unwrap();
+    socket.set_nonblocking(true);
+    let error = socket.recv_from(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}

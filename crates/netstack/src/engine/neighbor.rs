@@ -104,8 +104,10 @@ impl Neighbors {
         let known = self.table.get_mut(&address)?;
         known.needed = now;
         if known.poll.is_none() && known.heard + REACHABLE <= now {
-            known.poll = Some((0, now));
-            self.next_poll = Some(now);
+            // It may be heard of before that.
+            let at = now + RETRY;
+            known.poll = Some((0, at));
+            self.next_poll = Some(self.next_poll.map_or(at, |next| next.min(at)));
         }
         Some(known.mac)
     }
@@ -246,16 +248,14 @@ impl Neighbors {
             overdue.ask.push(asking.next_hop);
             true
         });
-        overdue.poll = self.polls(now);
+        if self.next_poll.is_some_and(|at| at <= now) {
+            self.poll(now, &mut overdue.poll);
+        }
         overdue
     }
 
-    /// Who is to be asked now whether it is there. Who was asked and did not answer is forgotten.
-    pub(crate) fn polls(&mut self, now: Instant) -> Vec<(Ipv4Addr, Mac)> {
-        let mut polls = Vec::new();
-        if self.next_poll.is_none_or(|at| at > now) {
-            return polls;
-        }
+    /// Asks those who are due whether they are there, and forgets who did not answer.
+    fn poll(&mut self, now: Instant, polls: &mut Vec<(Ipv4Addr, Mac)>) {
         let mut next = Instant::NEVER;
         self.table.retain(|address, known| {
             let Some((tries, at)) = &mut known.poll else {
@@ -275,7 +275,6 @@ impl Neighbors {
         // The table has no order, and what leaves must have one.
         polls.sort_unstable();
         self.next_poll = (next != Instant::NEVER).then_some(next);
-        polls
     }
 }
 
@@ -359,10 +358,11 @@ mod tests {
 
         let stale = Instant::ZERO + REACHABLE;
         assert_eq!(n.lookup(PEER, stale), Some(MAC));
-        assert_eq!(n.on_time(stale).poll, [(PEER, MAC)]);
         assert_eq!(n.next_deadline(), stale + RETRY);
+        assert_eq!(n.on_time(stale + RETRY).poll, [(PEER, MAC)]);
+        assert_eq!(n.next_deadline(), stale + RETRY + RETRY);
         n.learn(PEER, MAC, false, stale);
-        n.on_time(stale + RETRY);
+        n.on_time(stale + RETRY + RETRY);
         assert_eq!(n.next_deadline(), Instant::NEVER, "it answered");
 
         let silent = stale + REACHABLE;

@@ -310,7 +310,11 @@ impl RxPump {
         for address in overdue.ask {
             self.ask(address);
         }
-        self.poll(&overdue.poll);
+        for (address, mac) in overdue.poll {
+            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+            wire::set_link_dst(&mut frame, mac.0);
+            self.control(frame);
+        }
         overdue.failed
     }
 
@@ -345,7 +349,7 @@ impl RxPump {
             self.world.answer(open.ticket, Answer::Unreachable);
             return;
         };
-        if let Some(mac) = self.neighbor(now, next_hop) {
+        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
             return self.publish_open(now, open, mac, log);
         }
         match self.neighbors.wait_for(next_hop, open, now) {

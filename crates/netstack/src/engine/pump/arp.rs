@@ -1,7 +1,5 @@
 //! What the receive pump does with ARP messages (RFC 826), and how it keeps our address (RFC 5227).
 
-use std::net::Ipv4Addr;
-
 use super::{Log, RxPump};
 use crate::digest::{Body, Mac};
 use crate::engine::neighbor::Learned;
@@ -48,24 +46,6 @@ impl RxPump {
                 self.claim.next = Some(now + ANNOUNCE_INTERVAL);
             }
             self.ask(self.site.address);
-        }
-    }
-
-    /// The link-layer address of a neighbour that something is about to be sent to. If it was not heard of for long, it is
-    /// asked whether it is still there, before what is sent to it.
-    pub(super) fn neighbor(&mut self, now: Instant, address: Ipv4Addr) -> Option<Mac> {
-        let mac = self.neighbors.lookup(address, now)?;
-        let polls = self.neighbors.polls(now);
-        self.poll(&polls);
-        Some(mac)
-    }
-
-    /// Asks each of them by itself whether it is there.
-    pub(super) fn poll(&mut self, polls: &[(Ipv4Addr, Mac)]) {
-        for &(address, mac) in polls {
-            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
-            wire::set_link_dst(&mut frame, mac.0);
-            self.control(frame);
         }
     }
 

@@ -165,8 +165,8 @@ impl RxPump {
                 break;
             };
             self.stats.pieces += 1;
-            // Each may need a place in the log, and the pump took none for them.
-            if log.room() <= RESERVED + 2 {
+            // Each may need a place in the log. The places of the frames that the pump has claimed are theirs.
+            if log.room() <= BATCH + RESERVED + 2 {
                 self.stats.unsplit += 1;
                 continue;
             }
@@ -436,7 +436,7 @@ impl RxPump {
             let [_, b, c, d] = remote.octets();
             return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
         }
-        self.neighbor(now, self.site.next_hop(remote)?)
+        self.neighbors.lookup(self.site.next_hop(remote)?, now)
     }
 
     /// A datagram whose next hop is not known yet is built here, and waits until it is (RFC 1122 section 2.3.2.2). The
