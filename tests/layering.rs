@@ -48,7 +48,7 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 26] = [
+const PATH_OF_A_FRAME: [&str; 27] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
@@ -74,6 +74,7 @@ const PATH_OF_A_FRAME: [&str; 26] = [
     "crates/netstack/src/variants/replicated/hands.rs",
     "crates/netstack/src/variants/replicated/kept.rs",
     "crates/netstack/src/variants/replicated/late.rs",
+    "crates/netstack/src/variants/replicated/primaries.rs",
     "crates/netstack/src/variants/replicated/worker.rs",
 ];
 

@@ -232,10 +232,7 @@ impl Case {
 fn layout(rng: &mut Rng, replicas: usize) -> Layout {
     let mut layout = Layout::default();
     layout.replicas = replicas;
-    layout.primaries = match rng.below(2) {
-        0 => Primaries::ByPublisher,
-        _ => Primaries::ByPosition,
-    };
+    layout.primaries = Primaries::ALL[rng.index(Primaries::ALL.len())];
     layout.log = 64 << rng.below(3);
     layout.request_chunk = 1 << rng.below(5);
     layout.frame_chunk = 1 << rng.below(5);

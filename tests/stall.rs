@@ -284,9 +284,8 @@ fn scenes(panics: bool) -> impl Iterator<Item = Scene> {
     };
     let all = [Direction::Receive, Direction::Send];
     all.into_iter().flat_map(move |direction| {
-        let all = [Primaries::ByPublisher, Primaries::ByPosition];
         let seeds = seeds.clone();
-        all.into_iter().flat_map(move |primaries| {
+        Primaries::ALL.into_iter().flat_map(move |primaries| {
             seeds.clone().map(move |seed| Scene {
                 direction,
                 primaries,

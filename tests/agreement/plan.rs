@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+use dominoes_netstack::variants::replicated::Primaries;
+
 use crate::support::Rng;
 
 /// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
@@ -14,6 +16,7 @@ pub(crate) struct Plan {
     pub(crate) log: usize,
     pub(crate) request_chunk: usize,
     pub(crate) frame_chunk: usize,
+    pub(crate) primaries: Primaries,
     pub(crate) late: Late,
     pub(crate) ahead_bytes: usize,
     pub(crate) fingerprint_every: u64,
@@ -232,7 +235,8 @@ fn device() -> impl Strategy<Value = Device> {
 
 fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Plan> {
     let layout = (replicas, power(4, 6), power(2, 4), power(2, 4));
-    let memory = (power(6, 18), 1u64..=64, late());
+    let primaries = prop::sample::select(&Primaries::ALL[..]);
+    let memory = (power(6, 18), 1u64..=64, late(), primaries);
     let load = (200u64..=320, prop_oneof![1 => Just(0u32), 1 => 0u32..=300]);
     let sides = (bad(), peers(), app(), device());
     (
@@ -247,7 +251,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
             |(
                 seed,
                 (replicas, log, request_chunk, frame_chunk),
-                (ahead_bytes, fingerprint_every, late),
+                (ahead_bytes, fingerprint_every, late, primaries),
                 limits,
                 (positions, turns),
                 (bad, peers, app, device),
@@ -257,6 +261,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 log: log as usize,
                 request_chunk: request_chunk.min(log / 2) as usize,
                 frame_chunk: frame_chunk as usize,
+                primaries,
                 late,
                 ahead_bytes: ahead_bytes as usize,
                 fingerprint_every,

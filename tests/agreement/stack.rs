@@ -43,6 +43,7 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.request_chunk = plan.request_chunk;
     layout.frame_chunk = plan.frame_chunk;
     layout.ahead_bytes = plan.ahead_bytes;
+    layout.primaries = plan.primaries;
     layout.steal_after = plan.late.steal_after;
     layout.patience = Duration::from_micros(plan.late.patience);
     layout.past_hole = plan.late.past_hole;

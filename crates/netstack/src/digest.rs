@@ -162,9 +162,8 @@ pub struct Digest {
     pub kind: Kind,
     /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// Which worker published the request, and so has its frames in a cache nearby. Nothing that `apply` does
-    /// depends on it.
-    pub publisher: u8,
+    /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does depends on it.
+    pub primary: u8,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 128);
@@ -200,7 +199,7 @@ impl Digest {
             count: 0,
             kind,
             bits: 0,
-            publisher: 0,
+            primary: 0,
         }
     }
 

@@ -168,6 +168,8 @@ pub struct EffectStats {
     pub diverged: u64,
     /// Effects and frames among them that others were primary for, and late with.
     pub stolen: u64,
+    /// Requests that it was named primary of and has done with.
+    pub requests: u64,
 }
 
 /// [`EffectStats`] where other threads can read them.
@@ -175,7 +177,7 @@ pub struct EffectStats {
 /// Every counter is Relaxed: each is right by itself, and a reader may see them a moment apart.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
-    words: [AtomicU64; 7],
+    words: [AtomicU64; 8],
 }
 
 impl PostedStats {
@@ -197,12 +199,13 @@ impl PostedStats {
             sent_bytes: next(),
             diverged: next(),
             stolen: next(),
+            requests: next(),
         }
     }
 }
 
 impl EffectStats {
-    fn words(&self) -> [u64; 7] {
+    fn words(&self) -> [u64; 8] {
         let EffectStats {
             prepared,
             deliveries,
@@ -211,6 +214,7 @@ impl EffectStats {
             sent_bytes,
             diverged,
             stolen,
+            requests,
         } = *self;
         [
             prepared,
@@ -220,6 +224,7 @@ impl EffectStats {
             sent_bytes,
             diverged,
             stolen,
+            requests,
         ]
     }
 }
@@ -238,6 +243,7 @@ mod tests {
             sent_bytes: 5,
             diverged: 6,
             stolen: 7,
+            requests: 8,
         };
         let posted = PostedStats::default();
         posted.post(&stats);

@@ -57,6 +57,15 @@ impl Greedy {
             .then_some((found & ((1 << TAKER_BITS) - 1)) as usize)
     }
 
+    /// Whether a later chunk was taken through the word of `work`: somebody took this one long ago.
+    ///
+    /// # Panics
+    /// If there are no words for that kind.
+    pub fn is_past(&self, work: Work) -> bool {
+        let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
+        found >> TAKER_BITS > work.chunk + 1
+    }
+
     #[inline]
     fn at(&self, kind: Kind, chunk: u64) -> &AtomicU64 {
         let line = &self.words[usize::from(kind.0)];
@@ -120,7 +129,9 @@ mod tests {
         }
         for chunk in 0..10 {
             assert!(!greedy.is_mine(Work::chunk(chunk), 1, 2));
+            assert_eq!(greedy.is_past(Work::chunk(chunk)), chunk < 6);
         }
+        assert!(!greedy.is_past(Work::chunk(10)));
         assert!(greedy.is_mine(Work::chunk(10), 1, 2));
     }
 

@@ -4,7 +4,7 @@
 //! the publisher looks ([`Balancer`]), puts what follows from it into the log as an entry like any
 //! other ([`Weights`]), and every replica changes its table at that position ([`ByLoad`]).
 
-use super::{Kind, PrimaryPolicy, Shares, Work};
+use super::{Kind, PrimaryPolicy, Work};
 use std::collections::VecDeque;
 
 /// Replicas that weights are kept for.
@@ -160,7 +160,7 @@ impl PrimaryPolicy for ByLoad {
     }
 }
 
-/// The publisher's side of [`ByLoad`]: turns the counts in [`Shares`] into weights.
+/// The publisher's side of [`ByLoad`]: turns counts, such as those of [`Shares`](super::Shares), into weights.
 ///
 /// What a replica was given less what it has done is its backlog. A replica whose backlog is more
 /// than twice the smallest one, and more than `slack`, loses an eighth of its weight; the others
@@ -196,8 +196,7 @@ impl Balancer {
     ///
     /// # Panics
     /// If `given` or `done` count other replicas than this balancer.
-    pub fn sample(&mut self, given: &[u64], done: &Shares) -> Option<Weights> {
-        let done = done.counts();
+    pub fn sample(&mut self, given: &[u64], done: &[u64]) -> Option<Weights> {
         assert!(
             given.len() == self.weights.len() && done.len() == self.weights.len(),
             "counts of {} and {} replicas, weights of {}",
@@ -208,7 +207,7 @@ impl Balancer {
         let backlog: Vec<u64> = given
             .iter()
             .zip(done)
-            .map(|(given, done)| given.saturating_sub(done))
+            .map(|(given, done)| given.saturating_sub(*done))
             .collect();
         let bound = self
             .slack
@@ -227,6 +226,7 @@ impl Balancer {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::Shares;
     use super::*;
 
     fn share(policy: &ByLoad, replica: usize, chunks: std::ops::Range<u64>) -> usize {
@@ -310,7 +310,7 @@ mod tests {
                 backlog[me] -= done;
                 shares.add(me, done);
             }
-            if let Some(weights) = balancer.sample(&given, &shares) {
+            if let Some(weights) = balancer.sample(&given, &shares.counts()) {
                 policy.change(Kind(0), chunk, weights);
             }
             if round == 2000 {

@@ -103,11 +103,7 @@ impl Host {
                 // Small pieces, so that a short run crosses many boundaries.
                 let layout = Layout {
                     replicas,
-                    primaries: if rng.chance(500_000) {
-                        Primaries::ByPublisher
-                    } else {
-                        Primaries::ByPosition
-                    },
+                    primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
                     log: 64 << rng.below(3),
                     request_chunk: 1 << rng.below(5),
                     frame_chunk: 1 << rng.below(6),

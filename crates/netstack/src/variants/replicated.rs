@@ -12,15 +12,18 @@
 //! 5. with the transmit pump, if this worker held it last, send what is ready;
 //! 6. if there was nothing to do, prepare the next request for the one who is late, or take a pump over.
 //!
-//! No step waits for another worker. Primaries go by position: requests by chunks of the log, outgoing
-//! frames by chunks of their own number, so that one request that causes many frames is many workers' work.
+//! No step waits for another worker. Who is primary of what is a choice ([`Primaries`]); outgoing frames always have
+//! theirs by chunks of their own number, so that one request that causes many frames is many workers' work.
 
 mod hands;
 mod kept;
 mod late;
+mod primaries;
 mod worker;
 
 use kept::EFFECT_BITS;
+pub use primaries::Primaries;
+use primaries::{Assigned, Naming};
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +31,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    Attachments, ByPosition, EventCount, Fingerprints, Mismatch, PrimaryPolicy, Publisher, Role,
-    Seq, Spin, Stocker, Units, Verdicts,
+    Attachments, EventCount, Fingerprints, Mismatch, Publisher, Role, Seq, Spin, Stocker, Units,
+    Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -76,18 +79,6 @@ pub struct Layout {
     pub fingerprint_every: u64,
 }
 
-/// Who performs what requests ask for. Outgoing frames with text always have primaries by their own numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Primaries {
-    /// The worker that held the receive pump: it has the frames' headers in its cache, and who has nothing else to do
-    /// takes the pump, so the work goes to whoever is free.
-    #[default]
-    ByPublisher,
-    /// Chunks of the log in turn.
-    ByPosition,
-}
-
 impl Default for Layout {
     fn default() -> Self {
         Layout {
@@ -131,6 +122,9 @@ impl Layout {
         if !self.frame_chunk.is_power_of_two() {
             return fail("frame_chunk", self.frame_chunk, "a power of two");
         }
+        if self.primaries == Primaries::ByLoad && self.replicas > 8 {
+            return fail("replicas", self.replicas, "1 to 8 with primaries by load");
+        }
         if self.fingerprint_every == 0 {
             return fail("fingerprint_every", 0, "at least 1");
         }
@@ -151,8 +145,9 @@ pub(crate) struct Shared {
     /// For each worker, how far what it is primary for is performed in each chunk of requests, transmissions
     /// aside.
     requests: Box<[Units]>,
-    /// How far each chunk of frames is built.
-    frames: Units,
+    /// How far each chunk of frames is built, in rows of those that have one primary.
+    frames: [Units; Assigned::FRAME_ROWS],
+    assigned: Assigned,
     /// For each worker, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     /// For each worker, the position below which it saw all effects performed.
@@ -171,6 +166,7 @@ pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
     stocker: Stocker<Run>,
+    naming: Naming,
 }
 
 impl RxSide {
@@ -180,6 +176,7 @@ impl RxSide {
             publisher_id: id as u8,
             publisher: &mut self.publisher,
             stocker: &mut self.stocker,
+            naming: &mut self.naming,
         };
         (&mut self.pump, log)
     }
@@ -230,30 +227,15 @@ impl Shared {
         frame >> self.layout.frame_chunk.trailing_zeros()
     }
 
-    /// Whether worker `id` performs what the request at `seq` asks for, but for frames.
+    /// Whether worker `id` most likely builds frame `frame`.
     #[inline]
-    fn is_primary(&self, id: usize, seq: Seq, publisher: u8) -> bool {
-        self.primary_of_request(seq, publisher) == id
-    }
-
-    /// Who performs what a request asks for, but for frames.
-    #[inline]
-    fn primary_of_request(&self, seq: Seq, publisher: u8) -> usize {
+    fn is_likely_sender(&self, id: usize, frame: u64) -> bool {
+        let chunk = self.frame_chunk_of(frame);
         match self.layout.primaries {
-            Primaries::ByPublisher => usize::from(publisher),
-            Primaries::ByPosition => ByPosition.primary(
-                seq >> self.layout.request_chunk.trailing_zeros(),
-                self.layout.replicas,
-            ),
+            // Not to be asked: that would be taking it.
+            Primaries::Greedy => true,
+            _ => self.assigned.is_my_frame(id, chunk, true),
         }
-    }
-
-    #[inline]
-    fn primary_of_frame(&self, frame: u64) -> usize {
-        ByPosition.primary(
-            frame >> self.layout.frame_chunk.trailing_zeros(),
-            self.layout.replicas,
-        )
     }
 }
 
@@ -262,6 +244,7 @@ struct GroupLog<'a> {
     shared: &'a Shared,
     publisher: &'a mut Publisher<Request, Spin>,
     stocker: &'a mut Stocker<Run>,
+    naming: &'a mut Naming,
     /// Who holds the pump.
     publisher_id: u8,
 }
@@ -273,8 +256,10 @@ impl Log for GroupLog<'_> {
 
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
         let mut request = *request;
-        request.digest.publisher = self.publisher_id;
         let seq = self.stocker.next_seq();
+        request.digest.primary = self
+            .naming
+            .name(self.shared, seq, self.publisher_id, &request);
         let stocked = self.stocker.put(seq, run);
         assert!(stocked.is_ok(), "published without room at {seq}");
         if !request.digest.kind.has_frames() {
@@ -382,12 +367,16 @@ impl<T: Tamper> Group<T> {
                 pump: base.rx,
                 publisher,
                 stocker,
+                naming: Naming::new(&layout),
             }),
             tx: Role::new(base.tx),
             requests: (0..layout.replicas)
                 .map(|_| Units::new(slots / layout.request_chunk, request_shift))
                 .collect(),
-            frames: Units::new(frame_words, layout.frame_chunk.trailing_zeros()),
+            frames: core::array::from_fn(|_| {
+                Units::new(frame_words, layout.frame_chunk.trailing_zeros())
+            }),
+            assigned: Assigned::new(&layout, slots / layout.request_chunk, frame_words),
             performed: (0..layout.replicas)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
@@ -443,7 +432,7 @@ impl<T: Tamper> Group<T> {
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
-            let id = entry.request.digest.publisher as usize % self.workers.len();
+            let id = entry.request.digest.primary as usize % self.workers.len();
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(&entry.request, entry.verdict, run);

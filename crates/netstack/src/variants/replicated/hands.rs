@@ -38,6 +38,8 @@ pub(super) trait Numbered {
     fn count(&self) -> u32;
     /// Builds frame `i` of them.
     fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats);
+    /// Whether they carry payload.
+    fn has_text(&self) -> bool;
     /// The effect.
     fn effect(&self) -> Effect;
 }
@@ -58,6 +60,11 @@ impl Numbered for Transmit {
         perform::build(world, self, i, template, stats);
     }
 
+    #[inline(always)]
+    fn has_text(&self) -> bool {
+        self.payload_len > 0
+    }
+
     fn effect(&self) -> Effect {
         Effect::Transmit(*self)
     }
@@ -74,6 +81,10 @@ impl Numbered for SendDatagrams {
 
     fn build(&self, world: &World, i: u32, _: &mut Template, stats: &mut EffectStats) {
         perform::build_datagram(world, self, i, stats);
+    }
+
+    fn has_text(&self) -> bool {
+        true
     }
 
     fn effect(&self) -> Effect {
@@ -138,10 +149,11 @@ pub(super) struct Held<'a> {
     owner: usize,
     /// Requests of it that are done with and not reported.
     pub(super) finished: u32,
-    /// Outgoing frames of one chunk.
+    /// Outgoing frames of one chunk and row.
     frames: Option<Begun<'a>>,
-    /// Which one.
+    /// Which ones.
     frame_chunk: u64,
+    frame_row: usize,
 }
 
 impl Held<'_> {
@@ -153,6 +165,7 @@ impl Held<'_> {
         finished: 0,
         frames: None,
         frame_chunk: NONE,
+        frame_row: 0,
     };
 }
 
@@ -165,7 +178,9 @@ impl<T: Tamper> Hands<'_, T> {
         let Some(applied) = kept.applied.get((seq - kept.first) as usize) else {
             return Step::End;
         };
-        let mine = self.shared.is_primary(self.id, seq, applied.publisher);
+        let chunk = self.shared.request_chunk_of(seq);
+        let assigned = &self.shared.assigned;
+        let mine = assigned.is_mine(self.id, chunk, applied.primary);
         if number == applied.effects {
             if mine {
                 match self.request(self.id, LAST) {
@@ -173,7 +188,10 @@ impl<T: Tamper> Hands<'_, T> {
                     Access::Pass => {}
                     Access::Stop => return Step::Blocked,
                 }
+            }
+            if usize::from(applied.primary) == self.id {
                 *self.ahead = self.ahead.saturating_sub(applied.len as usize);
+                self.stats.requests += 1;
             }
             self.next_request();
             return Step::Passed;
@@ -206,10 +224,12 @@ impl<T: Tamper> Hands<'_, T> {
     #[inline(always)]
     fn own_frames(&mut self, frames: &impl Numbered) -> Result<Step, Step> {
         let mut step = Step::Passed;
+        let text = frames.has_text();
         while self.cursor.frame < frames.count() {
             let frame = frames.first() + u64::from(self.cursor.frame);
-            if self.shared.primary_of_frame(frame) == self.id {
-                match self.frame(frame) {
+            let chunk = self.shared.frame_chunk_of(frame);
+            if self.shared.assigned.is_my_frame(self.id, chunk, text) {
+                match self.frame(frame, text) {
                     Access::Do => {
                         self.build(frames, frame);
                         step = Step::Performed;
@@ -296,36 +316,34 @@ impl<T: Tamper> Hands<'_, T> {
         }
     }
 
-    /// Whether frame `frame` is to be built now.
+    /// Whether frame `frame`, with text or without, is to be built now.
     #[inline(always)]
-    pub(super) fn frame(&mut self, frame: u64) -> Access {
-        if !self.has_begun_frames(frame)
-            && let Some(found) = self.begin_frames(frame)
+    pub(super) fn frame(&mut self, frame: u64, text: bool) -> Access {
+        if !self.has_begun_frames(frame, text)
+            && let Some(found) = self.begin_frames(frame, text)
         {
             return found;
         }
         match &self.held.frames {
-            Some(begun) if begun.next() == frame => Access::Do,
-            Some(begun) => {
-                // Built before; or else numbered in another way than by this replica.
-                self.stats.diverged += u64::from(!begun.has_done(frame));
-                Access::Pass
-            }
-            None => Access::Pass,
+            Some(begun) if begun.has_done(frame) => Access::Pass,
+            _ => Access::Do,
         }
     }
 
     #[inline(always)]
-    pub(super) fn has_begun_frames(&self, frame: u64) -> bool {
+    pub(super) fn has_begun_frames(&self, frame: u64, text: bool) -> bool {
         self.held.frame_chunk == self.shared.frame_chunk_of(frame)
+            && self.held.frame_row == self.shared.assigned.frame_row(text)
     }
 
     #[inline(never)]
-    fn begin_frames(&mut self, frame: u64) -> Option<Access> {
+    fn begin_frames(&mut self, frame: u64, text: bool) -> Option<Access> {
         self.leave_frames();
-        match self.shared.frames.begin(frame) {
+        let row = self.shared.assigned.frame_row(text);
+        match self.shared.frames[row].begin(frame) {
             Ok(begun) => {
                 self.held.frames = Some(begun);
+                self.held.frame_row = row;
                 self.held.frame_chunk = self.shared.frame_chunk_of(frame);
                 None
             }

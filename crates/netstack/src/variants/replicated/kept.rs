@@ -26,7 +26,8 @@ pub(super) struct Applied {
     pub(super) len: u32,
     pub(super) seg_len: u32,
     pub(super) payload_offset: u16,
-    pub(super) publisher: u8,
+    /// Whom the pump named.
+    pub(super) primary: u8,
 }
 
 /// The effects of the last requests, of all primaries, oldest first.
@@ -56,7 +57,7 @@ impl Kept {
             len: request.digest.len,
             seg_len,
             payload_offset: payload_offset as u16,
-            publisher: request.digest.publisher,
+            primary: request.digest.primary,
         });
     }
 

@@ -18,6 +18,7 @@ use dominoes::{Seq, Standing};
 
 use super::hands::{Access, Hands, Numbered};
 use super::kept::{Kept, LAST, piece};
+use super::primaries::{Assigned, Owner};
 use super::{Layout, Shared, Tamper};
 use crate::effect::Effect;
 use crate::time::Instant;
@@ -130,8 +131,8 @@ impl Watch {
 struct Left {
     /// A bit for each primary whose unit of the current chunk is left.
     owners: u64,
-    /// Frames below it, from where the walk is on, are left.
-    frames_below: u64,
+    /// Frames of each row below it, from where the walk is on, are left.
+    frames_below: [u64; Assigned::FRAME_ROWS],
     /// Something was left that is not done.
     any: bool,
 }
@@ -154,20 +155,16 @@ impl<T: Tamper> Hands<'_, T> {
         };
         let mut left = Left::default();
         while let Some(applied) = kept.applied.get((self.cursor.seq - kept.first) as usize) {
-            let seq = self.cursor.seq;
             let number = self.cursor.number;
             if number == applied.effects {
-                match self.late_request(watch, &mut left, applied.publisher, LAST) {
+                match self.late_request(watch, &mut left, applied.primary, LAST) {
                     Access::Do => self.held.finished += 1,
                     Access::Pass => {}
                     Access::Stop => left.any = true,
                 }
                 self.next_request();
-                if self
-                    .cursor
-                    .seq
-                    .is_multiple_of(self.shared.layout.request_chunk as u64)
-                {
+                let chunk = self.shared.layout.request_chunk as u64;
+                if self.cursor.seq.is_multiple_of(chunk) {
                     left.owners = 0;
                 }
                 if !left.any {
@@ -191,12 +188,11 @@ impl<T: Tamper> Hands<'_, T> {
                         break;
                     }
                 }
-                effect => match self.late_request(watch, &mut left, applied.publisher, number) {
+                effect => match self.late_request(watch, &mut left, applied.primary, number) {
                     Access::Do => {
                         self.carry_out(applied, effect);
                         walk.done += 1;
-                        let mine = self.shared.is_primary(self.id, seq, applied.publisher);
-                        self.stats.stolen += u64::from(!mine);
+                        self.stats.stolen += u64::from(!self.is_own(applied.primary));
                     }
                     Access::Pass => {}
                     Access::Stop => left.any = true,
@@ -212,12 +208,19 @@ impl<T: Tamper> Hands<'_, T> {
         &mut self,
         watch: &mut Watch,
         left: &mut Left,
-        publisher: u8,
+        named: u8,
         number: u32,
     ) -> Access {
         let shared = self.shared;
         let seq = self.cursor.seq;
-        let owner = shared.primary_of_request(seq, publisher);
+        let owner = match shared.assigned.owner(shared.request_chunk_of(seq), named) {
+            Owner::Worker(owner) => owner,
+            Owner::Past => return Access::Pass,
+            Owner::Nobody => {
+                left.owners = u64::MAX;
+                return Access::Stop;
+            }
+        };
         if shared.has_told(owner, seq) {
             return Access::Pass;
         }
@@ -258,51 +261,75 @@ impl<T: Tamper> Hands<'_, T> {
         built
     }
 
+    /// Whether the cursor's request, for which the pump named `named`, is this worker's own.
+    fn is_own(&self, named: u8) -> bool {
+        let chunk = self.shared.request_chunk_of(self.cursor.seq);
+        self.shared.assigned.owner(chunk, named) == Owner::Worker(self.id)
+    }
+
     /// Builds the cursor's frame if it is to be taken now, and moves on, over all of its chunk if it can. Returns how
     /// many were built.
     fn late_frame(&mut self, watch: &mut Watch, left: &mut Left, frames: &impl Numbered) -> usize {
         let shared = self.shared;
-        let seq = self.cursor.seq;
         let frame = frames.first() + u64::from(self.cursor.frame);
-        let chunk = shared.layout.frame_chunk as u64;
-        let chunk_end = (frame / chunk + 1) * chunk;
-        let owner = shared.primary_of_frame(frame);
-        let mut built = 0;
-        let mut behind = 1;
-        if shared.has_told(owner, seq) {
-            behind = chunk_end - frame;
-        } else {
-            let found = if frame < left.frames_below {
-                Access::Stop
-            } else if self.has_begun_frames(frame) {
-                self.frame(frame)
-            } else {
-                match shared.frames.standing(frame) {
-                    Standing::Done => Access::Pass,
-                    Standing::Begun => Access::Stop,
-                    Standing::Free if !watch.may_take(shared, self.kept, self.id, owner, seq) => {
-                        Access::Stop
-                    }
-                    Standing::Free if T::ACTIVE && self.tamper.takes_unasked(seq) => Access::Do,
-                    Standing::Free => self.frame(frame),
-                }
-            };
-            match found {
-                Access::Do => {
-                    self.build(frames, frame);
-                    self.stats.stolen += u64::from(owner != self.id);
-                    built = 1;
-                }
-                Access::Pass => {}
-                Access::Stop => {
-                    left.any = true;
-                    left.frames_below = chunk_end;
-                    behind = chunk_end - frame;
-                }
+        let chunk = shared.frame_chunk_of(frame);
+        let chunk_end = (chunk + 1) * shared.layout.frame_chunk as u64;
+        let text = frames.has_text();
+        let row = shared.assigned.frame_row(text);
+        let owner = shared.assigned.frame_owner(chunk, text);
+        let (mut built, mut behind) = (0, 1);
+        match self.late_frame_access(watch, left, owner, frame, text) {
+            Access::Do => {
+                self.build(frames, frame);
+                self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
+                built = 1;
+            }
+            Access::Pass => {}
+            Access::Stop => {
+                left.any = true;
+                left.frames_below[row] = chunk_end;
+                behind = chunk_end - frame;
             }
         }
         let rest = u64::from(frames.count() - self.cursor.frame);
         self.cursor.frame += behind.min(rest) as u32;
         built
+    }
+
+    /// Whether frame `frame` of the cursor's request is to be taken now.
+    fn late_frame_access(
+        &mut self,
+        watch: &mut Watch,
+        left: &Left,
+        owner: Owner,
+        frame: u64,
+        text: bool,
+    ) -> Access {
+        let shared = self.shared;
+        let seq = self.cursor.seq;
+        let owner = match owner {
+            Owner::Worker(owner) => owner,
+            Owner::Past => return Access::Pass,
+            Owner::Nobody => return Access::Stop,
+        };
+        let row = shared.assigned.frame_row(text);
+        if shared.has_told(owner, seq) {
+            return Access::Pass;
+        }
+        if frame < left.frames_below[row] {
+            return Access::Stop;
+        }
+        if self.has_begun_frames(frame, text) {
+            return self.frame(frame, text);
+        }
+        match shared.frames[row].standing(frame) {
+            Standing::Done => Access::Pass,
+            Standing::Begun => Access::Stop,
+            Standing::Free if !watch.may_take(shared, self.kept, self.id, owner, seq) => {
+                Access::Stop
+            }
+            Standing::Free if T::ACTIVE && self.tamper.takes_unasked(seq) => Access::Do,
+            Standing::Free => self.frame(frame, text),
+        }
     }
 }

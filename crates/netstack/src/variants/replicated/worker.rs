@@ -125,7 +125,7 @@ impl<T: Tamper> Worker<T> {
     /// late.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        if !idle && self.shared.primary_of_frame(sent) != self.id && !self.is_sender_late(sent) {
+        if !idle && !self.shared.is_likely_sender(self.id, sent) && !self.is_sender_late(sent) {
             return 0;
         }
         self.send().unwrap_or(0)
@@ -197,7 +197,7 @@ impl<T: Tamper> Worker<T> {
             let Some(request) = log.get(seq) else {
                 continue;
             };
-            if shared.primary_of_request(seq, request.digest.publisher) != *id {
+            if usize::from(request.digest.primary) != *id {
                 continue;
             }
             *ahead += request.digest.len as usize;
