@@ -189,6 +189,7 @@ mod tests {
             experiment: "load-share",
             about: "",
             panels: Vec::new(),
+            stalls: None,
             shares: Some(SharesResult {
                 every_requests: 1,
                 workload: Workload::default(),

@@ -146,6 +146,45 @@ pub struct SharesRow {
     pub samples: Vec<ShareSample>,
 }
 
+/// What applications got while a replica stood still.
+#[derive(Clone, Debug, Serialize)]
+pub struct StallsResult {
+    /// For how long it stood, in milliseconds.
+    pub stall_ms: f64,
+    /// What was done.
+    pub workload: Workload,
+    /// The variants that have replicas.
+    pub rows: Vec<StallRow>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Serialize)]
+pub struct StallRow {
+    /// Name of the variant.
+    pub variant: &'static str,
+    /// Which way the payload goes.
+    pub direction: Direction,
+    /// Its replicas.
+    pub cores: usize,
+    /// As they came.
+    pub samples: Vec<StallSample>,
+}
+
+/// One stall.
+#[derive(Clone, Debug, Serialize)]
+pub struct StallSample {
+    /// How long it was, in milliseconds, as the application's seat saw it.
+    pub ms: f64,
+    /// Payload octets that the application moved meanwhile.
+    pub bytes: u64,
+    /// The longest time without any, in milliseconds.
+    pub longest_wait_ms: f64,
+    /// Requests that the late replica had to apply when it came back: what the log has to hold.
+    pub depth_requests: u64,
+    /// Segments that were sent again meanwhile.
+    pub sent_again: u64,
+}
+
 /// One look at the shares.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShareSample {
@@ -166,6 +205,8 @@ pub struct ExperimentResult {
     pub panels: Vec<PanelResult>,
     /// Shares over time, if that is what was asked for.
     pub shares: Option<SharesResult>,
+    /// Stalls, if that is what was asked for.
+    pub stalls: Option<StallsResult>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
     /// How long it took.
@@ -336,7 +377,10 @@ impl ExperimentResult {
         if let Some(shares) = &self.shares {
             shares.write(out)?;
         }
-        if self.panels.is_empty() && self.shares.is_none() {
+        if let Some(stalls) = &self.stalls {
+            stalls.write(out)?;
+        }
+        if self.panels.is_empty() && self.shares.is_none() && self.stalls.is_none() {
             writeln!(out, "no row to be measured")?;
         }
         for figure in &self.published {
@@ -497,6 +541,38 @@ impl SharesResult {
                     spread(share, 3)
                 )?;
             }
+        }
+        Ok(())
+    }
+}
+
+impl StallsResult {
+    fn write(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "{}", conditions(&self.workload))?;
+        for row in &self.rows {
+            let of = |what: &dyn Fn(&StallSample) -> f64, digits| {
+                Spread::of(row.samples.iter().map(what))
+                    .map_or_else(|| "?".to_owned(), |s| spread(&s, digits))
+            };
+            let most = |what: &dyn Fn(&StallSample) -> f64| {
+                row.samples.iter().map(what).fold(0.0, f64::max)
+            };
+            writeln!(
+                out,
+                "{} on {}, {:?}: {} stalls of {} ms; meanwhile {} Gbit/s; longest wait {} ms, at most {:.1}; \
+                 requests behind at the end {}, at most {}; {} segments sent again",
+                row.variant,
+                row.cores,
+                row.direction,
+                row.samples.len(),
+                of(&|s| s.ms, 0),
+                of(&|s| s.bytes as f64 * 8.0 / (s.ms * 1e6), 2),
+                of(&|s| s.longest_wait_ms, 2),
+                most(&|s| s.longest_wait_ms),
+                of(&|s| s.depth_requests as f64, 0),
+                most(&|s| s.depth_requests as f64),
+                row.samples.iter().map(|s| s.sent_again).sum::<u64>(),
+            )?;
         }
         Ok(())
     }

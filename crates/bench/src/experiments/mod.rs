@@ -9,6 +9,7 @@ mod inline;
 mod lineup;
 mod load_share;
 mod specialized;
+mod stall;
 mod sweep;
 mod tcp_both;
 mod tcp_rx;
@@ -53,6 +54,8 @@ pub enum Ask {
     Compare(fn(&Wanted) -> Vec<Panel>),
     /// Shares of replicas over time.
     Shares,
+    /// What an application gets while a replica stands still.
+    Stalls,
 }
 
 /// All experiments, in the order in which they run.
@@ -66,6 +69,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     specialized::EXPERIMENT,
     connections::EXPERIMENT,
     load_share::EXPERIMENT,
+    stall::EXPERIMENT,
     udp_rx::EXPERIMENT,
     udp_tx::EXPERIMENT,
 ];
@@ -84,6 +88,7 @@ impl Experiment {
             about: self.about,
             panels: Vec::new(),
             shares: None,
+            stalls: None,
             published: self.published.to_vec(),
             seconds: 0.0,
         };
@@ -99,6 +104,13 @@ impl Experiment {
                     result.panels.push(measured);
                 }
             }
+            Ask::Stalls => match stall::stalls(wanted, &mut |n, of| progress(self.name, n, of)) {
+                Ok(stalls) => result.stalls = stalls,
+                Err(why) => {
+                    let panel = wanted.panel("stalls", Direction::Receive, wanted.base);
+                    result.panels.push(PanelResult::failed(&panel, why));
+                }
+            },
             Ask::Shares => match shares(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(shares) => result.shares = shares,
                 Err(why) => {
@@ -119,6 +131,7 @@ impl Experiment {
                 panels(wanted).iter().map(one).sum()
             }
             Ask::Shares => SHARE_SAMPLES / 4,
+            Ask::Stalls => 40 * stall::STALLS,
         }
     }
 }

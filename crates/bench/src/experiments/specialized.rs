@@ -1,21 +1,28 @@
-//! Payload by one replica, acknowledgments by the other.
+//! Whose work it is: every way to choose primaries, payload apart from acknowledgments among them.
 
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
 use crate::paper;
 use crate::ratio::{Target, row};
-use crate::seats::{self, Direction};
+use crate::seats::Direction;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "specialized",
-    about: "payload by one replica, acknowledgments by the other, against primaries by position",
+    about: "payload by one replica, acknowledgments by the other, against other ways to choose primaries",
     ask: Ask::Compare(panels),
     published: paper::SPECIALIZED,
 };
 
 /// The variant whose primaries go by kind of work.
 const BY_KIND: &str = "replicated-by-kind";
+/// The others.
+const OTHERS: [&str; 4] = [
+    "replicated",
+    "replicated-by-position",
+    "replicated-greedy",
+    "replicated-by-load",
+];
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
     let one = |&segment_bytes: &usize| {
@@ -23,13 +30,9 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             segment_bytes,
             ..wanted.base
         };
-        let panel = wanted.panel(segment_bytes.to_string(), Direction::Receive, workload);
-        // Without it there is nothing to compare.
-        let panel = if seats::variant(BY_KIND).is_some() {
-            panel.rows(wanted, &["single", "replicated", BY_KIND])
-        } else {
-            panel
-        };
+        let panel = wanted
+            .panel(segment_bytes.to_string(), Direction::Receive, workload)
+            .rows(wanted, &["single", "replicated*"]);
         let rounds = panel.rounds;
         let against = |other: &'static str, cores| {
             Target::of(
@@ -39,7 +42,8 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 None,
             )
         };
-        let targets = vec![against("single", 1), against("replicated", 2)];
+        let mut targets = vec![against("single", 1)];
+        targets.extend(OTHERS.map(|other| against(other, 2)));
         Panel {
             rounds,
             ..panel.targets(wanted, targets)

@@ -7,11 +7,13 @@ pub mod replicated;
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
+pub(crate) mod stall;
 pub(crate) mod udp;
 
 use std::sync::Arc;
 
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::Primaries;
 use serde::Serialize;
 
 use crate::workload::{Processing, Workload};
@@ -62,6 +64,11 @@ pub(crate) trait Seat: Send {
     /// It is seat `id`, and posts to `log` from now on what it was the primary of. Costs time; not while
     /// measuring. Only variants with primaries do it.
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
+
+    /// Requests that are in the log and that it has not applied.
+    fn lag(&mut self) -> u64 {
+        0
+    }
 
     /// Segments that were sent again so far; told by one seat of a row.
     fn sent_again(&self) -> u64 {
@@ -282,6 +289,56 @@ pub const VARIANTS: &[Variant] = &[
         can: replicated::can,
         make: |direction, workload, cores| {
             replicated::row("replicated", direction, workload, cores, |_| ())
+        },
+    },
+    Variant {
+        name: "replicated-by-position",
+        about: "the same, primaries by chunks of the log in turn",
+        scales: true,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row(
+                "replicated-by-position",
+                direction,
+                workload,
+                cores,
+                |layout| {
+                    layout.primaries = Primaries::ByPosition;
+                },
+            )
+        },
+    },
+    Variant {
+        name: "replicated-greedy",
+        about: "the same, primary is who comes first",
+        scales: true,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row("replicated-greedy", direction, workload, cores, |layout| {
+                layout.primaries = Primaries::Greedy;
+            })
+        },
+    },
+    Variant {
+        name: "replicated-by-kind",
+        about: "the same, payload by one half of the replicas and acknowledgments by the other",
+        scales: true,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row("replicated-by-kind", direction, workload, cores, |layout| {
+                layout.primaries = Primaries::ByKind;
+            })
+        },
+    },
+    Variant {
+        name: "replicated-by-load",
+        about: "the same, primaries as they keep up",
+        scales: true,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row("replicated-by-load", direction, workload, cores, |layout| {
+                layout.primaries = Primaries::ByLoad;
+            })
         },
     },
     Variant {

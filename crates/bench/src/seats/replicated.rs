@@ -164,6 +164,10 @@ impl Seat for WorkerSeat {
         }
     }
 
+    fn lag(&mut self) -> u64 {
+        self.worker.lag()
+    }
+
     fn sent_again(&self) -> u64 {
         self.app.as_ref().map_or(0, App::sent_again)
     }
