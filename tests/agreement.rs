@@ -11,7 +11,8 @@
 //!    frame or delivery has a wrong number.
 //! 5. When everybody has let go, every connection ends, and its place is free again.
 //!
-//! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_SEED=0x...` repeats one.
+//! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_FIRST=0x...` begins with fresh seeds,
+//! `AGREEMENT_SEED=0x...` repeats one.
 
 mod app;
 mod case;
@@ -181,9 +182,11 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
         return;
     }
     let cases = number("AGREEMENT_CASES").unwrap_or(CASES);
+    let first = number("AGREEMENT_FIRST").unwrap_or(FIRST_SEED);
     let start = Instant::now();
     let counts = [const { AtomicU64::new(0) }; Seen::COUNT];
-    let failure = in_parallel(cases, |case| match judge(seed_of(case)) {
+    let seed = |case| mix(first.wrapping_add(case));
+    let failure = in_parallel(cases, |case| match judge(seed(case)) {
         Ok(seen) => {
             for (count, seen) in counts.iter().zip(seen.all()) {
                 count.fetch_add(u64::from(seen), Ordering::Relaxed);

@@ -563,7 +563,7 @@ impl<T: Tamper> Case<'_, T> {
         let out = peer.emit(
             self.now,
             &self.plan.peers,
-            bad.overlap,
+            bad,
             &mut self.rng,
             &mut self.seen,
         );

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::Peers;
+use super::plan::{Bad, Peers};
 use super::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 use super::wire::Seen;
 use crate::support::{Rng, mix};
@@ -286,7 +286,7 @@ impl Peer {
         &mut self,
         now: u64,
         style: &Peers,
-        overlap: u32,
+        bad: &Bad,
         rng: &mut Rng,
         seen: &mut Seen,
     ) -> Vec<Segment> {
@@ -306,14 +306,14 @@ impl Peer {
                 self.rto_at = now + self.rto_ns;
                 vec![self.again(self.una, now, rng, seen)]
             }
-            Phase::Open if self.una < self.nxt && rng.chance(overlap) => {
+            Phase::Open if self.una < self.nxt && rng.chance(bad.overlap) => {
                 seen.overlap = true;
                 let from = rng.between(self.una, self.nxt - 1);
                 vec![self.again(from, now, rng, seen)]
             }
             Phase::Open => {
                 let mut out = self.new_data(now, style, rng, seen);
-                if out.is_empty() && self.ack_due && rng.chance(800) {
+                if out.is_empty() && self.ack_due && rng.chance(1000 - bad.hesitation) {
                     out.push(self.segment(ACK, self.nxt + u64::from(self.fin_sent), 0, now, seen));
                 }
                 out

@@ -66,6 +66,8 @@ pub(crate) struct Bad {
     pub(crate) corruption: u32,
     /// Re-sent data with other segment boundaries, per mille of what the peer sends.
     pub(crate) overlap: u32,
+    /// Times that a peer puts off an acknowledgment, though nobody would ask for it again.
+    pub(crate) hesitation: u32,
     /// Frames for nobody.
     pub(crate) strays: u32,
     /// UDP datagrams, some of them for nobody.
@@ -143,6 +145,9 @@ fn bounds() -> impl Strategy<Value = Bounds> {
     )
 }
 
+/// What every plan has of it.
+const HESITATION: u32 = 200;
+
 fn bad() -> impl Strategy<Value = Bad> {
     (
         rate(200),
@@ -159,6 +164,7 @@ fn bad() -> impl Strategy<Value = Bad> {
                 reordering,
                 corruption,
                 overlap,
+                hesitation: HESITATION,
                 strays,
                 datagrams,
             },

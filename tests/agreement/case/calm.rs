@@ -15,6 +15,7 @@ const GOOD: Bad = Bad {
     reordering: 0,
     corruption: 0,
     overlap: 0,
+    hesitation: 0,
     strays: 0,
     datagrams: 0,
 };
@@ -193,5 +194,38 @@ impl<T: Tamper> Case<'_, T> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::strategy::ValueTree;
+
+    use super::super::super::plan;
+    use super::super::super::segment::{ACK, SYN, Segment};
+    use super::super::super::wire::Seen;
+    use super::*;
+    use crate::support::Rng;
+
+    /// Nobody would ask for it again if the stack had forgotten the connection.
+    #[test]
+    fn in_the_calm_no_peer_puts_off_an_acknowledgment() {
+        let mut style = plan::tree(0, 1..=1).current().peers;
+        (style.short, style.resets) = (0, 0);
+        for seed in 0..100 {
+            let (mut rng, mut seen) = (Rng::new(seed), Seen::default());
+            let mut peer = Peer::new(0, 0, seed, true, &style, &mut rng);
+            let syn = peer.emit(0, &style, &GOOD, &mut rng, &mut seen);
+            let answer = Segment {
+                src_port: syn[0].dst_port,
+                ack: syn[0].seq.wrapping_add(1),
+                flags: SYN | ACK,
+                ..Segment::default()
+            };
+            assert_eq!(peer.arrive(&answer, 0), Ok(None));
+            assert!(!peer.is_content());
+            let out = peer.emit(0, &style, &GOOD, &mut rng, &mut seen);
+            assert_eq!(out.len(), 1, "seed {seed}");
+        }
     }
 }
