@@ -34,7 +34,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) const COUNT: usize = 21;
 
-    /// What there is to count, and whether a run must have it in one case of thirty.
+    /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
         ("loss", true),
         ("duplication", true),
