@@ -1,10 +1,13 @@
 //! The Internet checksum (RFC 1071), alone and together with a copy.
 //!
-//! The loops are compiled for AVX2 besides the baseline, and chosen by what the processor has. `pulp` keeps
-//! that free of `unsafe`: its token [`V3`] is the proof that the instructions are there.
+//! The loops are compiled for AVX2 and AVX-512 besides the baseline, and chosen by what the processor has. `pulp`
+//! keeps that free of `unsafe`: its tokens [`V3`] and [`V4`] are the proof that the instructions are there.
 
 #[cfg(target_arch = "x86_64")]
-use pulp::x86::V3;
+mod wide;
+
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::{V3, V4};
 
 /// A running one's-complement sum over 16-bit words, not folded yet.
 ///
@@ -128,10 +131,13 @@ const WIDE: usize = 64;
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() >= WIDE
-        && let Some(cpu) = V3::try_new()
-    {
-        return cpu.vectorize(wide::Words { cpu, bytes });
+    if bytes.len() >= WIDE {
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
+        }
     }
     narrow::sum(bytes)
 }
@@ -140,10 +146,13 @@ fn sum_words(bytes: &[u8]) -> u64 {
 fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
-    if from.len() >= WIDE
-        && let Some(cpu) = V3::try_new()
-    {
-        return cpu.vectorize(wide::Copy { cpu, from, to });
+    if from.len() >= WIDE {
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
+        }
     }
     to.copy_from_slice(from);
     narrow::sum(from)
@@ -169,153 +178,6 @@ mod narrow {
             }
         }
         low.iter().sum::<u64>() + high.iter().sum::<u64>() + super::sum_short(rest)
-    }
-}
-
-/// For x86-64 with AVX2: three instructions for 32 octets, five with a copy.
-///
-/// `vpmaddwd` adds pairs of signed 16-bit words into 32 bits. Words become signed by subtracting 2^15, which
-/// is flipping their highest bit; what was taken away is added back at the end.
-#[cfg(target_arch = "x86_64")]
-mod wide {
-    use core::arch::x86_64::__m256i;
-
-    use pulp::x86::V3;
-
-    const VECTOR: usize = 32;
-    /// Vectors of a turn of the loop, each with an accumulator of its own, since an addition takes a cycle.
-    const UNROLL: usize = 4;
-    /// Vectors after which the accumulators are emptied: 2^11 of 16 words, each at most 2^15 in magnitude,
-    /// add up to at most 2^30.
-    const BLOCK: usize = 1 << 11;
-
-    pub(super) struct Words<'a> {
-        pub(super) cpu: V3,
-        pub(super) bytes: &'a [u8],
-    }
-
-    impl pulp::NullaryFnOnce for Words<'_> {
-        type Output = u64;
-
-        #[inline(always)]
-        fn call(self) -> u64 {
-            let (vectors, tail) = self.bytes.as_chunks();
-            // As a rule one block, and a tenth fewer instructions.
-            let total = if vectors.len() <= BLOCK {
-                sum(self.cpu, vectors)
-            } else {
-                let blocks = vectors.chunks(BLOCK);
-                blocks.map(|block| sum(self.cpu, block)).sum()
-            };
-            total + super::sum_short(tail)
-        }
-    }
-
-    pub(super) struct Copy<'a> {
-        pub(super) cpu: V3,
-        pub(super) from: &'a [u8],
-        /// As long as `from`.
-        pub(super) to: &'a mut [u8],
-    }
-
-    impl pulp::NullaryFnOnce for Copy<'_> {
-        type Output = u64;
-
-        #[inline(always)]
-        fn call(self) -> u64 {
-            let (from, tail) = self.from.as_chunks();
-            let (to, last) = self.to.as_chunks_mut();
-            last.copy_from_slice(tail);
-            let total = if from.len() <= BLOCK {
-                copy(self.cpu, from, to)
-            } else {
-                let blocks = from.chunks(BLOCK).zip(to.chunks_mut(BLOCK));
-                blocks.map(|(from, to)| copy(self.cpu, from, to)).sum()
-            };
-            total + super::sum_short(tail)
-        }
-    }
-
-    /// A running sum of signed words.
-    #[derive(Clone, Copy)]
-    struct Lanes {
-        cpu: V3,
-        flip: __m256i,
-        ones: __m256i,
-        sums: [__m256i; UNROLL],
-    }
-
-    impl Lanes {
-        #[inline(always)]
-        fn new(cpu: V3) -> Lanes {
-            Lanes {
-                cpu,
-                flip: cpu.avx._mm256_set1_epi16(i16::MIN),
-                ones: cpu.avx._mm256_set1_epi16(1),
-                sums: [cpu.avx._mm256_setzero_si256(); UNROLL],
-            }
-        }
-
-        #[inline(always)]
-        fn add(&mut self, lane: usize, vector: &[u8; VECTOR]) {
-            let avx2 = self.cpu.avx2;
-            let words = avx2._mm256_xor_si256(pulp::cast(*vector), self.flip);
-            let pairs = avx2._mm256_madd_epi16(words, self.ones);
-            self.sums[lane] = avx2._mm256_add_epi32(self.sums[lane], pairs);
-        }
-
-        /// The sum of `words` unsigned words, which these were.
-        #[inline(always)]
-        fn total(self, words: usize) -> u64 {
-            let V3 {
-                avx, avx2, sse2, ..
-            } = self.cpu;
-            let [a, b, c, d] = self.sums;
-            let sum =
-                avx2._mm256_add_epi32(avx2._mm256_add_epi32(a, b), avx2._mm256_add_epi32(c, d));
-            let sum = sse2._mm_add_epi32(
-                avx._mm256_castsi256_si128(sum),
-                avx2._mm256_extracti128_si256::<1>(sum),
-            );
-            let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b01_00_11_10>(sum));
-            let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b10_11_00_01>(sum));
-            (i64::from(sse2._mm_cvtsi128_si32(sum)) + ((words as i64) << 15)) as u64
-        }
-    }
-
-    /// At most [`BLOCK`] octets.
-    #[inline(always)]
-    fn sum(cpu: V3, vectors: &[[u8; VECTOR]]) -> u64 {
-        let mut lanes = Lanes::new(cpu);
-        let (groups, last) = vectors.as_chunks::<UNROLL>();
-        for group in groups {
-            for (lane, vector) in group.iter().enumerate() {
-                lanes.add(lane, vector);
-            }
-        }
-        for vector in last {
-            lanes.add(0, vector);
-        }
-        lanes.total(vectors.len() * (VECTOR / 2))
-    }
-
-    /// At most [`BLOCK`] octets, whole vectors.
-    #[inline(always)]
-    fn copy(cpu: V3, from: &[[u8; VECTOR]], to: &mut [[u8; VECTOR]]) -> u64 {
-        let mut lanes = Lanes::new(cpu);
-        let (groups, last) = from.as_chunks::<UNROLL>();
-        let (into, rest) = to.as_chunks_mut::<UNROLL>();
-        for (group, into) in groups.iter().zip(into) {
-            for (lane, (vector, place)) in group.iter().zip(into).enumerate() {
-                *place = *vector;
-                lanes.add(lane, vector);
-            }
-        }
-        for (vector, place) in last.iter().zip(rest) {
-            *place = *vector;
-            lanes.add(0, vector);
-        }
-        lanes.total(from.len() * (VECTOR / 2))
     }
 }
 
@@ -347,6 +209,8 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    #[cfg(target_arch = "x86_64")]
+    use pulp::NullaryFnOnce;
 
     /// The definition of RFC 1071 section 1, word by word.
     fn plain(bytes: &[u8]) -> u16 {
@@ -371,19 +235,50 @@ mod tests {
         (0..len).map(|_| next()).collect()
     }
 
+    /// What every loop that this processor can run makes of `from`, copied to `to` besides where it can.
+    fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
+        let mut sums = vec![Sum::default().add(from), Sum(narrow::sum(from))];
+        #[cfg(target_arch = "x86_64")]
+        {
+            fn both<C: Copy>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
+            where
+                for<'a> wide::Words<'a, C>: NullaryFnOnce<Output = u64>,
+                for<'a> wide::Copied<'a, C>: NullaryFnOnce<Output = u64>,
+            {
+                to.fill(0);
+                let words = wide::Words { cpu, bytes: from }.call();
+                [words, wide::Copied { cpu, from, to }.call()].map(Sum)
+            }
+            sums.extend(
+                V3::try_new()
+                    .into_iter()
+                    .flat_map(|cpu| both(cpu, from, to)),
+            );
+            sums.extend(
+                V4::try_new()
+                    .into_iter()
+                    .flat_map(|cpu| both(cpu, from, to)),
+            );
+        }
+        to.fill(0xa5);
+        sums.push(Sum::default().add_copy(from, to));
+        sums.into_iter().map(Sum::finish).collect()
+    }
+
     #[test]
-    fn every_length_to_9000_is_summed_and_copied_right_by_both_loops() {
+    fn every_length_to_9000_is_summed_and_copied_right_by_every_loop() {
         let bytes = octets(9001 + 64);
         for len in 0..=9000usize {
             // Alignments of both ends change along the way, each meets each.
             let (at, into) = (len % 64, (len / 64 + len) % 64);
             let from = &bytes[at..at + len];
             let expected = plain(from);
-            assert_eq!(Sum::default().add(from).finish(), expected, "{len} at {at}");
-            assert_eq!(!Sum(narrow::sum(from)).folded(), expected, "{len} at {at}");
             let mut to = vec![0xa5; len + 128];
-            let sum = Sum::default().add_copy(from, &mut to[into..into + len]);
-            assert_eq!(sum.finish(), expected, "{len} from {at} to {into}");
+            let sums = by_every_loop(from, &mut to[into..into + len]);
+            assert!(
+                sums.iter().all(|sum| *sum == expected),
+                "{len} from {at} to {into}: {sums:x?}, not {expected:x}"
+            );
             assert_eq!(&to[into..into + len], from);
             let around = to[..into].iter().chain(&to[into + len..]);
             assert!(
