@@ -517,6 +517,12 @@ impl PeerRx {
 
     /// Fetches the headers of the next `count` frames into a cache, where a network card leaves them.
     fn prefetch(&self, count: usize) {
+        if self.role == Role::Receiver {
+            for frame in self.acks.iter().take(count) {
+                kernel::prefetch(frame.bytes());
+            }
+            return;
+        }
         if let [all] = &self.data[..] {
             for frame in all.iter().take(count) {
                 kernel::prefetch(&frame.bytes()[..self.head]);
@@ -594,9 +600,7 @@ impl DeviceRx for PeerRx {
             }
         }
         let claimed = out.len() - before;
-        if self.role != Role::Receiver {
-            self.prefetch(claimed);
-        }
+        self.prefetch(claimed);
         self.stats.frames += claimed as u64;
         Ok(claimed)
     }
