@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time;
 
-use dominoes::{Context, ContextHandle, Domain, Mismatch, Turn};
+use dominoes::{Context, ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
 use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
+use crate::engine::view::{ConnectionStats, Counted, Gauge};
 use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
 use crate::ip::route::Route;
@@ -142,11 +143,11 @@ impl Builder {
         let (world, group, domains): (_, _, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
             let single = Single::new(setup, device)?;
             let world = Arc::clone(single.world());
-            let turns = 0;
             let domain = SingleDomain {
                 single,
                 clock,
-                turns,
+                turns: 0,
+                gauge: Gauge::default(),
             };
             (world, None, vec![Box::new(domain)])
         } else {
@@ -154,13 +155,15 @@ impl Builder {
             let shared = Arc::clone(group.shared());
             let world = Arc::clone(&shared.world);
             let parked = Arc::new(AtomicUsize::new(0));
-            let domain = |worker| -> Box<dyn Domain> {
+            let domain = |worker: Worker| -> Box<dyn Domain> {
                 Box::new(WorkerDomain {
+                    name: format!("replica {}", worker.id()),
                     worker,
                     clock,
                     parked: Arc::clone(&parked),
                     replicas: self.layout.replicas,
                     turns: 0,
+                    gauge: Gauge::default(),
                 })
             };
             let domains = group.into_workers().into_iter().map(domain).collect();
@@ -291,6 +294,22 @@ impl Stack {
         self.sockets.stats()
     }
 
+    /// What each thread has done, and what stands in the log: requests applied, those it was primary of, work it took
+    /// from others that were late, how often it had to wait or slept, and how far it is behind. Cheap: counts that are
+    /// posted now and then.
+    pub fn snapshot(&self) -> Snapshot {
+        let domains = self.contexts.iter().flat_map(ContextHandle::stats);
+        let log = self.group.as_ref().map(|group| group.log.stats("log"));
+        Snapshot::new(domains.collect(), log.into_iter().collect())
+    }
+
+    /// Lists the connections, at most `most`. A thread of the stack makes the list between two of its turns; one that
+    /// cannot within [`LIST_PATIENCE`] leaves an older list.
+    pub fn connections(&self, most: usize) -> Vec<ConnectionStats> {
+        let world = &self.world;
+        world.view.ask(most, || world.ring(), LIST_PATIENCE)
+    }
+
     /// What became of inline processing; all zero without a processor.
     pub fn inline_stats(&self) -> InlineStats {
         self.sockets.inline_stats()
@@ -362,13 +381,19 @@ pub(crate) fn now() -> time::Instant {
     time::Instant::now()
 }
 
+/// How long [`Stack::connections`] waits at most.
+pub const LIST_PATIENCE: time::Duration = time::Duration::from_millis(100);
+
 /// Busy turns between two posts of counters.
 const POST_EVERY: u32 = 1 << 12;
+/// ... and of those that say how busy a thread is.
+const SHOW_EVERY: u32 = 1 << 6;
 
 struct SingleDomain {
     single: Single,
     clock: Clock,
     turns: u32,
+    gauge: Gauge,
 }
 
 impl SingleDomain {
@@ -377,6 +402,16 @@ impl SingleDomain {
         let world = self.single.world();
         world.post(|posted| (posted.pump, posted.state) = (pump, state));
     }
+
+    fn show(&mut self) {
+        let handled = self.single.replica().position();
+        let counted = Counted {
+            handled,
+            primary: handled,
+            steals: 0,
+        };
+        self.gauge.show(counted, 0);
+    }
 }
 
 impl Domain for SingleDomain {
@@ -384,10 +419,16 @@ impl Domain for SingleDomain {
         if self.single.world().is_down() {
             return Turn::Finished;
         }
+        if self.single.world().view.is_asked() {
+            self.single.world().view.answer(self.single.replica());
+        }
         match self.single.turn(self.clock.now()) {
             0 => Turn::Idle,
             _ => {
                 self.turns = self.turns.wrapping_add(1);
+                if self.turns.is_multiple_of(SHOW_EVERY) {
+                    self.show();
+                }
                 if self.turns.is_multiple_of(POST_EVERY) {
                     self.post();
                 }
@@ -398,6 +439,7 @@ impl Domain for SingleDomain {
 
     fn park(&mut self) {
         self.post();
+        self.show();
         let world = Arc::clone(self.single.world());
         let timeout = self.clock.until(self.single.next_deadline());
         let (rx, tx) = self.single.pumps();
@@ -411,17 +453,23 @@ impl Domain for SingleDomain {
     fn name(&self) -> &str {
         "single"
     }
+
+    fn meter(&self) -> Option<Arc<Meter>> {
+        Some(Arc::clone(self.gauge.meter()))
+    }
 }
 
 /// How long a worker sleeps at most while another one is up, or has something to do, that may be held up.
 const LOOK_AGAIN: time::Duration = time::Duration::from_millis(1);
 
 struct WorkerDomain {
+    name: String,
     worker: Worker,
     clock: Clock,
     parked: Arc<AtomicUsize>,
     replicas: usize,
     turns: u32,
+    gauge: Gauge,
 }
 
 impl WorkerDomain {
@@ -435,17 +483,40 @@ impl WorkerDomain {
             posted.pump = pump.unwrap_or(posted.pump);
         });
     }
+
+    fn show(&mut self) {
+        let stats = self.worker.stats();
+        let counted = Counted {
+            handled: self.worker.replica().position(),
+            primary: stats.requests,
+            steals: stats.stolen,
+        };
+        let lag = self.worker.lag();
+        self.gauge.show(counted, lag);
+    }
 }
 
 impl Domain for WorkerDomain {
     fn run(&mut self) -> Turn {
-        if self.worker.shared().world.is_down() {
+        let world = &self.worker.shared().world;
+        if world.is_down() {
             return Turn::Finished;
         }
+        if world.view.is_asked() {
+            world.view.answer(self.worker.replica());
+        }
         match self.worker.turn(self.clock.now()) {
-            0 => Turn::Idle,
+            0 => {
+                if self.worker.lag() > 0 {
+                    self.gauge.meter().waited();
+                }
+                Turn::Idle
+            }
             _ => {
                 self.turns = self.turns.wrapping_add(1);
+                if self.turns.is_multiple_of(SHOW_EVERY) {
+                    self.show();
+                }
                 if self.turns.is_multiple_of(POST_EVERY) {
                     self.post();
                 }
@@ -459,6 +530,7 @@ impl Domain for WorkerDomain {
     fn park(&mut self) {
         self.worker.put_back();
         self.post();
+        self.show();
         let shared = Arc::clone(self.worker.shared());
         let world = &shared.world;
         // A hint for who sleeps where: the role and the bell are what is relied on.
@@ -487,6 +559,14 @@ impl Domain for WorkerDomain {
     }
 
     fn name(&self) -> &str {
-        "replica"
+        &self.name
+    }
+
+    fn id(&self) -> u64 {
+        self.worker.id() as u64
+    }
+
+    fn meter(&self) -> Option<Arc<Meter>> {
+        Some(Arc::clone(self.gauge.meter()))
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod record;
 pub(crate) mod replica;
 pub(crate) mod stream;
 pub(crate) mod tx;
+pub(crate) mod view;
 pub(crate) mod world;
 
 use core::num::NonZeroU64;

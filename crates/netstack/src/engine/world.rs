@@ -18,6 +18,7 @@ use crate::effect::Effect;
 use crate::engine::queues::{Bindings, Queues};
 use crate::engine::stream::{Asked, StreamRef, Streams};
 use crate::engine::tx::TxRing;
+use crate::engine::view::View;
 use crate::ip::route::Site;
 use crate::stats::StackStats;
 
@@ -122,6 +123,8 @@ pub(crate) struct World {
     desk: Mutex<Desk>,
     /// Counters for whoever asks; whoever posts them waits for nobody.
     posted: Mutex<StackStats>,
+    /// Connections for whoever asks.
+    pub(crate) view: View,
     pub(crate) desk_bell: Condvar,
     waker: Waker,
     /// Whether somebody sleeps in the device and must be woken for news.
@@ -228,6 +231,7 @@ impl World {
             control: ArrayQueue::new(64),
             desk: Mutex::default(),
             posted: Mutex::default(),
+            view: View::default(),
             desk_bell: Condvar::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -338,7 +342,7 @@ impl World {
         self.desk().device_error = Some(error);
     }
 
-    /// Whether an application could be waiting for the pump to look at a queue.
+    /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
     pub(crate) fn has_news(&self) -> bool {
         !self.commands.is_empty()
             || !self.dirty.is_empty()
@@ -346,5 +350,6 @@ impl World {
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()
             || !self.control.is_empty()
+            || self.view.is_asked()
     }
 }

@@ -403,6 +403,16 @@ impl Tcb {
         self.snd.una_offset
     }
 
+    /// `cwnd`, octets (RFC 5681 section 2).
+    pub const fn cwnd(&self) -> u32 {
+        self.congestion.cwnd()
+    }
+
+    /// SRTT (RFC 6298 section 2); zero before the first measurement.
+    pub const fn srtt(&self) -> Duration {
+        self.retransmit.srtt
+    }
+
     /// When [`Tcb::on_time`] wants to be called next; [`Instant::NEVER`] if it does not.
     #[inline]
     pub const fn next_deadline(&self) -> Instant {

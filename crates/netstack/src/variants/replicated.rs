@@ -159,6 +159,8 @@ pub(crate) struct Shared {
     shares: Box<[CachePadded<PostedStats>]>,
     /// Where workers wait that do not hold the pump.
     pub(crate) bell: EventCount,
+    /// The log, to be looked at.
+    pub(crate) log: dominoes::Log<Request, Spin>,
 }
 
 /// The receive pump and the writing end of the log.
@@ -389,6 +391,7 @@ impl<T: Tamper> Group<T> {
                 .map(|_| CachePadded::default())
                 .collect(),
             bell: EventCount::new(),
+            log: log.clone(),
         });
         let mut workers = Vec::new();
         for id in 0..layout.replicas {

@@ -141,6 +141,11 @@ impl Congestion {
         }
     }
 
+    /// `cwnd`, octets.
+    pub(super) const fn cwnd(&self) -> u32 {
+        self.cwnd
+    }
+
     /// The initial window of RFC 6928 section 2.
     fn initial(mss: u32) -> u32 {
         (10 * mss).min((2 * mss).max(14_600))

@@ -1,0 +1,235 @@
+//! A stack with nothing to do does nothing, however many connections it holds.
+
+use std::net::SocketAddrV4;
+use std::thread::sleep;
+use std::time;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::config::Keepalive;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Limits, SocketError, Sockets, Stack, TcpStream};
+
+const CONNECTIONS: usize = 1000;
+const PORT: u16 = 7;
+/// Connections that are opened at a time.
+const AT_ONCE: usize = 100;
+
+fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.connections = 2048;
+    (limits.receive_buffer, limits.send_buffer) = (4096, 4096);
+    limits
+}
+
+fn server() -> SocketAddrV4 {
+    SocketAddrV4::new([10, 0, 0, 1].into(), PORT)
+}
+
+/// What is driven by hand.
+enum Driven {
+    Single(Box<Single>),
+    Group(Group),
+}
+
+impl Driven {
+    fn turn(&mut self, now: Instant) -> usize {
+        match self {
+            Driven::Single(single) => single.turn(now),
+            Driven::Group(group) => group.turn(now),
+        }
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        match self {
+            Driven::Single(single) => single.next_deadline(),
+            Driven::Group(group) => {
+                let deadlines = group.workers().iter().map(|worker| worker.next_deadline());
+                deadlines.min().unwrap_or(Instant::NEVER)
+            }
+        }
+    }
+
+    fn sockets(&self) -> Sockets {
+        match self {
+            Driven::Single(single) => single.sockets(),
+            Driven::Group(group) => group.sockets(),
+        }
+    }
+}
+
+/// Two hosts with many connections between them, in virtual time.
+struct Pair {
+    now: Instant,
+    hosts: [Driven; 2],
+    held: Vec<TcpStream>,
+}
+
+impl Pair {
+    fn new(replicas: usize) -> Pair {
+        let (near, far) = memory::pair(MemoryConfig::default());
+        let setup = |last| {
+            let mut setup = Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
+            setup.limits = limits();
+            setup
+        };
+        let near = if replicas == 1 {
+            Driven::Single(Box::new(Single::new(setup(1), Box::new(near)).unwrap()))
+        } else {
+            let mut layout = Layout::default();
+            layout.replicas = replicas;
+            Driven::Group(Group::new(setup(1), layout, Box::new(near)).unwrap())
+        };
+        let far = Driven::Single(Box::new(Single::new(setup(2), Box::new(far)).unwrap()));
+        let mut pair = Pair {
+            now: Instant::from_millis(1),
+            hosts: [near, far],
+            held: Vec::new(),
+        };
+        pair.open();
+        pair
+    }
+
+    fn open(&mut self) {
+        let listener = self.hosts[0].sockets().listen(PORT, 1000).unwrap();
+        for _ in 0..CONNECTIONS / AT_ONCE {
+            let sockets = self.hosts[1].sockets();
+            let mut opening: Vec<_> = (0..AT_ONCE)
+                .map(|_| sockets.begin_connect(server()).unwrap())
+                .collect();
+            while !opening.is_empty() {
+                self.settle();
+                opening.retain_mut(|one| match one.try_finish().unwrap() {
+                    Some(stream) => {
+                        self.held.push(stream);
+                        false
+                    }
+                    None => true,
+                });
+            }
+            while let Ok((stream, _)) = listener.try_accept() {
+                self.held.push(stream);
+            }
+        }
+        self.settle();
+        assert_eq!(self.held.len(), 2 * CONNECTIONS);
+    }
+
+    /// Turns both until neither has anything to do; says whether one had.
+    fn settle(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            self.now += Duration::from_micros(1);
+            let done: usize = self.hosts.iter_mut().map(|host| host.turn(self.now)).sum();
+            if done == 0 {
+                return any;
+            }
+            any = true;
+        }
+    }
+
+    /// Goes from deadline to deadline for this long: how often there was one, and how often it led to something.
+    fn idle(&mut self, for_so_long: Duration) -> (usize, usize) {
+        let end = self.now + for_so_long;
+        let (mut woken, mut worked) = (0, 0);
+        loop {
+            let next = self.hosts.iter_mut().map(Driven::next_deadline).min();
+            match next.filter(|next| *next <= end) {
+                Some(next) => self.now = self.now.max(next),
+                None => return (woken, worked),
+            }
+            woken += 1;
+            worked += usize::from(self.settle());
+        }
+    }
+}
+
+#[test]
+fn a_thousand_idle_connections_want_nothing_for_an_hour() {
+    for replicas in [1, 2] {
+        let mut pair = Pair::new(replicas);
+        // What is left of opening them: acknowledgments that could be put off, neighbours that were needed.
+        pair.idle(Duration::from_secs(300));
+        let (woken, _) = pair.idle(Duration::from_secs(3600));
+        println!("{replicas} replicas: {woken} deadlines in an hour");
+        assert_eq!(woken, 0, "{replicas} replicas");
+    }
+}
+
+#[test]
+fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
+    for replicas in [1, 2] {
+        let mut pair = Pair::new(replicas);
+        pair.idle(Duration::from_secs(300));
+        let keepalive = Keepalive::default().idle(Duration::from_secs(600));
+        for stream in pair.held.iter().take(CONNECTIONS) {
+            stream.set_keepalive(Some(keepalive)).unwrap();
+        }
+        pair.settle();
+        let (woken, worked) = pair.idle(Duration::from_secs(3600));
+        println!(
+            "{replicas} replicas: {woken} deadlines in an hour with keepalive, {worked} led to something"
+        );
+        // One question of each connection every ten minutes at the earliest: some deadlines serve several of them.
+        assert!(
+            (1..=6 * CONNECTIONS).contains(&woken),
+            "{replicas} replicas: {woken}"
+        );
+        for stream in &mut pair.held {
+            let read = stream.try_read(&mut [0]);
+            assert_eq!(read, Err(SocketError::WouldBlock), "all are still there");
+        }
+    }
+}
+
+/// A thousand connections between two running stacks; opened in parts, so that no queue is full.
+fn connect(near: &Stack, far: &Stack) -> Vec<TcpStream> {
+    let listener = near.listen(PORT, 1000).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        held.push(far.connect(server()).unwrap());
+        held.push(listener.accept().unwrap().0);
+    }
+    held
+}
+
+/// How often the threads of a stack went to sleep.
+fn parks(stack: &Stack) -> u64 {
+    let domains = stack.snapshot().domains;
+    domains.iter().map(|domain| domain.parks).sum()
+}
+
+#[test]
+fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
+    for replicas in [1, 2] {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let near = Stack::builder("10.0.0.1/24").limits(limits());
+        let near = near.replicas(replicas).start(here).unwrap();
+        let far = Stack::builder("10.0.0.2/24").limits(limits());
+        let far = far.start(there).unwrap();
+        let held = connect(&near, &far);
+
+        // Nothing wakes it for this long, sooner or later: on a busy machine what is left of opening takes a while.
+        let quiet = (0..200).any(|_| {
+            let before = parks(&near);
+            sleep(time::Duration::from_millis(300));
+            parks(&near) == before
+        });
+        assert!(
+            quiet,
+            "{replicas} replicas never slept: {}",
+            near.snapshot()
+        );
+
+        // Whoever asks is answered, though all sleep.
+        let listed = near.connections(usize::MAX);
+        assert_eq!(listed.len(), CONNECTIONS, "{replicas} replicas");
+        assert_eq!(near.connections(3).len(), 3);
+        let ours = held[1].local_addr();
+        assert!(listed.iter().all(|one| one.local == ours));
+        let slow = listed.iter().filter(|one| one.srtt.is_none()).count();
+        assert_eq!(slow, 0, "the handshake measures the round trip");
+    }
+}
