@@ -10,3 +10,4 @@ mod preempt;
 mod simulation;
 mod stall;
 mod support;
+mod top;

@@ -1,0 +1,184 @@
+//! A running stack, live: its threads, the log, whose work it was, and its connections.
+//!
+//! Without a device it looks at a stack in memory with a load of its own, and needs no privileges; `q` ends it:
+//!
+//! ```text
+//! cargo run --release --example top                  # live, in a terminal
+//! cargo run --release --example top -- --once        # one frame, as text
+//! ```
+//!
+//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one) it serves discard (port
+//! 9) and an endless stream of octets (port 19) to whoever comes:
+//!
+//! ```text
+//! sudo target/release/examples/top --packet veth0
+//! sudo ip netns exec peer nc 10.78.0.1 19 >/dev/null
+//! ```
+//!
+//! Each thread runs one replica of the state of all connections. *primary* is the part of the requests whose costly work
+//! was that thread's; *steals* is work it did for another one that was late; *waits* are turns in which it could not go
+//! on; *parks* is how often it slept; *lag* is how many requests of the log it has not applied.
+
+#[path = "top/frame.rs"]
+mod frame;
+#[path = "top/load.rs"]
+mod load;
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::Device;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
+use dominoes_drivers::tap::Tap;
+use dominoes_netstack::{Stack, StackError};
+use frame::Look;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Time between two frames.
+const REFRESH: Duration = Duration::from_millis(500);
+
+const USAGE: &str = "\
+A running stack, live. Without a device: in memory, with a load of its own.
+
+  --once              print one frame as text, and end
+  --tap NAME          use this TAP interface
+  --packet NAME       use this network interface through AF_PACKET
+  --xdp NAME          use this network interface through AF_XDP
+  --addr CIDR         our address and its prefix [10.78.0.1/24]
+  --replicas N        threads that run a group, each with a copy of its state [2]
+";
+
+enum Which {
+    Memory,
+    Tap(String),
+    Packet(String),
+    Xdp(String),
+}
+
+struct Options {
+    once: bool,
+    device: Which,
+    addr: String,
+    replicas: usize,
+}
+
+impl Options {
+    /// `None`: help is asked for.
+    fn from_command_line() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            once: false,
+            device: Which::Memory,
+            addr: "10.78.0.1/24".to_owned(),
+            replicas: 2,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("once") => options.once = true,
+                Long("tap") => options.device = Which::Tap(parser.value()?.string()?),
+                Long("packet") => options.device = Which::Packet(parser.value()?.string()?),
+                Long("xdp") => options.device = Which::Xdp(parser.value()?.string()?),
+                Long("addr") => options.addr = parser.value()?.string()?,
+                Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("help") | Short('h') => return Ok(None),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(Some(options))
+    }
+
+    /// Opens the device, and says what it is; `None`: in memory.
+    fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
+        // The drivers then refuse to start if the kernel would answer in our place.
+        let address = self.addr.split('/').next().unwrap_or_default().parse();
+        let address = address.map_err(|_| StackError::Address(self.addr.clone()))?;
+        Ok(match &self.device {
+            Which::Memory => None,
+            Which::Tap(name) => Some((Box::new(Tap::open(name)?), format!("{name} (TAP)"))),
+            Which::Packet(name) => {
+                let device = AfPacket::open(name, AfPacketOptions::default().address(address))?;
+                Some((Box::new(device), format!("{name} (AF_PACKET)")))
+            }
+            Which::Xdp(name) => {
+                let device = AfXdp::open(name, &AfXdpOptions::default().address(address))?;
+                Some((Box::new(device), format!("{name} (AF_XDP)")))
+            }
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let done = Options::from_command_line().and_then(|options| match options {
+        None => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(options) => run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("top: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let builder = Stack::builder(&options.addr).replicas(options.replicas);
+    let (stack, peer, name) = match options.open()? {
+        Some((device, name)) => (builder.start(device)?, None, name),
+        None => {
+            let (device, far) = load::wire();
+            (builder.start(device)?, Some(far), "memory".to_owned())
+        }
+    };
+    load::serve(&stack)?;
+    let peer = peer
+        .map(|far| load::drive(far, &options.addr))
+        .transpose()?;
+    let title = format!("{} on {name}, {} replicas", options.addr, options.replicas);
+    let shown = if options.once {
+        once(&stack, &title);
+        Ok(())
+    } else {
+        live(&stack, &title)
+    };
+    drop(peer);
+    stack.shutdown();
+    shown
+}
+
+fn once(stack: &Stack, title: &str) {
+    let before = Look::at(stack);
+    thread::sleep(REFRESH);
+    print!("{}", frame::text(title, &before, &Look::at(stack)));
+}
+
+/// Draws until somebody presses `q`.
+fn live(stack: &Stack, title: &str) -> Outcome<()> {
+    let mut terminal = ratatui::try_init()?;
+    let shown = (|| -> Outcome<()> {
+        let mut before = Look::at(stack);
+        loop {
+            if event::poll(REFRESH)?
+                && let Event::Key(key) = event::read()?
+                && key.kind == KeyEventKind::Press
+                && matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+            {
+                return Ok(());
+            }
+            let now = Look::at(stack);
+            terminal.draw(|area| frame::draw(area, &format!("{title}; q ends"), &before, &now))?;
+            before = now;
+        }
+    })();
+    ratatui::restore();
+    shown
+}

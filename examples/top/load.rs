@@ -1,0 +1,96 @@
+//! A load of its own: a second stack at the other end of a device in memory, and applications on both.
+
+use std::io::{self, BufRead, Read, Write};
+use std::net::SocketAddrV4;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
+use dominoes_netstack::{Limits, Stack, TcpListener, TcpStream};
+
+/// What is taken and thrown away (RFC 863).
+pub(crate) const DISCARD: u16 = 9;
+/// What sends without end (RFC 864).
+pub(crate) const CHARGEN: u16 = 19;
+
+/// Octets that an application moves at a time.
+const CHUNK: usize = 64 << 10;
+/// How long the one that is in no hurry waits between two lines.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The device for the stack that is looked at, and the one for its peer.
+pub(crate) fn wire() -> (MemoryDevice, MemoryDevice) {
+    memory::pair(MemoryConfig::default().queue_depth(1024))
+}
+
+/// Serves whoever comes, on threads that end with the stack.
+pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error>> {
+    let services: [(u16, fn(TcpStream) -> io::Result<()>); 2] =
+        [(DISCARD, discard), (CHARGEN, generate)];
+    for (port, service) in services {
+        let listener = stack.listen(port, 64)?;
+        thread::spawn(move || accept(&listener, service));
+    }
+    Ok(())
+}
+
+fn accept(listener: &TcpListener, service: fn(TcpStream) -> io::Result<()>) {
+    while let Ok((stream, _)) = listener.accept() {
+        // A connection that breaks is its peer's business.
+        thread::spawn(move || service(stream));
+    }
+}
+
+/// Connects a second stack to `address`: two connections that send as fast as they can, one that receives, and one that is
+/// in no hurry. They end with either stack.
+pub(crate) fn drive(
+    device: MemoryDevice,
+    address: &str,
+) -> Result<Stack, Box<dyn std::error::Error>> {
+    let stack = Stack::builder("10.78.0.2/24")
+        .limits(Limits::default())
+        .start(device)?;
+    let ip = address.split('/').next().unwrap_or_default().parse()?;
+    let to = |port| SocketAddrV4::new(ip, port);
+    for _ in 0..2 {
+        let stream = stack.connect(to(DISCARD))?;
+        thread::spawn(move || generate(stream));
+    }
+    let stream = stack.connect(to(CHARGEN))?;
+    thread::spawn(move || discard(stream));
+    let stream = stack.connect(to(DISCARD))?;
+    thread::spawn(move || chat(stream));
+    Ok(stack)
+}
+
+fn discard(mut stream: TcpStream) -> io::Result<()> {
+    loop {
+        let len = stream.fill_buf()?.len();
+        if len == 0 {
+            return Ok(());
+        }
+        BufRead::consume(&mut stream, len);
+    }
+}
+
+fn generate(mut stream: TcpStream) -> io::Result<()> {
+    let octets = [b'.'; CHUNK];
+    loop {
+        stream.write_all(&octets)?;
+    }
+}
+
+fn chat(mut stream: TcpStream) -> io::Result<()> {
+    loop {
+        stream.write_all(b"still here\n")?;
+        stream
+            .set_read_timeout(Some(PAUSE))
+            .map_err(io::Error::from)?;
+        match stream.read(&mut [0]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
