@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::{walk, walk_variants};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -21,10 +22,11 @@ const STRETCHES: usize = 512;
 const IDLE: usize = 16;
 
 /// What became of text that was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub(super) enum Fate {
     /// Nobody knows yet.
+    #[default]
     Flying,
     /// It arrived, behind a gap.
     Sacked,
@@ -32,8 +34,14 @@ pub(super) enum Fate {
     Lost,
 }
 
+walk_variants!(Fate {
+    Flying,
+    Sacked,
+    Lost
+});
+
 /// Text that left at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stretch {
     pub(super) begin: SeqNum,
     pub(super) end: SeqNum,
@@ -43,6 +51,8 @@ pub(super) struct Stretch {
     /// Whether it left more than once.
     pub(super) again: bool,
 }
+
+walk!(Stretch, "flight.stretch", { begin, end, sent_at, fate, again });
 
 impl Stretch {
     /// Octets of sequence space.
@@ -61,6 +71,8 @@ pub(super) struct Flight {
     /// Octets in those that are [`Fate::Lost`].
     lost: u32,
 }
+
+walk!(Flight, "flight", { stretches, sacked, lost });
 
 impl Flight {
     /// With nothing in flight.
@@ -302,32 +314,6 @@ impl Flight {
             }
         }
         false
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Flight {
-            stretches,
-            sacked,
-            lost,
-        } = self;
-        each("flight.sacked", u64::from(*sacked));
-        each("flight.lost", u64::from(*lost));
-        each("flight.stretches", stretches.len() as u64);
-        for stretch in stretches {
-            let Stretch {
-                begin,
-                end,
-                sent_at,
-                fate,
-                again,
-            } = *stretch;
-            let pair = u64::from(begin.0) << 32 | u64::from(end.0);
-            each("flight.stretch", pair);
-            each("flight.sent_at", sent_at.as_nanos());
-            let fate = (fate as u64) << 1 | u64::from(again);
-            each("flight.fate", fate);
-        }
     }
 }
 

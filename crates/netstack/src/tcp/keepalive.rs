@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
 use super::snd::Due;
+use super::walk::walk;
 use super::{Cx, Tcb};
 use crate::config;
 use crate::effect::{EffectSink, Event};
@@ -25,24 +26,14 @@ pub(super) struct Keepalive {
     asked: u8,
 }
 
+walk!(Keepalive, "keepalive", { heard_at, stood, asked });
+
 impl Keepalive {
     /// The peer said something.
     #[inline]
     pub(super) const fn hear(&mut self, now: Instant) {
         self.heard_at = now;
         self.asked = 0;
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Keepalive {
-            heard_at,
-            stood: (una, nxt),
-            asked,
-        } = self;
-        each("keepalive.heard_at", heard_at.as_nanos());
-        each("keepalive.stood", u64::from(una.0) << 32 | u64::from(nxt.0));
-        each("keepalive.asked", u64::from(*asked));
     }
 }
 

@@ -79,6 +79,7 @@ mod snd;
 mod tests;
 mod tuning;
 mod user;
+pub(crate) mod walk;
 mod window;
 
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,7 @@ use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
 use snd::Snd;
 use tuning::Tuning;
+use walk::{Walk, walk, walk_variants};
 use window::Rcv;
 
 pub use arrive::reset_for;
@@ -232,6 +234,20 @@ pub enum State {
     TimeWait,
 }
 
+walk_variants!(State {
+    Closed,
+    Listen,
+    SynSent,
+    SynReceived,
+    Established,
+    FinWait1,
+    FinWait2,
+    CloseWait,
+    Closing,
+    LastAck,
+    TimeWait,
+});
+
 impl State {
     /// All of them, in the order of the RFC.
     pub const ALL: [State; 11] = [
@@ -320,6 +336,11 @@ pub struct Tcb {
     reassembly: Reassembly,
 }
 
+walk!(Tcb, "tcb", {
+    rcv, snd, state, road, orphan, passive, conn, mac, flow, timers, congestion, retransmit,
+    flight, recovery, challenges, settings, keepalive, tuning, path, reassembly,
+});
+
 /// Counts unasked-for acknowledgments (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Challenges {
@@ -327,6 +348,8 @@ struct Challenges {
     since: Instant,
     sent: u8,
 }
+
+walk!(Challenges, "challenges", { since, sent });
 
 impl Challenges {
     /// Whether one more may be sent at `now`.
@@ -450,83 +473,10 @@ impl Tcb {
         }
     }
 
-    /// Names and values of every field, in a fixed order.
-    fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Tcb {
-            rcv,
-            snd,
-            state,
-            road,
-            orphan,
-            passive,
-            conn,
-            mac,
-            flow,
-            timers,
-            congestion,
-            retransmit,
-            flight,
-            recovery,
-            challenges,
-            settings,
-            keepalive,
-            tuning,
-            path,
-            reassembly,
-        } = self;
-        each("state", *state as u64);
-        each("road", *road as u64);
-        each("orphan", u64::from(*orphan));
-        each("passive", u64::from(*passive));
-        each("conn.index", u64::from(conn.index));
-        each("conn.generation", u64::from(conn.generation));
-        let [a, b, c, d, e, f] = mac.0;
-        each("mac", u64::from_be_bytes([0, 0, a, b, c, d, e, f]));
-        for (name, end) in [("flow.local", flow.local), ("flow.remote", flow.remote)] {
-            each(
-                name,
-                u64::from(end.ip().to_bits()) << 16 | u64::from(end.port()),
-            );
-        }
-        rcv.fields(each);
-        snd.fields(each);
-        timers.fields(each);
-        congestion.fields(each);
-        retransmit.fields(each);
-        flight.fields(each);
-        recovery.fields(each);
-        each("challenges.since", challenges.since.as_nanos());
-        each("challenges.sent", u64::from(challenges.sent));
-        let Settings {
-            nodelay,
-            keepalive: asks,
-            user_timeout,
-        } = settings;
-        each("settings.nodelay", u64::from(*nodelay));
-        let asks = asks.map_or([0; 3], |asks| {
-            [
-                asks.idle.as_nanos(),
-                asks.interval.as_nanos(),
-                u64::from(asks.probes.get()),
-            ]
-        });
-        for part in asks {
-            each("settings.keepalive", part);
-        }
-        each(
-            "settings.user_timeout",
-            user_timeout.map_or(0, Duration::as_nanos),
-        );
-        keepalive.fields(each);
-        tuning.fields(each);
-        path.fields(each);
-        reassembly.fields(each);
-    }
-
     /// A number that differs, but for bad luck, when any field differs.
     pub fn fingerprint(&self) -> u64 {
         let mut h = 0;
-        self.fields(&mut |_, value| h = mix(h, value));
+        self.walk("", &mut |_, value| h = mix(h, value));
         h
     }
 
@@ -542,15 +492,33 @@ impl Tcb {
     /// The name of the first field whose value differs in `other`.
     pub fn first_difference(&self, other: &Tcb) -> Option<&'static str> {
         let mut ours = Vec::new();
-        self.fields(&mut |name, value| ours.push((name, value)));
+        self.walk("", &mut |name, value| ours.push((name, value)));
         let mut ours = ours.into_iter();
         let mut found = None;
-        other.fields(&mut |name, value| {
+        other.walk("", &mut |name, value| {
             if ours.next() != Some((name, value)) {
                 found = found.or(Some(name));
             }
         });
-        found
+        found.or(ours.next().map(|(name, _)| name))
+    }
+}
+
+/// Changes behind a connection's back, as a machine that fails makes them: for tests of what finds them.
+#[cfg(any(test, feature = "testkit"))]
+impl Tcb {
+    /// How many bits [`Tcb::flip`] knows, as the connection stands: collections have as many as are in them.
+    pub fn bits(&self) -> u32 {
+        walk::Flip::bits(self)
+    }
+
+    /// Changes bit `bit` of [`Tcb::bits`], and returns the name of the field that it belongs to; `None` if there is no
+    /// such bit. An enum becomes another of its variants, an option one thing or nothing, a collection longer or
+    /// shorter by one.
+    pub fn flip(&mut self, bit: u32) -> Option<&'static str> {
+        let mut flip = walk::Flip::new(bit);
+        Walk::flip(self, "", &mut flip);
+        flip.hit()
     }
 }
 

@@ -10,6 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::walk;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::digest::NetworkError;
@@ -54,6 +55,8 @@ pub(super) struct Path {
     pub(super) raise_at: Instant,
 }
 
+walk!(Path, "path", { trouble, full, proven, claimed, changed_at, raise_at });
+
 impl Path {
     pub(super) const fn new() -> Self {
         Path {
@@ -70,26 +73,6 @@ impl Path {
     pub(super) const fn agree(&mut self, mss: u16) {
         self.full = mss;
         self.proven = mss;
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Path {
-            trouble,
-            full,
-            proven,
-            claimed,
-            changed_at,
-            raise_at,
-        } = self;
-        let number = |number: Option<SeqNum>| number.map_or(u64::MAX, |number| u64::from(number.0));
-        each("path.trouble", number(*trouble));
-        each("path.full", u64::from(*full));
-        each("path.proven", u64::from(*proven));
-        each("path.claimed", claimed.map_or(0, |(mss, _)| u64::from(mss)));
-        each("path.claimed_at", number(claimed.map(|(_, una)| una)));
-        each("path.changed_at", *changed_at);
-        each("path.raise_at", raise_at.as_nanos());
     }
 }
 

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::walk_variants;
 use super::{Cx, Tcb};
 use crate::digest::{Flags, Options, Segment};
 use crate::effect::EffectSink;
@@ -22,6 +23,8 @@ pub(super) enum Road {
     /// Text that comes next, too.
     Text,
 }
+
+walk_variants!(Road { Long, Acks, Text });
 
 impl Tcb {
     /// What the short road is open for as things stand. Nothing that it does itself changes the answer.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flight::Stretch;
 use super::retransmit::timestamp;
+use super::walk::walk;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub(super) struct Rack {
     /// RACK.reo_wnd_persist.
     persists: u8,
 }
+
+walk!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mult, persists });
 
 /// What an acknowledgment says besides numbers.
 #[derive(Clone, Copy, Debug)]
@@ -124,29 +127,5 @@ impl Rack {
     pub(super) fn deadline(&self, stretch: &Stretch, window: Duration) -> Option<Instant> {
         let later = (stretch.sent_at, stretch.end.after(self.end)) > (self.sent_at, false);
         (!later && self.sent_at != Instant::ZERO).then(|| stretch.sent_at + self.rtt + window)
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Rack {
-            sent_at,
-            end,
-            rtt,
-            fack,
-            round,
-            widened,
-            reordering,
-            mult,
-            persists,
-        } = self;
-        each("rack.sent_at", sent_at.as_nanos());
-        each("rack.end", u64::from(end.0));
-        each("rack.rtt", rtt.as_nanos());
-        each("rack.fack", u64::from(fack.0));
-        each("rack.round", u64::from(round.0));
-        each("rack.widened", u64::from(*widened));
-        each("rack.reordering", u64::from(*reordering));
-        each("rack.mult", u64::from(*mult));
-        each("rack.persists", u64::from(*persists));
     }
 }

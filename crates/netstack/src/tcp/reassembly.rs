@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::walk;
 use crate::digest::Sack;
 
 /// Stretches that are remembered; what would need one more is dropped and sent again by the peer. A megabyte in
@@ -19,6 +20,8 @@ pub(super) struct Reassembly {
     /// An octet of each of the stretches that changed last, newest first; 0 for none.
     newest: [u64; Sack::MOST],
 }
+
+walk!(Reassembly, "reassembly", { ranges, newest });
 
 impl Reassembly {
     /// With nothing out of order.
@@ -102,19 +105,6 @@ impl Reassembly {
             *place = octet;
         }
         self.newest = newest;
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Reassembly { ranges, newest } = self;
-        each("reassembly.count", ranges.len() as u64);
-        for range in ranges {
-            each("reassembly.ranges", range.0);
-            each("reassembly.ranges", range.1);
-        }
-        for octet in newest {
-            each("reassembly.newest", *octet);
-        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::flight::{Fate, Flight};
 use super::rack::{Heard, Rack};
 use super::retransmit::{Expiry, Timer};
 use super::snd::Due;
+use super::walk::{walk, walk_variants};
 use super::{Cx, Tcb};
 use crate::digest::{Options, Segment};
 use crate::effect::EffectSink;
@@ -40,6 +41,8 @@ pub(super) enum Tail {
     Again,
 }
 
+walk_variants!(Tail { None, New, Again });
+
 /// How losses are found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Recovery {
@@ -48,6 +51,8 @@ pub(super) struct Recovery {
     /// TLP.end_seq, while a probe is out.
     tail_end: SeqNum,
 }
+
+walk!(Recovery, "recovery", { rack, tail, tail_end });
 
 /// What an acknowledgment told.
 #[derive(Clone, Copy, Debug)]
@@ -70,18 +75,6 @@ impl Recovery {
             tail: Tail::None,
             tail_end: una,
         }
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Recovery {
-            rack,
-            tail,
-            tail_end,
-        } = self;
-        rack.fields(each);
-        each("recovery.tail", *tail as u64);
-        each("recovery.tail_end", u64::from(tail_end.0));
     }
 }
 

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::snd::Due;
+use super::walk::{walk, walk_variants};
 use super::window::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::effect::{EffectSink, Event};
@@ -75,6 +76,12 @@ pub(super) enum Expiry {
     Late,
 }
 
+walk_variants!(Expiry {
+    Timeout,
+    TailProbe,
+    Late
+});
+
 /// When each timer expires; [`Instant::NEVER`] for those that do not run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Timers {
@@ -84,6 +91,8 @@ pub(super) struct Timers {
     at: [Instant; Timer::QUICK + 1],
     slow: [Instant; Timer::SLOW],
 }
+
+walk!(Timers, "timers", { next, at, slow });
 
 impl Timers {
     /// None runs.
@@ -156,15 +165,6 @@ impl Timers {
         }
         due
     }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Timers { next, at, slow } = self;
-        each("timers.next", next.as_nanos());
-        for at in at.iter().chain(slow) {
-            each("timers.at", at.as_nanos());
-        }
-    }
 }
 
 /// Round-trip estimation and retries (RFC 6298).
@@ -197,6 +197,11 @@ pub(super) struct Retransmit {
     /// Since when what is asked for the first time in `retries` has waited for an answer.
     unanswered: Instant,
 }
+
+walk!(Retransmit, "retransmit", {
+    rto, srtt, rttvar, min_rtt, min_rtt_at, timed_at, timed, timing, measured, expiry,
+    retries, probes, unanswered,
+});
 
 impl Retransmit {
     /// Before the first measurement.
@@ -298,38 +303,6 @@ impl Retransmit {
         self.rto
             .times(1 << u64::from(self.probes.min(10)))
             .min(RTO_MAX)
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Retransmit {
-            rto,
-            srtt,
-            rttvar,
-            min_rtt,
-            min_rtt_at,
-            timed_at,
-            timed,
-            timing,
-            measured,
-            expiry,
-            retries,
-            probes,
-            unanswered,
-        } = self;
-        each("retransmit.unanswered", unanswered.as_nanos());
-        each("retransmit.rto", rto.as_nanos());
-        each("retransmit.srtt", srtt.as_nanos());
-        each("retransmit.rttvar", rttvar.as_nanos());
-        each("retransmit.min_rtt", min_rtt.as_nanos());
-        each("retransmit.min_rtt_at", min_rtt_at.as_nanos());
-        each("retransmit.expiry", *expiry as u64);
-        each("retransmit.timed_at", timed_at.as_nanos());
-        each("retransmit.timed", u64::from(timed.0));
-        each("retransmit.timing", u64::from(*timing));
-        each("retransmit.measured", u64::from(*measured));
-        each("retransmit.retries", u64::from(*retries));
-        each("retransmit.probes", u64::from(*probes));
     }
 }
 

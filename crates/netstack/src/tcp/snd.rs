@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::{walk, walk_variants};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -22,6 +23,15 @@ pub(super) enum Due {
     /// The reset of a connection that is closed already.
     Reset,
 }
+
+walk_variants!(Due {
+    Nothing,
+    Resend,
+    TailProbe,
+    Probe,
+    Keepalive,
+    Reset
+});
 
 /// Send sequence space (RFC 9293 section 3.3.1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +89,12 @@ pub(super) struct Snd {
     pub(super) release_upto: u64,
     pub(super) release_frame: u64,
 }
+
+walk!(Snd, "snd", {
+    una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
+    ecn, cwr, scaled, syn_lost, nodelay, iss, wnd_max, small, sent_at, frames_end,
+    release_upto, release_frame,
+});
 
 /// What the windows let leave.
 pub(super) struct Allowed {
@@ -200,63 +216,5 @@ impl Snd {
             full
         };
         Allowed { octets, fin: false }
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Snd {
-            una,
-            nxt,
-            max,
-            end,
-            una_offset,
-            written,
-            released,
-            wnd,
-            wl1,
-            wl2,
-            mss,
-            shift,
-            fin,
-            due,
-            ecn,
-            cwr,
-            scaled,
-            syn_lost,
-            nodelay,
-            iss,
-            wnd_max,
-            small,
-            sent_at,
-            frames_end,
-            release_upto,
-            release_frame,
-        } = self;
-        each("snd.una", u64::from(una.0));
-        each("snd.nxt", u64::from(nxt.0));
-        each("snd.max", u64::from(max.0));
-        each("snd.end", u64::from(end.0));
-        each("snd.una_offset", *una_offset);
-        each("snd.written", *written);
-        each("snd.released", *released);
-        each("snd.wnd", u64::from(*wnd));
-        each("snd.wl1", u64::from(wl1.0));
-        each("snd.wl2", u64::from(wl2.0));
-        each("snd.mss", u64::from(*mss));
-        each("snd.shift", u64::from(*shift));
-        each("snd.fin", u64::from(*fin));
-        each("snd.due", *due as u64);
-        each("snd.ecn", u64::from(*ecn));
-        each("snd.cwr", u64::from(*cwr));
-        each("snd.scaled", u64::from(*scaled));
-        each("snd.syn_lost", u64::from(*syn_lost));
-        each("snd.nodelay", u64::from(*nodelay));
-        each("snd.iss", u64::from(iss.0));
-        each("snd.wnd_max", u64::from(*wnd_max));
-        each("snd.small", u64::from(small.0));
-        each("snd.sent_at", sent_at.as_nanos());
-        each("snd.frames_end", *frames_end);
-        each("snd.release_upto", *release_upto);
-        each("snd.release_frame", *release_frame);
     }
 }

@@ -10,6 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::walk::walk;
 use super::{Cx, Tcb};
 use crate::effect::EffectSink;
 use crate::time::{Duration, Instant};
@@ -26,14 +27,9 @@ pub(super) struct Tuning {
     read: u64,
 }
 
-impl Tuning {
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        let Tuning { since, read } = self;
-        each("tuning.since", since.as_nanos());
-        each("tuning.read", *read);
-    }
-}
+walk!(Tuning, "tuning", { since, read });
+
+impl Tuning {}
 
 impl Tcb {
     /// The application has read, and the window is less than half open.

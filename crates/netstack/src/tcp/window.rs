@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
+use super::walk::{walk, walk_variants};
 use super::{Cx, DELAYED_ACK, Held, Tcb};
 use crate::config::Limits;
 use crate::digest::{ConnId, Sack, SynOptions};
@@ -29,6 +30,8 @@ pub(super) enum AckDue {
     /// Yes, with this request.
     Now,
 }
+
+walk_variants!(AckDue { None, Delayed, Now });
 
 /// What acknowledgments tell besides numbers, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +101,11 @@ pub(super) struct Rcv {
     /// What came twice and was not told yet (RFC 2883), if the edges differ.
     pub(super) twice: (SeqNum, SeqNum),
 }
+
+walk!(Rcv, "rcv", {
+    nxt, edge, offset, read, deliveries, ts_recent_at, fin_at, ts_recent, last_ack_sent,
+    irs, limit, half, shift, timestamps, ack, sack_permitted, tells, twice,
+});
 
 impl Rcv {
     /// Before anything of the peer is known; the shift is the one that we offer.
@@ -268,51 +276,6 @@ impl Rcv {
         } else {
             self.tells.remove(Tells::BLOCKS);
         }
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Rcv {
-            nxt,
-            edge,
-            offset,
-            read,
-            deliveries,
-            ts_recent_at,
-            fin_at,
-            ts_recent,
-            last_ack_sent,
-            irs,
-            limit,
-            half,
-            shift,
-            timestamps,
-            ack,
-            sack_permitted,
-            tells,
-            twice,
-        } = self;
-        each("rcv.nxt", u64::from(nxt.0));
-        each("rcv.edge", u64::from(edge.0));
-        each("rcv.offset", *offset);
-        each("rcv.read", *read);
-        each("rcv.deliveries", *deliveries);
-        each("rcv.ts_recent_at", ts_recent_at.as_nanos());
-        each("rcv.fin_at", *fin_at);
-        each("rcv.ts_recent", u64::from(*ts_recent));
-        each("rcv.last_ack_sent", u64::from(last_ack_sent.0));
-        each("rcv.irs", u64::from(irs.0));
-        each("rcv.limit", u64::from(*limit));
-        each("rcv.half", u64::from(*half));
-        each("rcv.shift", u64::from(*shift));
-        each("rcv.timestamps", u64::from(*timestamps));
-        each("rcv.ack", *ack as u64);
-        each("rcv.sack_permitted", u64::from(*sack_permitted));
-        each("rcv.tells", u64::from(tells.0));
-        each(
-            "rcv.twice",
-            u64::from(twice.0.0) << 32 | u64::from(twice.1.0),
-        );
     }
 }
 

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Acked, Algorithm, WINDOW_MAX};
+use crate::tcp::walk::walk;
 use crate::time::{Duration, Instant};
 
 /// C = 0.4 segments/s^3 (RFC 9438 section 5), as a fraction.
@@ -51,6 +52,10 @@ pub(super) struct Cubic {
     /// Octets acknowledged since the window last grew.
     acked: u32,
 }
+
+walk!(Cubic, "cubic", {
+    w_max, cwnd_prior, w_est, est_acked, plateau, k_us, epoch, until, needed, acked,
+});
 
 impl Default for Cubic {
     fn default() -> Self {
@@ -149,31 +154,6 @@ impl Algorithm for Cubic {
 
     fn restarted(&mut self) {
         self.epoch = Instant::NEVER;
-    }
-
-    fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        let Cubic {
-            w_max,
-            cwnd_prior,
-            w_est,
-            est_acked,
-            plateau,
-            k_us,
-            epoch,
-            until,
-            needed,
-            acked,
-        } = self;
-        each("cubic.w_max", u64::from(*w_max));
-        each("cubic.cwnd_prior", u64::from(*cwnd_prior));
-        each("cubic.w_est", u64::from(*w_est));
-        each("cubic.est_acked", *est_acked);
-        each("cubic.plateau", u64::from(*plateau));
-        each("cubic.k_us", *k_us);
-        each("cubic.epoch", epoch.as_nanos());
-        each("cubic.until", until.as_nanos());
-        each("cubic.needed", u64::from(*needed));
-        each("cubic.acked", u64::from(*acked));
     }
 }
 

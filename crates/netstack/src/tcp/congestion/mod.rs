@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::CongestionControl;
 use crate::seqnum::SeqNum;
+#[cfg(any(test, feature = "testkit"))]
+use crate::tcp::walk::Flip;
+use crate::tcp::walk::{Walk, walk, walk_variants};
 use crate::time::{Duration, Instant};
 
 use cubic::Cubic;
@@ -35,6 +38,13 @@ enum Phase {
     /// Recovery with SACK: RFC 6937 sets the window.
     Reduction,
 }
+
+walk_variants!(Phase {
+    Open,
+    Recovery,
+    RecoveryPartial,
+    Reduction
+});
 
 /// An acknowledgment of something new, as congestion control sees it.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +74,6 @@ trait Algorithm {
 
     /// The connection was idle.
     fn restarted(&mut self);
-
-    /// Names and values of every field.
-    fn fields(&self, each: &mut dyn FnMut(&'static str, u64));
 }
 
 /// The algorithm of a connection.
@@ -85,6 +92,37 @@ impl Growth {
     }
 }
 
+impl Walk for Growth {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        match self {
+            Growth::Reno(reno) => {
+                each(name, 0);
+                reno.walk(name, each);
+            }
+            Growth::Cubic(cubic) => {
+                each(name, 1);
+                cubic.walk(name, each);
+            }
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        if flip.within(name, 1).is_some() {
+            *self = match self {
+                Growth::Reno(_) => Growth::Cubic(Cubic::default()),
+                Growth::Cubic(_) => Growth::Reno(Reno::default()),
+            };
+            return;
+        }
+        match self {
+            Growth::Reno(reno) => reno.flip(name, flip),
+            Growth::Cubic(cubic) => cubic.flip(name, flip),
+        }
+    }
+}
+
 /// What has left and what has arrived in a recovery (RFC 6937 section 3), in octets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Reduction {
@@ -95,6 +133,8 @@ struct Reduction {
     /// RecoverFS: in flight when it began.
     flight: u32,
 }
+
+walk!(Reduction, "congestion.reduction", { delivered, out, flight });
 
 /// What an acknowledgment asks of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +162,10 @@ pub(super) struct Congestion {
     reduction: Reduction,
     growth: Growth,
 }
+
+walk!(Congestion, "congestion", {
+    cwnd, ssthresh, recover, phase, duplicates, flight, reduction, growth,
+});
 
 impl Congestion {
     /// Before the handshake.
@@ -362,33 +406,6 @@ impl Congestion {
     pub(super) fn restart(&mut self, mss: u32) {
         self.cwnd = self.cwnd.min(Self::initial(mss));
         self.growth.algorithm().restarted();
-    }
-
-    /// Names and values of every field.
-    pub(super) fn fields(&self, each: &mut impl FnMut(&'static str, u64)) {
-        let Congestion {
-            cwnd,
-            ssthresh,
-            recover,
-            phase,
-            duplicates,
-            flight,
-            reduction,
-            growth,
-        } = self;
-        each("congestion.cwnd", u64::from(*cwnd));
-        each("congestion.ssthresh", u64::from(*ssthresh));
-        each("congestion.recover", u64::from(recover.0));
-        each("congestion.phase", *phase as u64);
-        each("congestion.duplicates", u64::from(*duplicates));
-        each("congestion.flight", u64::from(*flight));
-        each("congestion.delivered", u64::from(reduction.delivered));
-        each("congestion.out", u64::from(reduction.out));
-        each("congestion.recovering", u64::from(reduction.flight));
-        match growth {
-            Growth::Reno(reno) => reno.fields(each),
-            Growth::Cubic(cubic) => cubic.fields(each),
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Acked, Algorithm};
+use crate::tcp::walk::walk;
 
 /// One segment more for each window that is acknowledged; half after a loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,6 +11,8 @@ pub(super) struct Reno {
     /// Octets acknowledged since the window last grew.
     acked: u32,
 }
+
+walk!(Reno, "reno", { acked });
 
 impl Algorithm for Reno {
     /// RFC 3465 section 2.1.
@@ -31,10 +34,5 @@ impl Algorithm for Reno {
 
     fn restarted(&mut self) {
         self.acked = 0;
-    }
-
-    fn fields(&self, each: &mut dyn FnMut(&'static str, u64)) {
-        let Reno { acked } = self;
-        each("reno.acked", u64::from(*acked));
     }
 }

@@ -266,6 +266,47 @@ fn no_sequence_of_segments_and_calls_breaks_a_promise() {
     }
 }
 
+#[test]
+fn a_flip_of_any_bit_of_any_connection_is_seen_in_its_fingerprint_and_by_name() {
+    let (mut names, mut longest) = (std::collections::BTreeSet::new(), 0);
+    for seed in 0..300 {
+        let mut victim = Victim::new(seed);
+        for _ in 0..victim.rng.below(100) {
+            victim.step();
+        }
+        let tcb = victim.tcb;
+        let bits = tcb.bits();
+        longest = longest.max(bits);
+        // Every bit of a few, and some of all.
+        let step = if seed % 50 == 0 {
+            1
+        } else {
+            1 + seed as usize % 97
+        };
+        for bit in (0..bits).step_by(step) {
+            let mut other = tcb.clone();
+            let name = other.flip(bit).expect("there is such a bit");
+            assert_eq!(
+                tcb.first_difference(&other),
+                Some(name),
+                "bit {bit} of {tcb:?}"
+            );
+            assert_ne!(
+                tcb.fingerprint(),
+                other.fingerprint(),
+                "bit {bit}, {name}, of {tcb:?}"
+            );
+            assert_ne!(tcb, other);
+            names.insert(name);
+        }
+        assert_eq!(tcb.clone().flip(bits), None);
+    }
+    assert!(
+        names.len() > 90 && longest > 4_000,
+        "{longest} bits: {names:?}"
+    );
+}
+
 proptest! {
     #[test]
     fn whatever_a_segment_says_in_whatever_state_nothing_panics(

@@ -1,0 +1,321 @@
+//! Every field of a connection, written down once.
+//!
+//! A type lists its fields with [`walk!`], and the compiler refuses a list that leaves one out. From the list come the
+//! fingerprint, the name of the first field that differs, and, for tests, a change of any bit. So there is no field
+//! that could change behind a replica's back and stay out of its fingerprint.
+
+use core::net::SocketAddrV4;
+use core::num::NonZero;
+use std::collections::VecDeque;
+
+use crate::config::{Keepalive, Settings};
+use crate::digest::{ConnId, Flow, Mac};
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+use super::window::Tells;
+
+/// Something that is made of named numbers.
+pub(crate) trait Walk {
+    /// Tells names and values of all parts, in a fixed order: whatever two of a kind differ in, they differ in one of
+    /// these, or in how many there are. `name` is what the whole is called by who has it.
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64));
+
+    /// Offers its bits, in the same order, to `flip`, which may change one of them. Whatever comes out is a value of
+    /// the type, if seldom one that a connection could have.
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip);
+}
+
+/// A change of one bit, which finds its place by walking.
+#[cfg(any(test, feature = "testkit"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flip {
+    /// Bits before the one that is meant.
+    left: u32,
+    /// The field that it was in.
+    hit: Option<&'static str>,
+}
+
+#[cfg(any(test, feature = "testkit"))]
+impl Flip {
+    /// Of the bit with this number.
+    pub(crate) const fn new(bit: u32) -> Self {
+        Flip {
+            left: bit,
+            hit: None,
+        }
+    }
+
+    /// The field whose bit was changed, once it was.
+    pub(crate) const fn hit(&self) -> Option<&'static str> {
+        self.hit
+    }
+
+    /// How many bits `what` has now.
+    pub(crate) fn bits<T: Walk + Clone>(what: &T) -> u32 {
+        let mut past = Flip::new(u32::MAX);
+        what.clone().flip("", &mut past);
+        u32::MAX - past.left
+    }
+
+    /// Which bit of the next field, `width` bits wide, is to be changed, if it is one of its.
+    pub(crate) fn within(&mut self, name: &'static str, width: u32) -> Option<u32> {
+        if self.hit.is_some() {
+            return None;
+        }
+        if self.left < width {
+            self.hit = Some(name);
+            return Some(self.left);
+        }
+        self.left -= width;
+        None
+    }
+}
+
+/// Lists the fields of a struct. Its own are named `prefix.field`; what is a struct itself names its own.
+macro_rules! walk {
+    ($type:ty, $prefix:literal, { $($field:ident),* $(,)? }) => {
+        impl $crate::tcp::walk::Walk for $type {
+            #[inline(always)]
+            fn walk(&self, _: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+                let Self { $($field),* } = self;
+                $($crate::tcp::walk::Walk::walk(
+                    $field,
+                    concat!($prefix, ".", stringify!($field)),
+                    each,
+                );)*
+            }
+
+            #[cfg(any(test, feature = "testkit"))]
+            fn flip(&mut self, _: &'static str, flip: &mut $crate::tcp::walk::Flip) {
+                let Self { $($field),* } = self;
+                $($crate::tcp::walk::Walk::flip(
+                    $field,
+                    concat!($prefix, ".", stringify!($field)),
+                    flip,
+                );)*
+            }
+        }
+    };
+}
+pub(crate) use walk;
+
+/// Lists the variants of an enum without fields, in order. A flipped bit makes it another one of them.
+macro_rules! walk_variants {
+    ($type:ident { $($variant:ident),* $(,)? }) => {
+        impl $crate::tcp::walk::Walk for $type {
+            #[inline(always)]
+            fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+                match self {
+                    $($type::$variant)|* => each(name, *self as u64),
+                }
+            }
+
+            #[cfg(any(test, feature = "testkit"))]
+            fn flip(&mut self, name: &'static str, flip: &mut $crate::tcp::walk::Flip) {
+                const ALL: &[$type] = &[$($type::$variant),*];
+                let width = ALL.len().next_power_of_two().trailing_zeros();
+                if let Some(bit) = flip.within(name, width) {
+                    let is = *self as usize;
+                    // Where the pattern means nothing, the next variant.
+                    let other = Some(is ^ 1 << bit).filter(|other| *other < ALL.len());
+                    *self = ALL[other.unwrap_or((is + 1) % ALL.len())];
+                }
+            }
+        }
+    };
+}
+pub(crate) use walk_variants;
+
+/// A field that is one number: how many bits, the number of a value, the value of a number.
+macro_rules! plain {
+    ($($type:ty, $width:literal, $of:expr, $from:expr;)*) => {$(
+        impl Walk for $type {
+            #[inline(always)]
+            fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+                let of: fn($type) -> u64 = $of;
+                each(name, of(*self));
+            }
+
+            #[cfg(any(test, feature = "testkit"))]
+            fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+                let of: fn($type) -> u64 = $of;
+                let from: fn(u64) -> $type = $from;
+                if let Some(bit) = flip.within(name, $width) {
+                    *self = from(of(*self) ^ 1 << bit);
+                }
+            }
+        }
+    )*};
+}
+
+plain! {
+    bool, 1, u64::from, |bits| bits & 1 != 0;
+    u8, 8, u64::from, |bits| bits as u8;
+    u16, 16, u64::from, |bits| bits as u16;
+    u32, 32, u64::from, |bits| bits as u32;
+    u64, 64, |value| value, |bits| bits;
+    SeqNum, 32, |seq| u64::from(seq.0), |bits| SeqNum(bits as u32);
+    Instant, 64, Instant::as_nanos, Instant::from_nanos;
+    Duration, 64, Duration::as_nanos, Duration::from_nanos;
+    Tells, 8, |tells| u64::from(tells.0), |bits| Tells(bits as u8);
+    // Zero is none of its values: the largest stands in.
+    NonZero<u8>, 8, |some| u64::from(some.get()), |bits| NonZero::new(bits as u8).unwrap_or(NonZero::<u8>::MAX);
+    (SeqNum, SeqNum), 64, |(a, b)| u64::from(a.0) << 32 | u64::from(b.0), |bits| (SeqNum((bits >> 32) as u32), SeqNum(bits as u32));
+    (u16, SeqNum), 48, |(a, b)| u64::from(a) << 32 | u64::from(b.0), |bits| ((bits >> 32) as u16, SeqNum(bits as u32));
+    Mac, 48, |mac| {
+        let [a, b, c, d, e, f] = mac.0;
+        u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+    }, |bits| {
+        let [_, _, a, b, c, d, e, f] = bits.to_be_bytes();
+        Mac([a, b, c, d, e, f])
+    };
+    SocketAddrV4, 48, |end| u64::from(end.ip().to_bits()) << 16 | u64::from(end.port()),
+        |bits| SocketAddrV4::new(((bits >> 16) as u32).into(), bits as u16);
+}
+
+impl Walk for (u64, u64) {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        each(name, self.0);
+        each(name, self.1);
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        self.0.flip(name, flip);
+        self.1.flip(name, flip);
+    }
+}
+
+impl<T: Walk, const N: usize> Walk for [T; N] {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        for part in self {
+            part.walk(name, each);
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        for part in self {
+            part.flip(name, flip);
+        }
+    }
+}
+
+impl<T: Walk + Default> Walk for Option<T> {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        each(name, u64::from(self.is_some()));
+        if let Some(value) = self {
+            value.walk(name, each);
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        if flip.within(name, 1).is_some() {
+            *self = match self {
+                Some(_) => None,
+                None => Some(T::default()),
+            };
+        } else if let Some(value) = self {
+            value.flip(name, flip);
+        }
+    }
+}
+
+/// Collections: their length, which two bits change by one, and what is in them.
+macro_rules! collections {
+    ($($type:ident, $last:ident, $push:ident, $pop:ident;)*) => {$(
+        impl<T: Walk + Clone + Default> Walk for $type<T> {
+            #[inline(always)]
+            fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+                each(name, self.len() as u64);
+                for part in self {
+                    part.walk(name, each);
+                }
+            }
+
+            #[cfg(any(test, feature = "testkit"))]
+            fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+                match flip.within(name, 2) {
+                    Some(0) if !self.is_empty() => {
+                        self.$pop();
+                    }
+                    Some(_) => {
+                        let another = self.$last().cloned().unwrap_or_default();
+                        self.$push(another);
+                    }
+                    None => {
+                        for part in self {
+                            part.flip(name, flip);
+                        }
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+collections! {
+    Vec, last, push, pop;
+    VecDeque, back, push_back, pop_back;
+}
+
+walk!(ConnId, "conn", { index, generation });
+walk!(Flow, "flow", { local, remote });
+walk!(Settings, "settings", { nodelay, keepalive, user_timeout });
+walk!(Keepalive, "settings.keepalive", { idle, interval, probes });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, Default, PartialEq)]
+    struct Some3 {
+        flag: bool,
+        numbers: Vec<u16>,
+        maybe: Option<SeqNum>,
+    }
+    walk!(Some3, "three", { flag, numbers, maybe });
+
+    fn values(what: &impl Walk) -> Vec<(&'static str, u64)> {
+        let mut values = Vec::new();
+        what.walk("", &mut |name, value| values.push((name, value)));
+        values
+    }
+
+    #[test]
+    fn every_bit_can_be_flipped_and_every_flip_is_seen() {
+        let three = Some3 {
+            flag: true,
+            numbers: vec![7, 9],
+            maybe: None,
+        };
+        let bits = Flip::bits(&three);
+        assert_eq!(bits, 1 + (2 + 2 * 16) + 1);
+        for bit in 0..bits {
+            let mut other = three.clone();
+            let mut flip = Flip::new(bit);
+            other.flip("", &mut flip);
+            assert!(flip.hit().is_some(), "bit {bit}");
+            assert_ne!(values(&other), values(&three), "bit {bit}: {other:?}");
+        }
+        let mut same = three.clone();
+        let mut flip = Flip::new(bits);
+        same.flip("", &mut flip);
+        assert_eq!((flip.hit(), same), (None, three));
+    }
+
+    #[test]
+    fn what_is_nothing_can_become_something() {
+        let mut empty = Some3::default();
+        empty.flip("", &mut Flip::new(1));
+        empty.flip("", &mut Flip::new(1 + 2 + 16));
+        assert_eq!(empty.numbers, [0]);
+        assert_eq!(empty.maybe, Some(SeqNum(0)));
+    }
+}
