@@ -197,8 +197,10 @@ fn run(options: &Options) -> Outcome<()> {
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let watched = watch(&stack, end);
-    // Ends what waits: the listener, and every connection.
-    stack.shutdown();
+    // Ends what waits: the listener, and every connection, once its peer has all that was written.
+    if let Err(error) = stack.close(Duration::from_secs(1)) {
+        eprintln!("{error}");
+    }
     server
         .join()
         .map_err(|_| "the server panicked, see above")?;

@@ -191,3 +191,26 @@ impl From<io::Error> for StackError {
         StackError::Io(error)
     }
 }
+
+/// What did not go well when a stack was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Some connections were reset before their peers had acknowledged everything.
+    Unacknowledged {
+        /// How many.
+        connections: usize,
+    },
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseError::Unacknowledged { connections } => {
+                write!(f, "{connections} connections were cut short")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CloseError {}

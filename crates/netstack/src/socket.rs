@@ -28,6 +28,8 @@ use crate::stats::StackStats;
 
 use half::Half;
 
+pub(crate) use wait::Until;
+
 pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Received, UdpReceiver, UdpSender, UdpSocket};
@@ -114,7 +116,7 @@ impl Sockets {
     }
 
     fn up(&self) -> Result<(), SocketError> {
-        if self.world.is_down() {
+        if self.world.is_closing() {
             Err(SocketError::Down)
         } else {
             Ok(())

@@ -1,5 +1,7 @@
 //! A running stack: threads, pinned, that drive a variant over a device.
 
+mod close;
+
 use core::str::FromStr;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
@@ -207,7 +209,8 @@ fn random() -> std::io::Result<[u64; 2]> {
     Ok([a, b])
 }
 
-/// A running stack. Dropping it ends its threads; every blocked call then returns an error.
+/// A running stack. Dropping it ends its threads and resets its connections, as [`Stack::shutdown`] does;
+/// [`Stack::close`] ends them in order.
 pub struct Stack {
     sockets: Sockets,
     world: Arc<World>,
@@ -318,22 +321,6 @@ impl Stack {
     /// What the device last complained of, once: it is down or gone, or was and came back.
     pub fn take_device_error(&self) -> Option<DeviceError> {
         self.world.desk().device_error.take()
-    }
-
-    /// Ends the threads, and every blocked call with an error.
-    pub fn shutdown(mut self) {
-        self.stop();
-    }
-
-    fn stop(&mut self) {
-        self.world.shut_down();
-        for context in &self.contexts {
-            context.stop();
-        }
-        for context in self.contexts.drain(..) {
-            // A context that panicked has said so on standard error.
-            let _ = context.join();
-        }
     }
 }
 

@@ -125,7 +125,9 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
         let down = std::io::ErrorKind::ConnectionAborted;
         assert_eq!(reader.join().unwrap(), Err(down));
         assert_eq!(acceptor.join().unwrap(), Some(SocketError::Down));
-        assert_eq!(writer.join().unwrap(), down);
+        // Its stack went second: it may have heard of the first one's end.
+        let reset = std::io::ErrorKind::ConnectionReset;
+        assert!([down, reset].contains(&writer.join().unwrap()));
     }
 }
 

@@ -417,12 +417,13 @@ impl RxPump {
             }
             self.numbered = None;
             self.closing.pop_front();
-            match self.world.streams.get(conn) {
-                Some(stream) if stream.is_orphan() => self.free(now, conn, log),
-                Some(_) => {
+            if let Some(stream) = self.world.streams.get(conn) {
+                stream.left();
+                if stream.is_orphan() {
+                    self.free(now, conn, log);
+                } else {
                     self.lingering.insert(conn);
                 }
-                None => {}
             }
             done += 1;
         }

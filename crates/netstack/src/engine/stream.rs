@@ -246,6 +246,7 @@ const REFUSED: u32 = 16;
 const TIMED_OUT: u32 = 32;
 const ABORTED: u32 = 64;
 const UNREACHABLE: u32 = 128;
+const LEFT: u32 = 256;
 
 /// Why a connection ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,6 +275,16 @@ impl Life {
 
     pub(crate) fn retired(self) -> bool {
         self.bits & RETIRED != 0
+    }
+
+    /// Whether it is over, however it ended.
+    pub(crate) fn is_over(self) -> bool {
+        self.retired() || self.ending().is_some()
+    }
+
+    /// Whether it is over, and all its frames were sent.
+    pub(crate) fn has_left(self) -> bool {
+        self.bits & LEFT != 0
     }
 
     pub(crate) fn ending(self) -> Option<Ending> {
@@ -498,6 +509,29 @@ impl Streams {
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.generation.store(next, Ordering::Release);
+    }
+
+    fn all(&self) -> impl Iterator<Item = StreamRef<'_>> {
+        let conn = |(index, place): (usize, &Stream)| ConnId {
+            index: index as u32,
+            // ORDERING: Acquire, as in `get`, which looks once more.
+            generation: place.generation.load(Ordering::Acquire),
+        };
+        let conns = self.places.iter().enumerate().map(conn);
+        conns.filter_map(|conn| self.get(conn))
+    }
+
+    /// Those of established connections that are not over.
+    pub(crate) fn begun(&self) -> impl Iterator<Item = StreamRef<'_>> {
+        self.all().filter(|stream| {
+            let life = stream.life();
+            life.established() && !life.is_over()
+        })
+    }
+
+    /// Those that something was written to.
+    pub(crate) fn written(&self) -> impl Iterator<Item = StreamRef<'_>> {
+        self.all().filter(|stream| stream.cursors().1 > 0)
     }
 
     /// Wakes every waiting application: the stack is going away.
@@ -766,6 +800,11 @@ impl<'a> StreamRef<'a> {
         self.live(RETIRED);
     }
 
+    /// All frames of a connection that is over were sent.
+    pub(crate) fn left(&self) {
+        self.live(LEFT);
+    }
+
     fn live(&self, bits: u32) {
         // ORDERING: Release, pairs with the Acquire in `life`.
         self.place.stack.life.fetch_or(bits, Ordering::Release);
@@ -941,6 +980,13 @@ impl<'a> StreamRef<'a> {
             .written
             .store(written + len as u64, Ordering::Release);
         len
+    }
+
+    /// Whether nothing that was written is to be read any more.
+    pub(crate) fn is_drained(&self) -> bool {
+        // ORDERING: Relaxed: nothing but the number counts.
+        let released = self.place.stack.released.load(Ordering::Relaxed);
+        released >= self.cursors().1
     }
 
     pub(crate) fn ask(&self, what: Asked) {

@@ -130,6 +130,8 @@ pub(crate) struct World {
     /// Whether somebody sleeps in the device and must be woken for news.
     pub(crate) asleep: AtomicBool,
     pub(crate) down: AtomicBool,
+    /// Nothing begins any more.
+    closing: AtomicBool,
 }
 
 /// Applications to be woken: once for all news that performing brings them, when this is dropped.
@@ -236,6 +238,7 @@ impl World {
             waker,
             asleep: AtomicBool::new(false),
             down: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
         }
     }
 
@@ -289,6 +292,17 @@ impl World {
     pub(crate) fn is_down(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `shut_down`.
         self.down.load(Ordering::Acquire)
+    }
+
+    /// Whether the stack goes away, so that nothing new may begin.
+    pub(crate) fn is_closing(&self) -> bool {
+        // ORDERING: Relaxed: who begins something at this moment comes in time or too late.
+        self.closing.load(Ordering::Relaxed) || self.is_down()
+    }
+
+    /// The stack will go away.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
     }
 
     /// The stack goes away: every blocked call returns with an error.

@@ -50,7 +50,7 @@ impl TcpListener {
     }
 
     fn take(&self, desk: &mut Desk) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        if self.world.is_down() {
+        if self.world.is_closing() {
             return Err(SocketError::Down);
         }
         let queue = desk.listeners.entry(self.port).or_default();

@@ -16,7 +16,7 @@ pub(super) struct Patience {
 
 /// How long one call waits.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Until {
+pub(crate) enum Until {
     Now,
     At(Instant),
     Never,
@@ -43,7 +43,7 @@ impl Patience {
 }
 
 impl Until {
-    pub(super) fn after(timeout: Duration) -> Until {
+    pub(crate) fn after(timeout: Duration) -> Until {
         now().checked_add(timeout).map_or(Until::Never, Until::At)
     }
 
@@ -51,7 +51,7 @@ impl Until {
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: not any more.
-    pub(super) fn left(self) -> Result<Option<Duration>, SocketError> {
+    pub(crate) fn left(self) -> Result<Option<Duration>, SocketError> {
         match self {
             Until::Now => Err(SocketError::WouldBlock),
             Until::Never => Ok(None),

@@ -117,7 +117,7 @@ impl WriteHalf {
         if life.retired() {
             return Err(SocketError::ShutDown);
         }
-        if self.half.world.is_down() {
+        if self.half.world.is_closing() {
             return Err(SocketError::Down);
         }
         Ok(stream)

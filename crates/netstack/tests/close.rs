@@ -1,0 +1,147 @@
+//! What becomes of connections when their stack ends.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddrV4;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::{CloseError, SocketError, Stack, TcpStream};
+
+/// Long enough for everything.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Two stacks and a connection between them: the server's end comes first.
+fn connected(replicas: usize) -> ((Stack, TcpStream), (Stack, TcpStream)) {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let start = |address: &str, device| {
+        let builder = Stack::builder(address).replicas(replicas);
+        builder.start(device).unwrap()
+    };
+    let server = start("10.0.0.1/24", left);
+    let client = start("10.0.0.2/24", right);
+    let listener = server.listen(7, 4).unwrap();
+    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    let ours = client.connect(at).unwrap();
+    let theirs = listener.accept().unwrap().0;
+    ((server, theirs), (client, ours))
+}
+
+fn octets() -> Vec<u8> {
+    (0..500_000u32).map(|i| (i * 7 + i / 256) as u8).collect()
+}
+
+#[test]
+fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() {
+    for replicas in [1, 2, 3] {
+        for drops in [false, true] {
+            let ((server, mut theirs), (_client, mut ours)) = connected(replicas);
+            // The rest of it is on its way when the stack is closed.
+            let reader = thread::spawn(move || {
+                let mut all = Vec::new();
+                ours.read_to_end(&mut all).unwrap();
+                all
+            });
+            theirs.write_all(&octets()).unwrap();
+            let kept = (!drops).then_some(theirs);
+            assert_eq!(server.close(PATIENCE), Ok(()));
+            assert!(reader.join().unwrap() == octets(), "{replicas} replicas");
+            let error = kept.map(|mut kept| kept.write(b"x").unwrap_err().kind());
+            assert!(matches!(
+                error,
+                None | Some(ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+            ));
+        }
+    }
+}
+
+#[test]
+fn dropping_a_stack_resets_its_connections() {
+    for replicas in [1, 2] {
+        let ((server, theirs), (_client, mut ours)) = connected(replicas);
+        drop(server);
+        let error = ours.read(&mut [0; 10]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        drop(theirs);
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_is_waited_for_no_longer_than_asked_and_then_reset() {
+    for replicas in [1, 2] {
+        let ((server, mut theirs), (_client, mut ours)) = connected(replicas);
+        theirs.set_nonblocking(true);
+        while theirs.write(&[5; 10_000]).is_ok() {}
+        drop(theirs);
+        // Both rings are full, or will be, and nobody reads.
+        let closed = server.close(Duration::from_millis(50));
+        assert_eq!(closed, Err(CloseError::Unacknowledged { connections: 1 }));
+        let error = ours.read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn a_peer_that_still_talks_is_reset_once_it_has_everything() {
+    let ((server, mut theirs), (_client, mut ours)) = connected(2);
+    theirs.write_all(b"bye").unwrap();
+    assert_eq!(server.close(PATIENCE), Ok(()));
+    let mut all = Vec::new();
+    ours.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"bye");
+    let error = loop {
+        match ours.write(b"and another thing") {
+            Ok(_) => thread::yield_now(),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn nothing_begins_while_a_stack_is_closed_and_who_waits_is_told() {
+    let ((server, mut theirs), (client, ours)) = connected(1);
+    let listener = server.listen(8, 4).unwrap();
+    let sockets = server.sockets();
+    let acceptor = thread::spawn(move || listener.accept().map(drop));
+    let writer = thread::spawn(move || {
+        loop {
+            if let Err(error) = theirs.write(&[5; 10_000]) {
+                return error;
+            }
+        }
+    });
+    // Its peer reads nothing, so the writer waits for room sooner or later.
+    let closer = thread::spawn(move || server.close(Duration::from_millis(100)));
+    assert_eq!(acceptor.join().unwrap(), Err(SocketError::Down));
+    assert_eq!(writer.join().unwrap().kind(), ErrorKind::ConnectionAborted);
+    let at = ours.local_addr();
+    assert_eq!(sockets.connect(at).map(drop), Err(SocketError::Down));
+    assert_eq!(sockets.listen(9, 1).map(drop), Err(SocketError::Down));
+    closer.join().unwrap().unwrap_err();
+    drop((client, ours));
+}
+
+#[test]
+fn datagrams_leave_before_their_stack_ends() {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let server = Stack::builder("10.0.0.1/24").start(left).unwrap();
+    let client = Stack::builder("10.0.0.2/24").replicas(2);
+    let client = client.start(right).unwrap();
+    let mut theirs = server.bind_udp(7).unwrap();
+    let mut ours = client.bind_udp(0).unwrap();
+    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+    // Whoever this is for is known from now on.
+    ours.send_to(b"first", at).unwrap();
+    theirs.recv_from(&mut [0; 100]).unwrap();
+    for i in 0..10u8 {
+        ours.send_to(&[i; 100], at).unwrap();
+    }
+    assert_eq!(client.close(PATIENCE), Ok(()));
+    for i in 0..10u8 {
+        let mut heard = [0; 100];
+        theirs.recv_from(&mut heard).unwrap();
+        assert_eq!(heard, [i; 100]);
+    }
+}
