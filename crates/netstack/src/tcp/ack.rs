@@ -50,8 +50,7 @@ impl Tcb {
             return false;
         }
         if seg.len == 0 && seg.ack == snd.una {
-            // It moves nothing by which `on_keepalive_timeout` would know.
-            self.keepalive.hear(cx.now);
+            self.hear(cx.now);
         }
         if self.persists() {
             // It answers: the probes may go on.

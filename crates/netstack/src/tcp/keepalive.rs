@@ -11,7 +11,7 @@ use super::snd::Due;
 use super::walk::walk;
 use super::{Cx, Tcb};
 use crate::config;
-use crate::effect::{EffectSink, Event};
+use crate::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -30,10 +30,14 @@ walk!(Keepalive, "keepalive", { heard_at, stood, asked });
 
 impl Keepalive {
     /// The peer said something.
-    #[inline]
-    pub(super) const fn hear(&mut self, now: Instant) {
+    const fn hear(&mut self, now: Instant) {
         self.heard_at = now;
         self.asked = 0;
+    }
+
+    /// Whether a question is out that nobody has answered.
+    pub(super) const fn asks(&self) -> bool {
+        self.asked > 0
     }
 }
 
@@ -45,6 +49,13 @@ impl Tcb {
         if let Some(wish) = self.settings.keepalive {
             self.watch_peer(&wish, cx);
         }
+    }
+
+    /// The peer said something that moves nothing by which [`Tcb::on_keepalive_timeout`] would know, so that what the
+    /// network said before is over.
+    pub(super) fn hear(&mut self, now: Instant) {
+        self.keepalive.hear(now);
+        self.path.forget_trouble();
     }
 
     /// Looks again when the peer may have been silent for long enough, or to see whether it was.
@@ -61,7 +72,7 @@ impl Tcb {
             return;
         };
         if self.keepalive.stood != (self.snd.una, self.rcv.nxt) {
-            self.keepalive.hear(cx.now);
+            self.hear(cx.now);
         }
         let silence = cx.now.since(self.keepalive.heard_at);
         if silence < wish.idle {
@@ -78,8 +89,9 @@ impl Tcb {
         let most = self.settings.user_timeout;
         let too_long = asked > 0 && most.is_some_and(|most| silence >= wish.idle + most);
         if asked >= wish.probes.get() || too_long {
+            let event = self.silence();
             self.reset();
-            return self.tell(Event::TimedOut, cx);
+            return self.tell(event, cx);
         }
         self.keepalive.asked += 1;
         self.snd.due = Due::Keepalive;

@@ -74,6 +74,11 @@ impl Path {
         self.full = mss;
         self.proven = mss;
     }
+
+    /// The peer was heard: what was reported before is over.
+    pub(super) const fn forget_trouble(&mut self) {
+        self.trouble = None;
+    }
 }
 
 impl Tcb {
@@ -85,12 +90,14 @@ impl Tcb {
         cx: &mut Cx<'_, S>,
     ) -> bool {
         let in_flight = seq.at_or_after(self.snd.una) && seq.before(self.snd.max);
-        if !in_flight || matches!(self.state, State::Closed | State::TimeWait) {
+        // A question to an idle peer stands one before (RFC 1122 section 4.2.3.6).
+        let asked = self.keepalive.asks() && seq + 1 == self.snd.una;
+        if !(in_flight || asked) || matches!(self.state, State::Closed | State::TimeWait) {
             return false;
         }
         let opens = !self.state.is_synchronized();
         match error {
-            NetworkError::TooBig { mtu } => return !opens && self.too_big(mtu, cx),
+            NetworkError::TooBig { mtu } => return !opens && in_flight && self.too_big(mtu, cx),
             NetworkError::Refused if opens => self.cannot_open(Event::Refused, cx),
             NetworkError::Prohibited if opens => self.cannot_open(Event::Unreachable, cx),
             // RFC 1122 section 4.2.3.9: conditions that may pass must not abort the connection.

@@ -405,7 +405,7 @@ impl Tcb {
     /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was an answer since it was started.
     fn on_user_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.retransmit.retries > 0 {
-            self.fail(Event::TimedOut, cx);
+            self.fail(self.silence(), cx);
         }
     }
 
