@@ -1,5 +1,5 @@
-//! How often we report errors: as often as a token bucket lets us, whoever asks for them (RFC 1122 section 3.2.2,
-//! RFC 1812 section 4.3.2.8).
+//! How often we report errors, and do other things that anybody can make us do: as often as a token bucket lets us,
+//! whoever asks (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.8).
 
 use crate::time::{Duration, Instant};
 
@@ -8,9 +8,11 @@ const BURST: u64 = 50;
 /// Time after which one more may be sent: 1000 a second.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// A token bucket.
+/// A token bucket. The default is the one for reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limiter {
+    burst: u64,
+    period: Duration,
     tokens: u64,
     /// Until when tokens have been added.
     since: Instant,
@@ -18,19 +20,26 @@ pub(crate) struct Limiter {
 
 impl Default for Limiter {
     fn default() -> Self {
-        Limiter {
-            tokens: BURST,
-            since: Instant::ZERO,
-        }
+        Limiter::new(BURST, PERIOD)
     }
 }
 
 impl Limiter {
-    /// Whether one more report may be sent now.
+    /// `burst` in a row after a rest, and one more for each `period`.
+    pub(crate) const fn new(burst: u64, period: Duration) -> Self {
+        Limiter {
+            burst,
+            period,
+            tokens: burst,
+            since: Instant::ZERO,
+        }
+    }
+
+    /// Whether it may be done once more now.
     pub(crate) fn admits(&mut self, now: Instant) -> bool {
-        let periods = now.since(self.since).as_nanos() / PERIOD.as_nanos();
-        self.tokens = self.tokens.saturating_add(periods).min(BURST);
-        self.since += PERIOD.times(periods);
+        let periods = now.since(self.since).as_nanos() / self.period.as_nanos();
+        self.tokens = self.tokens.saturating_add(periods).min(self.burst);
+        self.since += self.period.times(periods);
         let admits = self.tokens > 0;
         self.tokens -= u64::from(admits);
         admits

@@ -90,6 +90,8 @@ pub struct PumpStats {
     pub arp: u64,
     /// ... of others that use our address.
     pub conflicts: u64,
+    /// ... that say a neighbour has another link-layer address, sooner than we believe it.
+    pub moves_doubted: u64,
     /// Echo requests answered.
     pub echo: u64,
     /// ICMP errors about segments and datagrams of ours.
@@ -125,6 +127,7 @@ impl PumpStats {
             frames: _,
             pieces: _,
             conflicts: _,
+            moves_doubted: _,
             runs: _,
             requests: _,
             unresolved: _,

@@ -11,6 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 
 use crate::digest::Mac;
+use crate::icmp::Limiter;
 use crate::time::{Duration, Instant};
 
 /// Neighbours that are remembered; above this, the one that was not needed for longest is forgotten.
@@ -24,6 +25,11 @@ const MAX_ASKED: usize = 64;
 const MAX_FRAMES: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
+/// A neighbour's address changes no more often: who is right is heard again.
+const SETTLES: Duration = Duration::from_secs(1);
+/// Addresses of neighbours that may change in a row, and how long until one more may. Every replica looks at all
+/// connections for each, and anybody on the link can claim to be anybody.
+const MOVES: (u64, Duration) = (16, Duration::from_millis(100));
 /// Requests that go unanswered before a neighbour counts as unreachable.
 const TRIES: u32 = 3;
 
@@ -52,17 +58,31 @@ struct Known {
     heard: Instant,
     /// When its address was last needed.
     needed: Instant,
+    /// When its link-layer address changed last.
+    moved: Option<Instant>,
     /// If it is being asked whether it is there: how often so far, and when next.
     poll: Option<(u32, Instant)>,
 }
 
 /// The table, and the questions that are open.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Neighbors {
+    moves: Limiter,
     table: HashMap<Ipv4Addr, Known>,
     /// No poll is due before.
     next_poll: Option<Instant>,
     asking: Vec<Asking>,
+}
+
+impl Default for Neighbors {
+    fn default() -> Self {
+        Neighbors {
+            moves: Limiter::new(MOVES.0, MOVES.1),
+            table: HashMap::new(),
+            next_poll: None,
+            asking: Vec::new(),
+        }
+    }
 }
 
 /// What is to be done when time has passed.
@@ -87,6 +107,8 @@ pub(crate) struct Learned {
     pub(crate) frames: VecDeque<Vec<u8>>,
     /// The link-layer address that it was known by before.
     pub(crate) moved: Option<Mac>,
+    /// The message said that it has another one, too soon after others did; nobody believes that yet.
+    pub(crate) doubted: bool,
 }
 
 /// What became of frames that are to wait.
@@ -96,6 +118,13 @@ pub(crate) struct Held {
     pub(crate) ask: bool,
     /// Frames for which there was no room, or that made room.
     pub(crate) dropped: u64,
+}
+
+impl Known {
+    /// Whether its link-layer address may be another one from `now` on.
+    fn may_move(&self, now: Instant, moves: &mut Limiter) -> bool {
+        self.moved.is_none_or(|at| at + SETTLES <= now) && moves.admits(now)
+    }
 }
 
 impl Neighbors {
@@ -121,7 +150,16 @@ impl Neighbors {
         now: Instant,
     ) -> Learned {
         let moved = match self.table.get_mut(&address) {
+            Some(known) if known.mac != mac && !known.may_move(now, &mut self.moves) => {
+                return Learned {
+                    doubted: true,
+                    ..Learned::default()
+                };
+            }
             Some(known) => {
+                if known.mac != mac {
+                    known.moved = Some(now);
+                }
                 known.heard = now;
                 known.poll = None;
                 Some(core::mem::replace(&mut known.mac, mac)).filter(|old| *old != mac)
@@ -133,6 +171,7 @@ impl Neighbors {
                         mac,
                         heard: now,
                         needed: Instant::ZERO,
+                        moved: None,
                         poll: None,
                     };
                     self.table.insert(address, known);
@@ -346,6 +385,31 @@ mod tests {
         n.learn(PEER, MAC, true, Instant::ZERO);
         let moved = n.learn(PEER, Mac([2; 6]), false, Instant::ZERO).moved;
         assert_eq!(moved, Some(MAC));
+    }
+
+    #[test]
+    fn whoever_claims_to_be_everybody_makes_us_look_for_connections_now_and_then_only() {
+        let mut n = Neighbors::default();
+        let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
+        let host = |i: u32| Ipv4Addr::from(0x0a00_0000 + i);
+        (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
+        // A thousand messages a second for ten seconds, about one host at first, then about a hundred.
+        let mut moves = |hosts: u32, from: u64| {
+            (0..10_000u32)
+                .filter(|i| {
+                    let at = Instant::from_millis(from + u64::from(*i));
+                    let learned = n.learn(host(i % hosts), mac(*i), false, at);
+                    assert_ne!(learned.moved.is_some(), learned.doubted);
+                    learned.moved.is_some()
+                })
+                .count() as u64
+        };
+        assert_eq!(moves(1, 1_000), 10);
+        let most = MOVES.0 + 100;
+        assert!((100..=most).contains(&moves(100, 20_000)));
+        // It is over, and who is right is believed.
+        let at = Instant::from_millis(40_000);
+        assert!(n.learn(host(7), MAC, false, at).moved.is_some());
     }
 
     #[test]

@@ -80,7 +80,9 @@ impl RxPump {
             opens,
             frames,
             moved,
+            doubted,
         } = self.neighbors.learn(arp.sender, mac, for_us, now);
+        self.stats.moves_doubted += u64::from(doubted);
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
         for mut frame in frames {
             wire::set_link_dst(&mut frame, arp.sender_mac);
