@@ -24,6 +24,9 @@ pub(crate) struct Segment {
     pub(crate) wnd: u16,
     /// The ECN field of the IP header (RFC 3168 section 5).
     pub(crate) ecn: u8,
+    /// DSCP and time to live, as the stack sent them.
+    pub(crate) dscp: u8,
+    pub(crate) ttl: u8,
     pub(crate) mss: Option<u16>,
     pub(crate) scale: Option<u8>,
     pub(crate) sack_permitted: bool,
@@ -121,6 +124,8 @@ impl Segment {
             flags: frame[LOWER + 13],
             wnd: half(14),
             ecn: frame[15] & 0b11,
+            dscp: frame[15] >> 2,
+            ttl: frame[22],
             payload: frame[LOWER + header..].to_vec(),
             ..Segment::default()
         };

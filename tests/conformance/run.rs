@@ -453,6 +453,8 @@ impl Runner {
                 "tsecr" => segment.timestamps.map_or(-1, |(_, echo)| i64::from(echo)),
                 "ect" if segment.ecn == 0b10 => continue,
                 "no-ect" if segment.ecn == 0 => continue,
+                "dscp" => i64::from(segment.dscp),
+                "ttl" => i64::from(segment.ttl),
                 "no-ts" if segment.timestamps.is_none() => continue,
                 "no-sackok" if !segment.sack_permitted => continue,
                 "no-wscale" if segment.scale.is_none() => continue,
@@ -572,6 +574,14 @@ impl Runner {
             }
             ["nodelay", "off"] => {
                 stream.set_nodelay(false);
+                Ok(())
+            }
+            ["ttl", ttl] => {
+                stream.set_ttl(number(ttl)? as u8);
+                Ok(())
+            }
+            ["tos", tos] => {
+                stream.set_tos(number(tos)? as u8);
                 Ok(())
             }
             ["keepalive"] => stream.set_keepalive(Some(Keepalive::default())),

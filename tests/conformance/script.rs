@@ -8,7 +8,7 @@
 //! | `write N`, `write none`, `write error E` | the application writes N octets; there is no room; it fails |
 //! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N octets; there are none; the end; it fails |
 //! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; lets go of the socket; resets; stops listening |
-//! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T` | it sets an option of the connection |
+//! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set ttl N`, `set tos N` | it sets an option of the connection |
 //! | `< FLAGS field=value ...` | the peer sends a segment |
 //! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or so long after the step before |
 //! | `> text A..B` | the stack's next segments carry octets A to B - 1, in order |

@@ -61,7 +61,7 @@ impl Keepalive {
 
 /// What an application sets of one connection. It reaches the connection through the log, as all else that
 /// changes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Settings {
     /// Nagle's algorithm is off (RFC 9293 section 3.7.4).
@@ -71,6 +71,27 @@ pub struct Settings {
     /// How long the peer may leave something unanswered before the connection fails (RFC 9293 section 3.8.3,
     /// RFC 5482 section 3). Default: [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) decide.
     pub user_timeout: Option<Duration>,
+    /// Hops that packets may make, 1 to 255 (RFC 1122 section 3.2.1.7). Default [`Settings::TTL`].
+    pub ttl: u8,
+    /// DSCP in the upper six bits (RFC 2474); the lower two are ECN's, which TCP sets itself, and 0 here. Default 0.
+    pub tos: u8,
+}
+
+impl Settings {
+    /// Hops that packets may make unless something else is set: 64 (RFC 1700).
+    pub const TTL: u8 = 64;
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            nodelay: false,
+            keepalive: None,
+            user_timeout: None,
+            ttl: Self::TTL,
+            tos: 0,
+        }
+    }
 }
 
 /// How a congestion window opens and falls.

@@ -196,6 +196,10 @@ pub struct Transmit {
     pub flags: Flags,
     /// Whether routers may mark them (ECT, RFC 3168 section 5).
     pub ect: bool,
+    /// Time to live.
+    pub ttl: u8,
+    /// DSCP in the upper six bits, the others 0.
+    pub tos: u8,
     /// Link-layer destination.
     pub mac: Mac,
     /// Both ends.

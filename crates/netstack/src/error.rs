@@ -46,6 +46,8 @@ pub enum SocketError {
     Aborted,
     /// Nobody knows the way to the peer.
     Unreachable,
+    /// The destination is the stack's own address, or 127.0.0.0/8: there is no way back into the stack.
+    Ourselves,
     /// The connection table or the range of ports is full.
     NoRoom,
     /// Somebody listens on the port already.
@@ -78,6 +80,7 @@ impl SocketError {
             SocketError::Aborted | SocketError::Down => io::ErrorKind::ConnectionAborted,
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
             SocketError::Processing => io::ErrorKind::InvalidData,
+            SocketError::Ourselves => io::ErrorKind::AddrNotAvailable,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
@@ -100,6 +103,7 @@ impl SocketError {
             SocketError::Processing => 74,
             SocketError::TooLong => 90,
             SocketError::PortTaken => 98,
+            SocketError::Ourselves => 99,
             SocketError::Aborted => 103,
             SocketError::Reset => 104,
             SocketError::NotConnected => 107,
@@ -119,6 +123,9 @@ impl fmt::Display for SocketError {
             SocketError::TimedOut => "the peer did not answer",
             SocketError::Aborted => "the connection was aborted",
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
+            SocketError::Ourselves => {
+                "this is the stack's own address; ask the socket there directly"
+            }
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",
             SocketError::Processing => {

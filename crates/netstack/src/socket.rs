@@ -72,9 +72,12 @@ impl Sockets {
     /// Begins to open a connection. Never blocks.
     ///
     /// # Errors
-    /// [`SocketError::Down`].
+    /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address.
     pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
         self.up()?;
+        if self.world.site.is_ourselves(*remote.ip()) {
+            return Err(SocketError::Ourselves);
+        }
         let ticket = self.world.desk().ticket();
         self.world.command(Command::Open { ticket, remote });
         Ok(Connecting {
@@ -87,7 +90,7 @@ impl Sockets {
     /// Opens a connection, and waits until it is established.
     ///
     /// # Errors
-    /// As [`Connecting::try_finish`].
+    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`].
     pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
         self.begin_connect(remote)?.finish()
     }
@@ -265,6 +268,28 @@ impl TcpStream {
     /// As [`TcpStream::set_user_timeout`] set it.
     pub fn user_timeout(&self) -> Option<Duration> {
         self.half.settings().user_timeout.map(Into::into)
+    }
+
+    /// Hops that packets may make, at least 1 (RFC 1122 section 4.2.4.2). Default 64. What is under way keeps its own; the
+    /// handshake is over by then.
+    pub fn set_ttl(&self, ttl: u8) {
+        self.half.set(|stream| stream.set_ttl(ttl.max(1)));
+    }
+
+    /// As [`TcpStream::set_ttl`] set it.
+    pub fn ttl(&self) -> u8 {
+        self.half.settings().ttl
+    }
+
+    /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by itself (RFC 3168
+    /// section 6.1), so they are ignored. Default 0.
+    pub fn set_tos(&self, tos: u8) {
+        self.half.set(|stream| stream.set_tos(tos & !0b11));
+    }
+
+    /// As [`TcpStream::set_tos`] set it.
+    pub fn tos(&self) -> u8 {
+        self.half.settings().tos
     }
 
     /// What dropping the connection does. `None`, the default: what was written goes on its way by itself. Zero:

@@ -446,6 +446,10 @@ pub(crate) struct TcpHeaders {
     pub(crate) flags: u8,
     /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub(crate) ect: bool,
+    /// Time to live.
+    pub(crate) ttl: u8,
+    /// DSCP in the upper six bits.
+    pub(crate) tos: u8,
     /// TSval and TSecr.
     pub(crate) timestamps: Option<(u32, u32)>,
     /// MSS option.
@@ -483,7 +487,7 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     let mut ip = sw::Ipv4Packet::new_unchecked(&mut buffer[ETHERNET_HEADER..ETHERNET_HEADER + 20]);
     ip.set_version(4);
     ip.set_header_len(20);
-    ip.set_dscp(0);
+    ip.set_dscp(headers.tos >> 2);
     ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
     // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section 4.1).
@@ -491,7 +495,7 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     ip.clear_flags();
     ip.set_dont_frag(true);
     ip.set_frag_offset(0);
-    ip.set_hop_limit(64);
+    ip.set_hop_limit(headers.ttl);
     ip.set_next_header(sw::IpProtocol::Tcp);
     ip.set_src_addr(headers.src);
     ip.set_dst_addr(headers.dst);
@@ -602,6 +606,8 @@ mod tests {
             wnd: 512,
             flags: 0x12,
             ect: false,
+            ttl: 64,
+            tos: 0,
             timestamps: Some((1, 2)),
             mss: Some(1460),
             window_scale: Some(7),

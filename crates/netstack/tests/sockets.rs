@@ -85,6 +85,16 @@ fn an_address_that_nobody_has_is_unreachable() {
 }
 
 #[test]
+fn the_stack_s_own_address_is_refused_at_once() {
+    let (server, _client) = pair(1);
+    let mut udp = server.bind_udp(7).unwrap();
+    for own in [server_at(7), SocketAddrV4::new([127, 0, 0, 1].into(), 7)] {
+        assert_eq!(server.connect(own).err(), Some(SocketError::Ourselves));
+        assert_eq!(udp.try_send_to(b"x", own), Err(SocketError::Ourselves));
+    }
+}
+
+#[test]
 fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
     let (server, _client) = pair(1);
     let first = server.listen(7, 1).unwrap();
@@ -323,6 +333,10 @@ fn settings_are_kept_and_those_out_of_range_refused() {
     ours.set_keepalive(Some(often)).unwrap();
     ours.set_user_timeout(Some(PATIENCE)).unwrap();
     ours.set_linger(Some(PATIENCE));
+    assert_eq!((ours.ttl(), ours.tos()), (64, 0));
+    ours.set_ttl(0);
+    ours.set_tos(0xff);
+    assert_eq!((ours.ttl(), ours.tos()), (1, 0xfc));
     assert!(ours.nodelay());
     assert_eq!(ours.keepalive(), Some(often));
     assert_eq!(
@@ -359,6 +373,7 @@ fn an_io_error_keeps_the_typed_one_and_its_number() {
         SocketError::ShutDown,
         SocketError::WouldBlock,
         SocketError::Invalid,
+        SocketError::Ourselves,
     ] {
         let theirs = std::io::Error::from_raw_os_error(error.errno());
         assert_eq!(theirs.kind(), error.kind(), "{error}");

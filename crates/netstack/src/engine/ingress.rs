@@ -365,6 +365,8 @@ mod tests {
             wnd: 100,
             flags: flags.0,
             ect: false,
+            ttl: 64,
+            tos: 0,
             timestamps: None,
             mss: None,
             window_scale: None,

@@ -114,6 +114,8 @@ struct Alike {
     flags: Flags,
     timestamps: Option<(u32, u32)>,
     ect: bool,
+    ttl: u8,
+    tos: u8,
     len: u32,
 }
 
@@ -150,6 +152,8 @@ impl Template {
             flags,
             timestamps: t.timestamps,
             ect: t.ect,
+            ttl: t.ttl,
+            tos: t.tos,
             len,
         };
         if self.of != Some(alike) {
@@ -193,6 +197,8 @@ fn emit_once(
         wnd: t.wnd,
         flags: flags.0,
         ect: t.ect,
+        ttl: t.ttl,
+        tos: t.tos,
         timestamps: t.timestamps,
         mss: syn.mss,
         window_scale: syn.window_scale,

@@ -35,7 +35,7 @@
 use core::cell::UnsafeCell;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::{NonZero, NonZeroU64};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use crossbeam_utils::CachePadded;
@@ -317,7 +317,6 @@ struct AppSide {
 }
 
 /// [`Settings`], each of which somebody may change while another is changed. Times are in nanoseconds.
-#[derive(Default)]
 struct Wishes {
     nodelay: AtomicBool,
     /// Questions before giving up; 0 asks none.
@@ -326,13 +325,32 @@ struct Wishes {
     interval: AtomicU64,
     /// 0: none.
     user_timeout: AtomicU64,
+    ttl: AtomicU8,
+    tos: AtomicU8,
 }
 
 impl Wishes {
+    /// The defaults.
+    fn new() -> Self {
+        let wishes = Wishes {
+            nodelay: AtomicBool::new(false),
+            probes: AtomicU32::new(0),
+            idle: AtomicU64::new(0),
+            interval: AtomicU64::new(0),
+            user_timeout: AtomicU64::new(0),
+            ttl: AtomicU8::new(0),
+            tos: AtomicU8::new(0),
+        };
+        wishes.store(&Settings::default());
+        wishes
+    }
+
     fn store(&self, settings: &Settings) {
         self.nodelay.store(settings.nodelay, Ordering::Relaxed);
         self.keepalive(settings.keepalive);
         self.user_timeout(settings.user_timeout);
+        self.ttl.store(settings.ttl, Ordering::Relaxed);
+        self.tos.store(settings.tos, Ordering::Relaxed);
     }
 
     fn keepalive(&self, keepalive: Option<Keepalive>) {
@@ -361,6 +379,8 @@ impl Wishes {
                 probes,
             }),
             user_timeout: (user_timeout > Duration::ZERO).then_some(user_timeout),
+            ttl: self.ttl.load(Ordering::Relaxed),
+            tos: self.tos.load(Ordering::Relaxed),
         }
     }
 }
@@ -427,7 +447,7 @@ impl Streams {
                 read: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 asked: AtomicU32::new(0),
-                wishes: Wishes::default(),
+                wishes: Wishes::new(),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
@@ -1003,7 +1023,7 @@ impl<'a> StreamRef<'a> {
         self.place.app.wishes.load()
     }
 
-    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::ask`], as the two below.
+    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::ask`], as all below.
     pub(crate) fn set_nodelay(&self, nodelay: bool) {
         // ORDERING: Relaxed, as all wishes: the Release in `ask` stands behind them.
         let wish = &self.place.app.wishes.nodelay;
@@ -1016,6 +1036,14 @@ impl<'a> StreamRef<'a> {
 
     pub(crate) fn set_user_timeout(&self, user_timeout: Option<Duration>) {
         self.place.app.wishes.user_timeout(user_timeout);
+    }
+
+    pub(crate) fn set_ttl(&self, ttl: u8) {
+        self.place.app.wishes.ttl.store(ttl, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_tos(&self, tos: u8) {
+        self.place.app.wishes.tos.store(tos, Ordering::Relaxed);
     }
 
     /// Raises the flag; true if it was down, that is if the pump must be told. Does nothing once the place has

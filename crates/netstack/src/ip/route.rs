@@ -78,6 +78,11 @@ impl Site {
         }
     }
 
+    /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there is no way for them.
+    pub(crate) fn is_ourselves(&self, address: Ipv4Addr) -> bool {
+        address == self.address || address.is_loopback()
+    }
+
     /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).
     pub(crate) fn whose(&self, address: Ipv4Addr) -> Whose {
         if address == self.address {

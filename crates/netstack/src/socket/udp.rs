@@ -4,7 +4,7 @@
 //! returns, in the order of the calls; what arrives waits in a bounded queue, and is dropped and counted when that is
 //! full.
 
-use core::net::{Ipv4Addr, SocketAddrV4};
+use core::net::SocketAddrV4;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -504,11 +504,13 @@ impl UdpSender {
     /// Whether a datagram may go there.
     fn check(&self, remote: SocketAddrV4) -> Result<(), SocketError> {
         let site = &self.place.world.site;
-        let nobody = |address: &Ipv4Addr| address.is_unspecified() || address.is_loopback();
+        if site.is_ourselves(*remote.ip()) {
+            return Err(SocketError::Ourselves);
+        }
         match site.whose(*remote.ip()) {
             Whose::Everybodys if !self.broadcast => Err(SocketError::NotAllowed),
             Whose::Everybodys => Ok(()),
-            _ if nobody(remote.ip()) => Err(SocketError::Unreachable),
+            _ if remote.ip().is_unspecified() => Err(SocketError::Unreachable),
             _ if remote.ip().is_multicast() || site.next_hop(*remote.ip()).is_some() => Ok(()),
             _ => Err(SocketError::Unreachable),
         }

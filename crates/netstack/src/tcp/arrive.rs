@@ -3,7 +3,7 @@
 use super::snd::Due;
 use super::window::{AckDue, SHIFT_MAX};
 use super::{Cx, State, Tcb};
-use crate::config::Limits;
+use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
 use crate::effect::{Effect, EffectSink, Event, Transmit};
 use crate::seqnum::SeqNum;
@@ -68,6 +68,8 @@ pub fn reset_for<S: EffectSink>(
         window_limit: 0,
         flags,
         ect: false,
+        ttl: Settings::TTL,
+        tos: 0,
         mac,
         flow,
         timestamps: None,

@@ -215,6 +215,8 @@ impl Tcb {
             window_limit: rcv.limit,
             flags: what.flags,
             ect: what.ect,
+            ttl: self.snd.ttl,
+            tos: self.snd.tos,
             mac: self.mac,
             flow: self.flow,
             timestamps: if rcv.timestamps {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::walk::{walk, walk_variants};
+use crate::config::Settings;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -75,6 +76,9 @@ pub(super) struct Snd {
     pub(super) syn_lost: bool,
     /// Small segments wait for nothing (RFC 9293 section 3.7.4).
     pub(super) nodelay: bool,
+    /// [`Settings::ttl`] and [`Settings::tos`], where every frame finds them.
+    pub(super) ttl: u8,
+    pub(super) tos: u8,
     /// ISS.
     pub(super) iss: SeqNum,
     /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
@@ -92,7 +96,7 @@ pub(super) struct Snd {
 
 walk!(Snd, "snd", {
     una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
-    ecn, cwr, scaled, syn_lost, nodelay, iss, wnd_max, small, sent_at, frames_end,
+    ecn, cwr, scaled, syn_lost, nodelay, ttl, tos, iss, wnd_max, small, sent_at, frames_end,
     release_upto, release_frame,
 });
 
@@ -127,6 +131,8 @@ impl Snd {
             scaled: true,
             syn_lost: false,
             nodelay: false,
+            ttl: Settings::TTL,
+            tos: 0,
             iss,
             wnd_max: 0,
             small: iss,

@@ -123,6 +123,7 @@ impl Tcb {
         }
         let before = core::mem::replace(&mut self.settings, settings);
         self.snd.nodelay = settings.nodelay;
+        (self.snd.ttl, self.snd.tos) = (settings.ttl, settings.tos);
         if settings.keepalive != before.keepalive {
             self.begin_keepalive(cx);
         }

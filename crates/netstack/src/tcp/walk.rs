@@ -267,7 +267,7 @@ collections! {
 
 walk!(ConnId, "conn", { index, generation });
 walk!(Flow, "flow", { local, remote });
-walk!(Settings, "settings", { nodelay, keepalive, user_timeout });
+walk!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });
 walk!(Keepalive, "settings.keepalive", { idle, interval, probes });
 
 #[cfg(test)]

@@ -152,6 +152,8 @@ mod tests {
                 sack_permitted: false,
                 sack: SackBlocks::default(),
                 ect: false,
+                ttl: 64,
+                tos: 0,
                 payload_len,
             };
             let mut frame = vec![7; 120];

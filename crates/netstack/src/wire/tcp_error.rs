@@ -78,6 +78,8 @@ mod tests {
             sack_permitted: false,
             sack: super::super::SackBlocks::default(),
             ect: false,
+            ttl: 64,
+            tos: 0,
             payload_len: 0,
         };
         let mut segment = vec![0; 200];
