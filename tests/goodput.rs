@@ -1,4 +1,4 @@
-//! How much arrives over a wire that loses: 100 Mbit/s, 10 ms of round trip, a queue of one such product of both, one
+//! How much arrives over a wire that loses or reorders: 100 Mbit/s, 10 ms of round trip, a queue of one such product of both, one
 //! connection with our stack on both sides.
 //!
 //! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; otherwise it is a few seconds of virtual time.
@@ -19,11 +19,11 @@ const RATE: u64 = 100_000_000;
 const QUEUE: u64 = 125_000;
 
 /// Mbit/s of text that arrive in `seconds`, and how many octets left more than once, in a thousand.
-fn goodput(seed: u64, loss_ppm: u32, seconds: u64, control: CongestionControl) -> (f64, f64) {
+fn goodput(seed: u64, faults: &Faults, seconds: u64, control: CongestionControl) -> (f64, f64) {
     let mut net = Net::new(seed);
     let delay = core::time::Duration::from_millis(5);
     let wire = LinkConfig::default()
-        .faults(Faults::new(0).loss(loss_ppm))
+        .faults(faults.clone())
         .delay(delay)
         .rate(RATE, QUEUE);
     let mut limits = Limits::default();
@@ -77,21 +77,49 @@ fn goodput_over_a_wire_that_loses_is_what_other_stacks_reach() {
     let cases = [(0, 85.0), (1_000, 25.0), (10_000, 8.0), (50_000, 1.5)];
     for (loss_ppm, least) in cases {
         for control in [CongestionControl::Cubic, CongestionControl::NewReno] {
-            let mut all: Vec<_> = (1..=seeds)
-                .map(|seed| goodput(seed, loss_ppm, seconds, control))
-                .collect();
-            all.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let median = all[all.len() / 2];
-            println!(
-                "loss {:>4.1} %, {control:?}: {:.1} Mbit/s ({:.1} to {:.1}), {:.0} of 1000 octets again",
-                f64::from(loss_ppm) / 1e4,
-                median.0,
-                all[0].0,
-                all[all.len() - 1].0,
-                median.1,
-            );
-            let enough = control != CongestionControl::Cubic || median.0 >= least;
-            assert!(enough, "{:.1} Mbit/s at {loss_ppm} ppm of loss", median.0);
+            let name = format!("loss {:>4.1} %", f64::from(loss_ppm) / 1e4);
+            let faults = Faults::new(0).loss(loss_ppm);
+            let median = median(&name, &faults, seeds, seconds, control);
+            let enough = control != CongestionControl::Cubic || median >= least;
+            assert!(enough, "{median:.1} Mbit/s at {loss_ppm} ppm of loss");
+        }
+    }
+}
+
+/// Prints and returns the median.
+fn median(
+    name: &str,
+    faults: &Faults,
+    seeds: u64,
+    seconds: u64,
+    control: CongestionControl,
+) -> f64 {
+    let mut all: Vec<_> = (1..=seeds)
+        .map(|seed| goodput(seed, faults, seconds, control))
+        .collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let median = all[all.len() / 2];
+    println!(
+        "{name}, {control:?}: {:.1} Mbit/s ({:.1} to {:.1}), {:.0} of 1000 octets again",
+        median.0,
+        all[0].0,
+        all[all.len() - 1].0,
+        median.1,
+    );
+    median.0
+}
+
+/// Nothing is lost on this wire: a window that falls for what was only late must rise again (RFC 4015).
+#[test]
+fn goodput_over_a_wire_that_reorders_is_that_of_one_that_does_not() {
+    let (seeds, seconds) = (setting("GOODPUT_SEEDS", 3), setting("GOODPUT_SECONDS", 4));
+    // A hundred frames take 12 ms, which is more than a round trip.
+    for (ppm, distance, least) in [(10_000, 10, 85.0), (1_000, 100, 85.0), (10_000, 100, 60.0)] {
+        for control in [CongestionControl::Cubic, CongestionControl::NewReno] {
+            let name = format!("reorder {:.1} % by {distance}", f64::from(ppm) / 1e4);
+            let faults = Faults::new(0).reorder(ppm, distance);
+            let median = median(&name, &faults, seeds, seconds, control);
+            assert!(median >= least, "{median:.1} Mbit/s, {name}");
         }
     }
 }

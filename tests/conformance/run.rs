@@ -380,7 +380,10 @@ impl Runner {
                     let (value, echo) = value.split_once('/').ok_or("write ts=value/echo")?;
                     let echo = match echo {
                         "last" => self.echo,
-                        echo => number(echo)? as u32,
+                        echo => match echo.strip_prefix("last-") {
+                            Some(before) => self.echo.wrapping_sub(number(before)? as u32),
+                            None => number(echo)? as u32,
+                        },
                     };
                     segment.timestamps = Some((number(value)? as u32, echo));
                 }

@@ -3,7 +3,7 @@
 use super::arrive::Acceptable;
 use super::congestion::Acked;
 use super::recovery::Recovery;
-use super::retransmit::Timer;
+use super::retransmit::{Timer, measured_by};
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
 use crate::digest::{Flags, Options, Segment};
 use crate::effect::{Effect, EffectSink, Event};
@@ -56,7 +56,7 @@ impl Tcb {
             // It answers: the probes may go on.
             self.retransmit.retries = 0;
         }
-        let calm = self.is_calm();
+        let (calm, una) = (self.is_calm(), self.snd.una);
         let has_sack = self.rcv.sack_permitted && matches!(seg.options, Options::Sack(_));
         let look = (!calm || has_sack).then(|| self.look(seg, cx));
         if seg.ack.after(self.snd.una) {
@@ -68,6 +68,9 @@ impl Tcb {
             }
         } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
             self.duplicate();
+        }
+        if let Some(look) = &look {
+            self.look_back(seg, look, una, cx.now);
         }
         if let (Some(look), true) = (look, self.rcv.sack_permitted) {
             self.respond(seg, look, cx);
@@ -119,12 +122,14 @@ impl Tcb {
         let keeps_timer = self.congestion.keeps_timer();
         let verdict = self.congestion.on_ack(flight, || Acked {
             una,
+            nxt: snd.nxt,
             acked,
             flight,
             marked,
             mss: u32::from(snd.mss),
             now: cx.now,
             srtt: self.retransmit.srtt,
+            rtt: echoed.and_then(|echoed| measured_by(echoed, cx.now)),
         });
         // RFC 6298 sections 5.2 and 5.3.
         if una == snd.max {

@@ -207,6 +207,22 @@ impl Flight {
         self.lost - before
     }
 
+    /// What counts as lost is in flight after all.
+    pub(super) fn forget_losses(&mut self) {
+        for stretch in &mut self.stretches {
+            if stretch.fate == Fate::Lost {
+                stretch.fate = Fate::Flying;
+            }
+        }
+        self.lost = 0;
+    }
+
+    /// Octets in flight that left more than once.
+    pub(super) fn again(&self) -> u32 {
+        let again = |stretch: &&Stretch| stretch.again && stretch.fate == Fate::Flying;
+        self.stretches.iter().filter(again).map(Stretch::len).sum()
+    }
+
     /// The first octets in flight, `len` at most, are lost.
     pub(super) fn lose_first(&mut self, len: u32) {
         let Some(begin) = self.first().map(|first| first.begin) else {

@@ -32,7 +32,7 @@
 //! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
 //! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
 //! carry it. `recovery.rs` finds what was lost and says when it leaves again; `flight.rs` is its scoreboard, `rack.rs`
-//! its sense of time. `path.rs` is what the network says of the way, `cookie.rs` a handshake that leaves nothing
+//! its sense of time, `undo.rs` sets things back if nothing was lost. `path.rs` is what the network says of the way, `cookie.rs` a handshake that leaves nothing
 //! behind. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` the calls of
 //! the application.
 //!
@@ -78,6 +78,7 @@ mod snd;
 #[cfg(test)]
 mod tests;
 mod tuning;
+mod undo;
 mod user;
 pub(crate) mod walk;
 mod window;
@@ -100,7 +101,9 @@ use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
 use snd::Snd;
 use tuning::Tuning;
+use undo::Undo;
 use walk::{Walk, walk, walk_variants};
+
 use window::Rcv;
 
 pub use arrive::reset_for;
@@ -328,6 +331,7 @@ pub struct Tcb {
     retransmit: Retransmit,
     flight: Flight,
     recovery: Recovery,
+    undo: Undo,
     challenges: Challenges,
     settings: Settings,
     keepalive: Keepalive,
@@ -338,7 +342,7 @@ pub struct Tcb {
 
 walk!(Tcb, "tcb", {
     rcv, snd, state, road, orphan, passive, conn, mac, flow, timers, congestion, retransmit,
-    flight, recovery, challenges, settings, keepalive, tuning, path, reassembly,
+    flight, recovery, undo, challenges, settings, keepalive, tuning, path, reassembly,
 });
 
 /// Counts unasked-for acknowledgments (RFC 5961 section 7).

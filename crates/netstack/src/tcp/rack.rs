@@ -104,6 +104,11 @@ impl Rack {
         }
     }
 
+    /// What counted as lost, and left again, was only passed by others (RFC 8985 section 6.2, step 3).
+    pub(super) const fn reorders(&mut self) {
+        self.reordering = true;
+    }
+
     /// A recovery is over.
     pub(super) const fn recovered(&mut self) {
         self.persists = self.persists.saturating_sub(1);

@@ -7,11 +7,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::congestion::Verdict;
-use super::flight::{Fate, Flight};
+use super::flight::{Fate, Flight, Stretch};
 use super::rack::{Heard, Rack};
 use super::retransmit::{Expiry, Timer};
 use super::snd::Due;
+use super::undo::Cause;
 use super::walk::{walk, walk_variants};
+
 use super::{Cx, Tcb};
 use crate::digest::{Options, Segment};
 use crate::effect::EffectSink;
@@ -59,8 +61,10 @@ walk!(Recovery, "recovery", { rack, tail, tail_end });
 pub(super) struct Look {
     /// Octets that arrived and were not known to (DeliveredData, RFC 6937 section 3).
     delivered: u32,
-    /// The end of what came twice (RFC 2883).
-    twice: Option<SeqNum>,
+    /// What came twice (RFC 2883).
+    pub(super) twice: Option<(SeqNum, SeqNum)>,
+    /// Whether something arrived that counted as lost and had not left again.
+    late: bool,
     /// Whether there were blocks of what arrived.
     blocks: bool,
     /// Whether a recovery was under way.
@@ -76,12 +80,27 @@ impl Recovery {
             tail_end: una,
         }
     }
+
+    /// Segments pass each other on this path.
+    pub(super) const fn reorders(&mut self) {
+        self.rack.reorders();
+    }
+}
+
+impl Look {
+    /// Whether something arrived that counted as lost and had not left again.
+    pub(super) const fn is_late(&self) -> bool {
+        self.late
+    }
 }
 
 impl Tcb {
     /// Whether nothing is known to be lost or out of order: then an acknowledgment is a number and no more.
     pub(super) fn is_calm(&self) -> bool {
-        self.flight.is_calm() && self.congestion.is_open() && self.recovery.tail == Tail::None
+        self.flight.is_calm()
+            && self.congestion.is_open()
+            && self.recovery.tail == Tail::None
+            && !self.undo.awaits(self.snd.una)
     }
 
     /// Octets that are in the network as far as we know: `pipe` of RFC 6675 section 2.
@@ -129,11 +148,17 @@ impl Tcb {
         rack.passed(snd.una);
         let before = flight.sacked();
         let una = snd.una.max(seg.ack);
-        flight.acked(una, |stretch| rack.delivered(stretch, &heard));
+        let mut late = false;
+        let mut delivered = |stretch: &Stretch, rack: &mut Rack| {
+            late |= stretch.fate == Fate::Lost && !stretch.again;
+            rack.delivered(stretch, &heard);
+        };
+        flight.acked(una, |stretch| delivered(stretch, rack));
         rack.passed(una);
         let mut look = Look {
             delivered: 0,
             twice: None,
+            late: false,
             blocks: false,
             mending: !self.congestion.is_open(),
         };
@@ -144,10 +169,11 @@ impl Tcb {
             for &(left, right) in blocks.sorted_from(una) {
                 if left.at_or_after(una) && left.before(right) && right.at_or_before(snd.nxt) {
                     look.blocks = true;
-                    flight.sack(left, right, |stretch| rack.delivered(stretch, &heard));
+                    flight.sack(left, right, |stretch| delivered(stretch, rack));
                 }
             }
         }
+        look.late = late;
         let moved = una.since(snd.una) + flight.sacked();
         look.delivered = moved.saturating_sub(before);
         look
@@ -218,6 +244,7 @@ impl Tcb {
         if self.flight.lost() > 0 && is_new {
             let flight = self.snd.nxt.since(una);
             self.congestion.enter(self.snd.nxt, flight, mss);
+            self.fell(Cause::Loss);
             self.recovery.tail = Tail::None;
         }
         let pipe = self.pipe();
@@ -260,7 +287,7 @@ impl Tcb {
             return;
         }
         let again = self.recovery.tail == Tail::Again;
-        if again && look.twice != Some(end) {
+        if again && look.twice.map(|(_, right)| right) != Some(end) {
             if seg.ack.after(end) {
                 // The probe mended a loss that nobody else noticed.
                 let mss = u32::from(self.snd.mss);
@@ -294,6 +321,9 @@ impl Tcb {
         let flight = snd.max.since(snd.una);
         let mss = u32::from(snd.mss);
         let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
+        if verdict == Verdict::Resend {
+            self.fell(Cause::Loss);
+        }
         self.obey(verdict);
     }
 
@@ -309,11 +339,11 @@ impl Tcb {
     }
 }
 
-/// The end of what came twice, if the first block says that: it lies before the acknowledgment, or within the second
+/// What came twice, if the first block says that: it lies before the acknowledgment, or within the second
 /// one (RFC 2883 section 4).
-fn twice(blocks: &[(SeqNum, SeqNum)], ack: SeqNum) -> Option<SeqNum> {
+fn twice(blocks: &[(SeqNum, SeqNum)], ack: SeqNum) -> Option<(SeqNum, SeqNum)> {
     let &(left, right) = blocks.first()?;
     let within = |&(l, r): &(SeqNum, SeqNum)| left.at_or_after(l) && right.at_or_before(r);
     let old = left.before(ack) && right.at_or_before(ack);
-    (old || blocks.get(1).is_some_and(within)).then_some(right)
+    (old || blocks.get(1).is_some_and(within)).then_some((left, right))
 }

@@ -6,7 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::snd::Due;
+use super::undo::Cause;
 use super::walk::{walk, walk_variants};
+
 use super::window::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::effect::{EffectSink, Event};
@@ -38,6 +40,12 @@ const TICK_SHIFT: u32 = 20;
 #[inline]
 pub(super) const fn timestamp(now: Instant) -> u32 {
     (now.as_nanos() >> TICK_SHIFT) as u32
+}
+
+/// How long it is since `echoed` was TSval, in whole ticks, unless it cannot have been.
+pub(super) fn measured_by(echoed: u32, now: Instant) -> Option<Duration> {
+    let ticks = timestamp(now).wrapping_sub(echoed);
+    (ticks < 1 << 31).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
 }
 
 /// What a connection waits for.
@@ -260,9 +268,8 @@ impl Retransmit {
 
     /// A measurement by an echoed timestamp, unless it cannot be one.
     fn sample_echo(&mut self, echoed: u32, now: Instant) {
-        let ticks = timestamp(now).wrapping_sub(echoed);
-        if ticks < 1 << 31 {
-            self.sample(Duration::from_nanos(u64::from(ticks) << TICK_SHIFT));
+        if let Some(rtt) = measured_by(echoed, now) {
+            self.sample(rtt);
         }
     }
 
@@ -368,6 +375,9 @@ impl Tcb {
         let flight = snd.max.since(snd.una);
         self.congestion
             .on_timeout(snd.max, flight, u32::from(snd.mss), first);
+        if first {
+            self.fell(Cause::Timeout);
+        }
         self.lose_all();
     }
 

@@ -443,6 +443,7 @@ impl Tcb {
         self.retransmit.on_resent();
         self.transmit_text(begin, count, octets, frame_len, fin, false, cx);
         self.flight.resent(begin, begin + len, cx.now);
+        self.undo.resent(len, timestamp(cx.now));
         self.congestion.on_sent(len);
         self.snd.sent_at = cx.now;
         self.retransmit.probes = 0;

@@ -11,6 +11,7 @@ use super::recovery::Recovery;
 use super::retransmit::{Retransmit, Timer, Timers};
 use super::snd::Snd;
 use super::tuning::Tuning;
+use super::undo::Undo;
 use super::window::Rcv;
 use super::{Challenges, Cx, State, Tcb};
 use crate::config::{Limits, Settings};
@@ -44,6 +45,7 @@ impl Tcb {
             retransmit: Retransmit::new(),
             flight: Flight::new(),
             recovery: Recovery::new(iss),
+            undo: Undo::new(iss),
             challenges: Challenges::default(),
             settings: Settings::default(),
             keepalive: Keepalive::default(),

@@ -227,6 +227,18 @@ impl<T: Walk + Default> Walk for Option<T> {
     }
 }
 
+impl<T: Walk> Walk for Box<T> {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        (**self).walk(name, each);
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        (**self).flip(name, flip);
+    }
+}
+
 /// Collections: their length, which two bits change by one, and what is in them.
 macro_rules! collections {
     ($($type:ident, $last:ident, $push:ident, $pop:ident;)*) => {$(

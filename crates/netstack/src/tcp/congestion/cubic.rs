@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::hystart::HyStart;
 use super::{Acked, Algorithm, WINDOW_MAX};
 use crate::tcp::walk::walk;
 use crate::time::{Duration, Instant};
@@ -51,10 +52,11 @@ pub(super) struct Cubic {
     needed: u32,
     /// Octets acknowledged since the window last grew.
     acked: u32,
+    hystart: HyStart,
 }
 
 walk!(Cubic, "cubic", {
-    w_max, cwnd_prior, w_est, est_acked, plateau, k_us, epoch, until, needed, acked,
+    w_max, cwnd_prior, w_est, est_acked, plateau, k_us, epoch, until, needed, acked, hystart,
 });
 
 impl Default for Cubic {
@@ -70,6 +72,7 @@ impl Default for Cubic {
             until: Instant::ZERO,
             needed: 0,
             acked: 0,
+            hystart: HyStart::default(),
         }
     }
 }
@@ -113,6 +116,15 @@ impl Cubic {
 }
 
 impl Algorithm for Cubic {
+    /// Section 4.10.
+    fn slow_start(&mut self, ack: &Acked, initial: bool) -> Option<u32> {
+        if initial {
+            self.hystart.grow(ack)
+        } else {
+            Some(ack.acked.min(2 * ack.mss))
+        }
+    }
+
     #[inline]
     fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32 {
         if self.epoch == Instant::NEVER {
@@ -186,12 +198,14 @@ mod tests {
     fn ack(now: Instant, acked: u32, flight: u32) -> Acked {
         Acked {
             una: SeqNum(0),
+            nxt: SeqNum(0),
             acked,
             flight,
             marked: false,
             mss: MSS,
             now,
             srtt: Duration::from_millis(100),
+            rtt: None,
         }
     }
 

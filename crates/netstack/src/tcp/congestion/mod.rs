@@ -5,6 +5,7 @@
 //! far it falls: [`Reno`] or [`Cubic`].
 
 mod cubic;
+mod hystart;
 mod reno;
 
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,8 @@ walk_variants!(Phase {
 pub(super) struct Acked {
     /// Up to here.
     pub(super) una: SeqNum,
+    /// The next number to send for the first time.
+    pub(super) nxt: SeqNum,
     /// Octets.
     pub(super) acked: u32,
     /// Octets that were in flight before.
@@ -62,10 +65,19 @@ pub(super) struct Acked {
     pub(super) now: Instant,
     /// Smoothed round-trip time.
     pub(super) srtt: Duration,
+    /// What this acknowledgment measured, if it did.
+    pub(super) rtt: Option<Duration>,
 }
 
-/// How a congestion window opens in congestion avoidance, and how far it falls.
+/// How a congestion window opens, and how far it falls.
 trait Algorithm {
+    /// By how many octets the window grows after `ack` in slow start; `None`: that is over. `initial`: nothing was ever
+    /// lost.
+    fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
+        // RFC 5681 section 3.1, at most L = 2 segments a time (RFC 3465 section 2.2).
+        Some(ack.acked.min(2 * ack.mss))
+    }
+
     /// The window after `ack`, `cwnd` having been used.
     fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32;
 
@@ -81,6 +93,12 @@ trait Algorithm {
 enum Growth {
     Reno(Reno),
     Cubic(Cubic),
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Growth::Reno(Reno::default())
+    }
 }
 
 impl Growth {
@@ -161,10 +179,22 @@ pub(super) struct Congestion {
     flight: u32,
     reduction: Reduction,
     growth: Growth,
+    /// What was before the window last fell for a loss, while that may be undone.
+    before: Option<Box<Before>>,
 }
 
+/// What a fall of the window changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Before {
+    cwnd: u32,
+    ssthresh: u32,
+    growth: Growth,
+}
+
+walk!(Before, "congestion.before", { cwnd, ssthresh, growth });
+
 walk!(Congestion, "congestion", {
-    cwnd, ssthresh, recover, phase, duplicates, flight, reduction, growth,
+    cwnd, ssthresh, recover, phase, duplicates, flight, reduction, growth, before,
 });
 
 impl Congestion {
@@ -182,6 +212,7 @@ impl Congestion {
                 CongestionControl::NewReno => Growth::Reno(Reno::default()),
                 CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
             },
+            before: None,
         }
     }
 
@@ -260,8 +291,12 @@ impl Congestion {
     #[inline]
     fn grow(&mut self, ack: &Acked) {
         let cwnd = if self.cwnd < self.ssthresh {
-            // Slow start (RFC 5681 section 3.1), at most L = 2 segments a time (RFC 3465 section 2.2).
-            self.cwnd + ack.acked.min(2 * ack.mss)
+            let initial = self.ssthresh == WINDOW_MAX;
+            let grown = self.growth.algorithm().slow_start(ack, initial);
+            if grown.is_none() {
+                self.ssthresh = self.cwnd;
+            }
+            self.cwnd + grown.unwrap_or(0)
         } else {
             match &mut self.growth {
                 Growth::Reno(reno) => reno.grown(self.cwnd, ack),
@@ -349,6 +384,8 @@ impl Congestion {
     pub(super) fn notice(&mut self, nxt: SeqNum, mss: u32) {
         if self.phase == Phase::Open {
             self.fall(self.cwnd, mss);
+            // Congestion was said to be there: that stands.
+            self.before = None;
             self.cwnd = self.ssthresh;
             self.recover = nxt;
         }
@@ -356,7 +393,38 @@ impl Congestion {
 
     fn fall(&mut self, flight: u32, mss: u32) {
         let cwnd = self.cwnd;
+        self.before = Some(Box::new(Before {
+            cwnd,
+            ssthresh: self.ssthresh,
+            growth: self.growth.clone(),
+        }));
         self.ssthresh = self.growth.algorithm().fallen(cwnd, flight, mss);
+    }
+
+    /// Whether the window fell for a loss, and what was before is known.
+    pub(super) const fn may_undo(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// There was no loss: all is as before (RFC 4015 section 3.2, RFC 9438 section 4.9). What the window may open more
+    /// than by `pipe` and an initial window comes by slow start, lest it all leave at once.
+    pub(super) fn undo(&mut self, una: SeqNum, pipe: u32, mss: u32) {
+        let Some(before) = self.before.take() else {
+            return;
+        };
+        let Before {
+            cwnd,
+            ssthresh,
+            growth,
+        } = *before;
+        let is_open = self.phase == Phase::Open;
+        let now = if is_open { self.cwnd } else { 0 };
+        self.cwnd = cwnd.min(pipe + Self::initial(mss)).max(now).max(mss);
+        self.ssthresh = ssthresh.max(cwnd);
+        self.growth = growth;
+        self.recover = una;
+        self.phase = Phase::Open;
+        self.duplicates = 0;
     }
 
     /// A duplicate acknowledgment of `una` arrived, `flight` octets being in flight up to `max`
@@ -418,12 +486,14 @@ mod tests {
     fn ack(una: SeqNum, acked: u32, flight: u32) -> Acked {
         Acked {
             una,
+            nxt: una + flight,
             acked,
             flight,
             marked: false,
             mss: MSS,
             now: Instant::from_millis(1),
             srtt: Duration::from_millis(1),
+            rtt: None,
         }
     }
 

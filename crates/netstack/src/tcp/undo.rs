@@ -1,0 +1,153 @@
+//! What was done about a loss that was none: the window is what it was before.
+//!
+//! Segments that are late, or that others have passed, look lost for a while. Once one has left again, three things can
+//! tell that its first copy has arrived:
+//!
+//! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC 3522).
+//! - The peer reports that everything that left again came twice (D-SACK, RFC 3708).
+//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave again (F-RTO with SACK, RFC 5682
+//!   section 3).
+//!
+//! Then the windows and the curve are set back (RFC 4015 section 3.2, RFC 9438 section 4.9), what still counts as lost
+//! is in flight again, and RACK knows that this path reorders.
+
+use serde::{Deserialize, Serialize};
+
+use super::Tcb;
+use super::recovery::Look;
+use super::retransmit::Timer;
+use super::walk::{walk, walk_variants};
+use crate::digest::Segment;
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// Why the window fell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub(super) enum Cause {
+    /// Others arrived behind something.
+    Loss,
+    /// Nothing arrived for too long.
+    Timeout,
+}
+
+walk_variants!(Cause { Loss, Timeout });
+
+/// What has left again since the window fell, while that may be undone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Undo {
+    /// SND.UNA when the window fell.
+    marker: SeqNum,
+    /// The highest number sent by then.
+    max: SeqNum,
+    cause: Cause,
+    /// Octets that left again, less those that came twice.
+    again: u32,
+    /// TSval of the first that left again.
+    resent_at: Option<u32>,
+}
+
+walk!(Undo, "undo", { marker, max, cause, again, resent_at });
+
+impl Undo {
+    pub(super) const fn new(iss: SeqNum) -> Self {
+        Undo {
+            marker: iss,
+            max: iss,
+            cause: Cause::Loss,
+            again: 0,
+            resent_at: None,
+        }
+    }
+
+    /// `octets` leave again, with this TSval.
+    pub(super) fn resent(&mut self, octets: u32, timestamp: u32) {
+        self.again = self.again.saturating_add(octets);
+        self.resent_at.get_or_insert(timestamp);
+    }
+
+    /// Whether the next acknowledgment that moves on tells which copy has arrived.
+    pub(super) fn awaits(&self, una: SeqNum) -> bool {
+        self.resent_at.is_some() && una == self.marker
+    }
+}
+
+impl Tcb {
+    /// The window fell, because of what was sent so far.
+    pub(super) fn fell(&mut self, cause: Cause) {
+        self.undo = Undo {
+            marker: self.snd.una,
+            max: self.snd.max,
+            cause,
+            // A probe of the tail may be out.
+            again: self.flight.again(),
+            resent_at: None,
+        };
+    }
+
+    /// `seg` was acceptable, and `before` was SND.UNA until then: does it show that there was no loss?
+    pub(super) fn look_back(
+        &mut self,
+        seg: &Segment<'_>,
+        look: &Look,
+        before: SeqNum,
+        now: Instant,
+    ) {
+        if !self.congestion.may_undo() {
+            return;
+        }
+        if self.is_first_copy(seg, before) || self.came_all_twice(look) || self.came_late(look) {
+            self.undo_fall(now);
+        }
+    }
+
+    /// RFC 3522 section 3.2, steps 3 to 5.
+    fn is_first_copy(&self, seg: &Segment<'_>, before: SeqNum) -> bool {
+        let earlier = |(echoed, sent): (u32, u32)| (echoed.wrapping_sub(sent) as i32) < 0;
+        let moves = before == self.undo.marker && seg.ack.after(before);
+        moves
+            && self
+                .echoed(seg)
+                .zip(self.undo.resent_at)
+                .is_some_and(earlier)
+    }
+
+    /// RFC 3708 section 2: every octet that left again was reported to have come twice.
+    fn came_all_twice(&mut self, look: &Look) -> bool {
+        let undo = &mut self.undo;
+        let Some((left, right)) = look.twice else {
+            return false;
+        };
+        if undo.again == 0 || left.before(undo.marker) || right.after(undo.max) {
+            return false;
+        }
+        undo.again = undo.again.saturating_sub(right.since(left));
+        undo.again == 0 && self.flight.lost() == 0
+    }
+
+    /// RFC 5682 section 3.1, step 3.b.
+    const fn came_late(&self, look: &Look) -> bool {
+        matches!(self.undo.cause, Cause::Timeout)
+            && self.rcv.sack_permitted
+            && !self.rcv.timestamps
+            && look.is_late()
+    }
+
+    fn undo_fall(&mut self, now: Instant) {
+        self.flight.forget_losses();
+        let pipe = self.pipe();
+        self.congestion
+            .undo(self.snd.una, pipe, u32::from(self.snd.mss));
+        if self.undo.cause == Cause::Loss {
+            self.recovery.reorders();
+        }
+        self.undo.resent_at = None;
+        if self.snd.una != self.snd.nxt {
+            // What waited for a window to leave again is in flight.
+            self.timers.stop(Timer::Persist);
+            if !self.timers.runs(Timer::Retransmit) {
+                self.arm(false, now);
+            }
+        }
+    }
+}
