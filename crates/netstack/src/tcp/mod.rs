@@ -56,6 +56,13 @@
 //!   its acknowledgment takes a place of the SYN queue, and most that wait so long were forged.
 //! - An open ends when the network says that the peer cannot be reached and three repetitions of the SYN brought no
 //!   answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461 section 4 describes both).
+//! - An ICMP error about a question to an idle peer counts, though RFC 5927 section 4.1 wants its number at or after
+//!   SND.UNA, and the question has the one before: nothing else would say why nobody answers.
+//! - A timeout that was none leaves the retransmission timer as the next measurements make it; RFC 4015 section 3.3 would
+//!   begin the estimate anew.
+//! - After a timeout, what is lost leaves again at once, where F-RTO would try new text first (RFC 5682 section 3.1, step
+//!   2.b); and it takes SACK.
+//! - Without timestamps too little is measured for HyStart++ (RFC 9406): slow start ends with a loss then.
 //! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait forever.
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
