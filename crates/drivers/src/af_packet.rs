@@ -33,7 +33,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use transmit::AfPacketTx;
+pub(crate) use transmit::AfPacketTx;
 
 /// Longest slot of a TPACKET_V2 ring that may be asked for, in bytes.
 const MAX_SLOT_LEN: usize = 1 << 20;
@@ -50,7 +50,9 @@ const RETIRE: Duration = Duration::from_millis(1);
 #[non_exhaustive]
 pub struct AfPacketOptions {
     /// The IPv4 address that our stack is going to use. Opening fails if the kernel owns it, on whichever interface,
-    /// since it would answer in our place. Default, `None`: not checked.
+    /// since it would answer in our place. Where that is allowed (see [`guard`](Self::guard)), frames to it are dropped
+    /// behind our socket: the kernel would look up a route for each of them only to find that they are not its own,
+    /// which costs more than receiving them. Default, `None`: not checked.
     pub address: Option<Ipv4Addr>,
     /// Open though the kernel owns the address, and drop the frames to it on this interface before the kernel's stack
     /// gets them, so that it stays silent. Needs `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default:
@@ -280,6 +282,8 @@ impl AfPacket {
                 address,
                 sys::ipv4_addresses().map_err(system("list addresses"))?,
             )?;
+            // The kernel is silent either way, so this is for speed, and does without what it is not allowed.
+            guard = attach_guard(interface, index, address).ok();
         }
         let set = |option, value, what| {
             sys::set_packet_option(socket, option, value).map_err(system(what))
@@ -313,18 +317,12 @@ impl AfPacket {
         caps.rx_max_frame = MAX_FRAME_LEN;
         caps.rx_checksum = RxChecksumSupport::PerFrame;
         if options.offloads {
-            caps.tx_checksum = true;
-            caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
-            caps.tso6_max_bytes = caps.tso4_max_bytes;
-            // The virtio type for UDP segments came with Linux 6.2.
-            if kernel_is_at_least(6, 2) {
-                caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
-            }
+            offer_offloads(&mut caps);
         }
         if options.ring == RxRing::Blocks {
             caps.added_latency = RETIRE;
         }
-        sys::packet_bind(socket, index).map_err(system("bind"))?;
+        sys::packet_bind(socket, index, true).map_err(system("bind"))?;
         let event = FdEvent::new().map_err(system("make an event"))?;
         let link = Arc::new(Link::new(fd, interface, index, guard));
         let rx = match memory {
@@ -406,6 +404,25 @@ impl Device for AfPacket {
         };
         (rx, Box::new(tx))
     }
+}
+
+/// What may be left to the kernel in frames that are sent through a packet socket.
+pub(crate) fn offer_offloads(caps: &mut Capabilities) {
+    caps.tx_checksum = true;
+    caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
+    caps.tso6_max_bytes = caps.tso4_max_bytes;
+    // The virtio type for UDP segments came with Linux 6.2.
+    if kernel_is_at_least(6, 2) {
+        caps.uso_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
+    }
+}
+
+/// A packet socket that only sends.
+pub(crate) fn sending_socket(index: i32) -> io::Result<OwnedFd> {
+    let fd = sys::packet_socket()?;
+    sys::set_packet_option(fd.as_fd(), libc::PACKET_VNET_HDR, 1)?;
+    sys::packet_bind(fd.as_fd(), index, false)?;
+    Ok(fd)
 }
 
 /// Drops frames to the address behind our socket and before the kernel's stack.

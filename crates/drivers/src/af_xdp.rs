@@ -23,7 +23,7 @@ mod transmit;
 
 pub use crate::bpf::Redirect;
 
-use crate::af_packet::{MacChoice, refuse_owned};
+use crate::af_packet::{AfPacketTx, MacChoice, offer_offloads, refuse_owned, sending_socket};
 use crate::bpf;
 use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
@@ -81,6 +81,8 @@ pub struct AfXdpOptions {
     /// Whether checksums of frames that we send may be left to the kernel, where it can do that for AF_XDP (Linux 6.8
     /// and later, when frames are copied). Default: yes.
     pub offloads: bool,
+    /// How frames leave. Default: [`XdpTransmit::Ring`].
+    pub transmit: XdpTransmit,
     /// Open though the kernel owns the address of [`Redirect::Address`]: frames to it come to us, so it stays silent
     /// on this interface. Default: no.
     pub guard: bool,
@@ -112,6 +114,20 @@ pub enum XdpBind {
     ZeroCopy,
 }
 
+/// How frames leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XdpTransmit {
+    /// Through the socket's send ring.
+    #[default]
+    Ring,
+    /// Through a packet socket beside it, unless the network card reads the shared memory itself. Where the kernel
+    /// copies frames anyway, this one also divides segments and computes checksums for
+    /// [`offloads`](AfXdpOptions::offloads), and a veth delivers the segments together; from the send ring it takes
+    /// frames no longer than the MTU, delivers each for itself, and wakes the receiver for each.
+    Packet,
+}
+
 impl Default for AfXdpOptions {
     fn default() -> Self {
         Self {
@@ -123,6 +139,7 @@ impl Default for AfXdpOptions {
             tx_chunks: 1024,
             trust_checksums: false,
             offloads: true,
+            transmit: XdpTransmit::default(),
             guard: false,
         }
     }
@@ -183,6 +200,12 @@ impl AfXdpOptions {
         self
     }
 
+    /// Sets [`transmit`](Self::transmit).
+    pub fn transmit(mut self, transmit: XdpTransmit) -> Self {
+        self.transmit = transmit;
+        self
+    }
+
     /// Sets [`guard`](Self::guard).
     pub fn guard(mut self, guard: bool) -> Self {
         self.guard = guard;
@@ -201,6 +224,8 @@ pub struct AfXdp {
     advice: Option<&'static str>,
     rx: XdpRx,
     tx: XdpTx,
+    /// Sends instead of `tx`.
+    packets: Option<AfPacketTx>,
 }
 
 /// What keeps the frames coming: the program goes when the last of this does.
@@ -282,7 +307,11 @@ impl Device for AfXdp {
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        (Box::new(self.rx), Box::new(self.tx))
+        let tx: Box<dyn DeviceTx> = match self.packets {
+            Some(packets) => Box::new(packets),
+            None => Box::new(self.tx),
+        };
+        (Box::new(self.rx), tx)
     }
 }
 
@@ -379,6 +408,7 @@ impl<'a> Opening<'a> {
                 sys::xsk_is_zero_copy(socket.as_fd()).map_err(self.system("read options"))?;
             // Without a copy the driver does it, and not all do; the kernel does not tell.
             self.caps.tx_checksum = metadata && !zero_copy && self.options.offloads;
+            let packets = self.packets(zero_copy)?;
             // Older kernels send 32 frames per call.
             let _ = sys::xsk_set(socket.as_fd(), XDP_MAX_TX_SKB_BUDGET, transmit);
             sys::bpf_map_set(map.as_fd(), queue, socket.as_fd())
@@ -414,9 +444,24 @@ impl<'a> Opening<'a> {
                 advice: self.advice(),
                 rx: rx.map_err(self.system("watch the socket"))?,
                 tx,
+                packets,
             });
         }
         Ok(devices)
+    }
+
+    /// The packet socket to send through, if one is wanted.
+    fn packets(&mut self, zero_copy: bool) -> Result<Option<AfPacketTx>, DeviceError> {
+        if self.options.transmit == XdpTransmit::Ring || zero_copy {
+            return Ok(None);
+        }
+        if self.options.offloads {
+            offer_offloads(&mut self.caps);
+        }
+        let socket =
+            sending_socket(self.index).map_err(self.system("make a packet socket to send"))?;
+        let link = Arc::new(Link::new(socket, self.interface, self.index, None));
+        Ok(Some(AfPacketTx::new(self.caps.clone(), link)))
     }
 
     fn advice(&self) -> Option<&'static str> {

@@ -313,11 +313,13 @@ pub(crate) fn packet_drops(fd: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// Begins to receive all protocols of one interface.
-pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32) -> io::Result<()> {
+pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32, receives: bool) -> io::Result<()> {
     // SAFETY: integers and an array of them; all zero is a value.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    // Without a protocol nothing is received.
+    let protocol = if receives { libc::ETH_P_ALL } else { 0 };
+    address.sll_protocol = (protocol as u16).to_be();
     address.sll_ifindex = index;
     let len = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the kernel reads `len` bytes of an address of that size.
@@ -858,6 +860,20 @@ pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::
             libc::EPOLL_CTL_ADD,
             device.as_raw_fd(),
             &mut event,
+        )
+    })
+    .map(drop)
+}
+
+/// Undoes [`epoll_watch`].
+pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes integers, and no event for this.
+    check(unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_DEL,
+            device.as_raw_fd(),
+            ptr::null_mut(),
         )
     })
     .map(drop)

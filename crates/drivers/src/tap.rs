@@ -43,6 +43,11 @@ pub struct TapOptions {
     /// Whether frames longer than the MTU pass, to be divided by the other side; with [`offloads`](Self::offloads) only.
     /// The interface takes this over, whatever was set with `ethtool -K`. Default: yes.
     pub segmentation: bool,
+    /// Whether frames that we send may be longer than the MTU even without [`segmentation`](Self::segmentation), if
+    /// [`offloads`](Self::offloads) are on: the kernel takes one in a system call, as if a network card had merged it,
+    /// where it would otherwise take a call for each segment and wake its receiver for each. It has no say in that.
+    /// Default: no.
+    pub merged: bool,
     /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's name. It is not the
     /// interface's, which is the kernel's.
     pub mac: Option<[u8; 6]>,
@@ -55,6 +60,7 @@ impl Default for TapOptions {
         Self {
             offloads: true,
             segmentation: true,
+            merged: false,
             mac: None,
             rx_pool: 256,
         }
@@ -71,6 +77,12 @@ impl TapOptions {
     /// Sets [`segmentation`](Self::segmentation).
     pub fn segmentation(mut self, segmentation: bool) -> Self {
         self.segmentation = segmentation;
+        self
+    }
+
+    /// Sets [`merged`](Self::merged).
+    pub fn merged(mut self, merged: bool) -> Self {
+        self.merged = merged;
         self
     }
 
@@ -156,6 +168,8 @@ impl Tap {
                 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
         });
         let accepts = |offload| accepted.unwrap_or(0) & offload != 0;
+        // What the kernel may send says nothing of what it takes, which is anything that its TCP would.
+        let merged = options.merged && accepts(libc::TUN_F_CSUM);
 
         let socket = sys::control_socket().map_err(system("open a socket"))?;
         let mut caps = Capabilities::new(name);
@@ -172,8 +186,8 @@ impl Tap {
                 0
             }
         };
-        caps.tso4_max_bytes = longest(accepts(libc::TUN_F_TSO4));
-        caps.tso6_max_bytes = longest(accepts(libc::TUN_F_TSO6));
+        caps.tso4_max_bytes = longest(merged || accepts(libc::TUN_F_TSO4));
+        caps.tso6_max_bytes = longest(merged || accepts(libc::TUN_F_TSO6));
         caps.uso_max_bytes = longest(accepts(libc::TUN_F_USO4));
         let event = FdEvent::new().map_err(system("make an event"))?;
         let mac = options.mac.unwrap_or_else(|| local_mac(name));

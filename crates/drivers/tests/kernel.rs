@@ -11,7 +11,7 @@ mod killed;
 mod support;
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing, Spread};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode, XdpTransmit};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{
     Device, DeviceError, GsoKind, RxChecksum, RxChecksumSupport, TxChecksum, TxFrame,
@@ -127,6 +127,14 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             let left = open_xdp(&veth.left, &AfXdpOptions::default());
             test(left, veth.open_right());
         }));
+        trials.push(
+            missing.xdp(&format!("xdp_sending_packets::{name}"), move || {
+                let veth = Veth::new();
+                let options = AfXdpOptions::default().transmit(XdpTransmit::Packet);
+                let left = open_xdp(&veth.left, &options);
+                test(left, veth.open_right());
+            }),
+        );
         trials.push(missing.xdp(&format!("packet_and_xdp::{name}"), move || {
             let veth = Veth::new();
             // The peer must not leave to us what we cannot see.
@@ -191,6 +199,18 @@ fn trials(missing: &Missing) -> Vec<Trial> {
                 let options = AfXdpOptions::default().address(peer.our_address());
                 test(open_xdp(&veth.left, &options), peer);
             }));
+        }
+        if name != "tcp_moves_in_large_frames_both_ways" {
+            trials.push(
+                missing.xdp(&format!("xdp_sending_packets::{name}"), move || {
+                    let veth = Veth::new();
+                    let peer = veth.peer();
+                    let options = AfXdpOptions::default()
+                        .address(peer.our_address())
+                        .transmit(XdpTransmit::Packet);
+                    test(open_xdp(&veth.left, &options), peer);
+                }),
+            );
         }
         #[cfg(feature = "pnet")]
         // It has no checksums and no segments to leave to others.
@@ -279,6 +299,24 @@ fn trials(missing: &Missing) -> Vec<Trial> {
         ),
         missing.packet("packet::a_vlan_tag_is_kept", || {
             a_vlan_tag_is_kept(RxRing::None);
+        }),
+        missing.xdp(
+            "packet::the_kernel_does_not_route_what_is_ours",
+            the_kernel_does_not_route_what_is_ours,
+        ),
+        missing.tap("tap_merged::tcp_leaves_in_large_frames", || {
+            let options = Tap::options().segmentation(false).merged(true);
+            let (tap, interface) = TapInterface::new(options);
+            tcp_leaves_in_large_frames(tap, interface.peer());
+        }),
+        missing.xdp("xdp_sending_packets::tcp_leaves_in_large_frames", || {
+            let veth = Veth::new();
+            let peer = veth.peer();
+            let options = AfXdpOptions::default()
+                .address(peer.our_address())
+                .trust_checksums(true)
+                .transmit(XdpTransmit::Packet);
+            tcp_leaves_in_large_frames(Port::new(AfXdp::open(&veth.left, &options).unwrap()), peer);
         }),
         missing.xdp(
             "packet::a_guarded_address_may_be_the_kernels",
@@ -751,7 +789,16 @@ fn one_frame_becomes_fifty_datagrams(mut port: Port, peer: Peer) {
 }
 
 /// A TCP connection from the kernel to us: it sends a megabyte, we acknowledge and send one large frame back.
-fn tcp_moves_in_large_frames_both_ways(mut port: Port, peer: Peer) {
+fn tcp_moves_in_large_frames_both_ways(port: Port, peer: Peer) {
+    tcp_moves_in_large_frames(port, peer, true);
+}
+
+/// The kernel sends frames that the link carries, and takes larger ones.
+fn tcp_leaves_in_large_frames(port: Port, peer: Peer) {
+    tcp_moves_in_large_frames(port, peer, false);
+}
+
+fn tcp_moves_in_large_frames(mut port: Port, peer: Peer, both_ways: bool) {
     const BYTES: usize = 1 << 20;
     const ANSWER: usize = 40 * 1460;
     let byte_at = |at: usize| (at / 7) as u8;
@@ -854,7 +901,11 @@ fn tcp_moves_in_large_frames_both_ways(mut port: Port, peer: Peer) {
         received < BYTES
     });
     assert!(
-        large > 0 && longest > 40_000,
+        if both_ways {
+            large > 0 && longest > 40_000
+        } else {
+            large == 0 && longest == 1514
+        },
         "{large} merged frames, the longest {longest} bytes"
     );
 
@@ -1043,6 +1094,54 @@ fn frames_to_an_address_of_ours_arrive() {
         .claim_exactly(1, |frame| packet::parse_udp(frame).is_some())
         .remove(0);
     assert_eq!(got[..6], port.mac);
+}
+
+fn the_kernel_does_not_route_what_is_ours() {
+    const FRAMES: usize = 5_000;
+    // Other tests' packets are among them, far fewer than ours.
+    let received_by_ip = || {
+        let counts = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
+        let [names, numbers] = [0, 1].map(|line| {
+            let of_ip = counts.lines().filter(|line| line.starts_with("Ip:"));
+            of_ip.skip(line).take(1).flat_map(str::split_whitespace)
+        });
+        let (_, number) = names
+            .zip(numbers)
+            .find(|(name, _)| *name == "InReceives")
+            .unwrap();
+        number.parse::<usize>().unwrap()
+    };
+    let veth = Veth::new();
+    let mut right = veth.open_right();
+    let (peer, interface) = (veth.peer(), &veth.left);
+    for address in [None, Some(peer.our_address())] {
+        let mut options = AfPacketOptions::default();
+        options.address = address;
+        let mut port = Port::new(AfPacket::open(interface, options).unwrap());
+        let path = Path {
+            from_mac: right.mac,
+            to_mac: port.mac,
+            from: (peer.address(), 9),
+            to: (peer.our_address(), 9),
+        };
+        let fields = Tcp {
+            seq: 1,
+            ack: 1,
+            flags: ACK,
+        };
+        let packet = packet::tcp(path, fields, &[], None);
+        let before = received_by_ip();
+        for _ in 0..FRAMES {
+            assert_eq!(right.tx.transmit(&[packet.frame()]), Ok(1));
+            port.claim_exactly(1, |frame| packet::parse_tcp(frame).is_some());
+        }
+        let received = received_by_ip() - before;
+        assert_eq!(
+            received < FRAMES / 2,
+            address.is_some(),
+            "{received} of {FRAMES} frames got as far as a route with {address:?}"
+        );
+    }
 }
 
 fn a_full_receive_buffer_counts_what_it_drops() {

@@ -34,7 +34,8 @@ use std::time::Duration;
 pub(super) struct RingRx {
     reporter: Reporter,
     event: FdEvent,
-    /// Tells of each frame once. The socket itself is readable as long as a unit is out.
+    /// Watches the socket while a unit is out, since the socket itself is readable that long; tells of each frame once.
+    /// At other times it watches nothing: whoever watches is called for every frame.
     edge: OwnedFd,
     /// Buffers for frames that do not fit a slot.
     pool: Pool,
@@ -142,12 +143,10 @@ impl RingRx {
         memory: PacketMemory,
         blocks: bool,
     ) -> io::Result<Self> {
-        let edge = sys::epoll()?;
-        sys::epoll_watch(edge.as_fd(), link.fd())?;
         Ok(Self {
             reporter: Reporter::new(link),
             event,
-            edge,
+            edge: sys::epoll()?,
             pool,
             memory,
             blocks,
@@ -332,6 +331,24 @@ impl RingRx {
         copied
     }
 
+    /// Waits while a unit is out. Says whether the link has an error.
+    fn wait_for_another(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
+        let (edge, socket) = (self.edge.as_fd(), self.reporter.link().fd());
+        sys::epoll_watch(edge, socket)?;
+        // It begins with what is out already, which is no news; and an error is.
+        let waited = if sys::epoll_take(edge) {
+            Ok(true)
+        } else if self.is_ready() {
+            Ok(false)
+        } else {
+            self.event
+                .wait(edge, timeout)
+                .map(|_| sys::epoll_take(edge))
+        };
+        sys::epoll_forget(edge, socket)?;
+        waited
+    }
+
     /// Puts units that were copied out back into use, once they are many enough to be worth it.
     fn mend(&mut self) {
         if self.taken >= self.mend_at && u64::from(self.memory.detached()) > self.units() / 8 {
@@ -380,15 +397,19 @@ impl DeviceRx for RingRx {
         } else {
             timeout
         };
-        let waited = self.event.wait(self.edge.as_fd(), timeout);
-        if let Err(error) = waited {
-            let name = &self.reporter.link().name;
-            return Err(DeviceError::system("wait", name, &error));
+        let trouble = if self.out() == 0 {
+            self.event.wait(self.reporter.link().fd(), timeout)
+        } else {
+            self.wait_for_another(timeout)
+        };
+        match trouble {
+            Ok(false) => Ok(()),
+            Ok(true) => self.reporter.fetch_error(),
+            Err(error) => {
+                let name = &self.reporter.link().name;
+                Err(DeviceError::system("wait", name, &error))
+            }
         }
-        if sys::epoll_take(self.edge.as_fd()) {
-            return self.reporter.fetch_error();
-        }
-        Ok(())
     }
 
     fn waker(&self) -> Waker {

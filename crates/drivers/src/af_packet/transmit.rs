@@ -10,14 +10,14 @@ const BATCH: usize = 16;
 
 /// The sending half of an [`AfPacket`](super::AfPacket).
 #[derive(Debug)]
-pub(super) struct AfPacketTx {
+pub(crate) struct AfPacketTx {
     caps: Capabilities,
     link: Arc<Link>,
     stats: TxStats,
 }
 
 impl AfPacketTx {
-    pub(super) fn new(caps: Capabilities, link: Arc<Link>) -> Self {
+    pub(crate) fn new(caps: Capabilities, link: Arc<Link>) -> Self {
         Self {
             caps,
             link,
