@@ -6,6 +6,7 @@ mod datagrams;
 mod differential;
 mod goodput;
 mod layering;
+mod pools;
 mod preempt;
 mod simulation;
 mod stall;

@@ -197,6 +197,9 @@ pub struct Capabilities {
     pub uso_max_bytes: usize,
     /// Longest frame, headers included, that may be received; well above the MTU where the device merges.
     pub rx_max_frame: usize,
+    /// Frames that may be out at a time, claimed and not released, before the device has nothing left to receive into;
+    /// at least 1. `usize::MAX` where it makes more buffers or copies frames out instead, as every device here does.
+    pub rx_held_max: usize,
     /// The largest batch, in frames, that is worth claiming or transmitting at once.
     pub max_batch: usize,
     /// Delay that the device adds on purpose (timers, coalescing) before a frame can be claimed.
@@ -228,6 +231,7 @@ impl Capabilities {
             tso6_max_bytes: 0,
             uso_max_bytes: 0,
             rx_max_frame: 1500 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN,
+            rx_held_max: usize::MAX,
             max_batch: 32,
             added_latency: Duration::ZERO,
         }

@@ -44,6 +44,10 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
+    /// How many requests are missing before the frames of all that were published can come back.
+    fn gap(&self) -> usize {
+        0
+    }
     /// Hands out the runs that nobody needs any more.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
@@ -69,6 +73,9 @@ pub(crate) struct RxPump {
     batch: Vec<Frame>,
     /// What the holder brought along.
     pub(crate) shelf: Shelf,
+    /// Frames that the device has not got back, and how many of them are many.
+    held: usize,
+    pub(crate) held_many: usize,
     open: OpenRun,
     datagrams: Datagrams,
     hints: HashMap<Flow, ConnId>,
@@ -124,6 +131,8 @@ impl RxPump {
             stores_ahead: false,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
+            held: 0,
+            held_many: usize::MAX,
             open: OpenRun::default(),
             datagrams: Datagrams::default(),
             hints: HashMap::new(),
@@ -147,9 +156,7 @@ impl RxPump {
     /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         log.reclaim(&mut |run| self.shelf.put(run));
-        if !self.shelf.frames.is_empty() {
-            self.rx.release(&mut self.shelf.frames);
-        }
+        self.give_back();
         if !self.configured {
             if log.room() == 0 {
                 return 0;
@@ -168,8 +175,40 @@ impl RxPump {
         done += frames;
         if device_empty && done == 0 {
             done += self.tick(now, deadline, log);
+            if done == 0 && self.held >= self.held_many {
+                done += self.fill_up(now, log);
+            }
         }
         done
+    }
+
+    /// Gives frames back to the device that nobody needs any more.
+    fn give_back(&mut self) {
+        while !self.world.returned.is_empty()
+            && let Some(frame) = self.world.returned.pop()
+        {
+            self.shelf.frames.push(frame);
+        }
+        if !self.shelf.frames.is_empty() {
+            // Some may be of another origin, such as packets that were put together.
+            self.held = self.held.saturating_sub(self.shelf.frames.len());
+            self.rx.release(&mut self.shelf.frames);
+        }
+    }
+
+    /// Nothing comes in, perhaps since the device has nothing left to receive into: frames come back by chunks of the
+    /// log, and the last one is not full. Fills it up with requests that say nothing.
+    #[cold]
+    fn fill_up(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let gap = log.gap();
+        if log.room() < gap {
+            return 0;
+        }
+        let tick = Request::tick(now, self.sample_sent());
+        for _ in 0..gap {
+            self.publish(&tick, None, Run::default(), log);
+        }
+        gap
     }
 
     /// Publishes time if it is due, or credit if it grew, when there was nothing else to carry them.
@@ -457,6 +496,7 @@ impl RxPump {
             }
         };
         self.stats.frames += claimed as u64;
+        self.held += claimed;
         let mut frames = batch.drain(..);
         loop {
             let done_with = &mut self.shelf.frames;
@@ -616,6 +656,7 @@ impl RxPump {
 
     /// Gives frames back to the device.
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
+        self.held = self.held.saturating_sub(frames.len());
         self.rx.release(frames);
     }
 

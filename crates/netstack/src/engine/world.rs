@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
-use dominoes_drivers::{DeviceError, Waker};
+use dominoes_drivers::{DeviceError, Frame, Waker};
 
 use crate::config::Limits;
 use crate::digest::{ConnId, Flow};
@@ -117,6 +117,8 @@ pub(crate) struct World {
     pub(crate) hints: SegQueue<HintNews>,
     /// Closed connections whose work may not all be done; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
+    /// Frames that are done with, of workers that sleep; drained by the pump.
+    pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ArrayQueue<Vec<u8>>,
     /// Opening, listening and accepting: rare, and never on the path of a frame.
@@ -230,6 +232,7 @@ impl World {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             hints: SegQueue::new(),
             retired: SegQueue::new(),
+            returned: SegQueue::new(),
             control: ArrayQueue::new(64),
             desk: Mutex::default(),
             posted: Mutex::default(),
@@ -254,6 +257,12 @@ impl World {
         if self.asleep.load(Ordering::Relaxed) {
             self.waker.wake();
         }
+    }
+
+    /// Leaves frames for the pump to give back.
+    pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
+        frames.drain(..).for_each(|frame| self.returned.push(frame));
+        self.ring();
     }
 
     /// The caller is about to sleep in the device and will look at every queue once more.
@@ -365,5 +374,6 @@ impl World {
             || !self.queues.unbound.is_empty()
             || !self.control.is_empty()
             || self.view.is_asked()
+            || !self.returned.is_empty()
     }
 }

@@ -212,6 +212,7 @@ impl Setup {
             self.recorder,
         );
         rx.merge = self.merge;
+        rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })

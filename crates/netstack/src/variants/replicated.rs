@@ -277,6 +277,11 @@ impl Log for GroupLog<'_> {
         );
     }
 
+    fn gap(&self) -> usize {
+        let chunk = self.shared.attachments.chunk() as u64;
+        (self.stocker.next_seq().next_multiple_of(chunk) - self.stocker.next_seq()) as usize
+    }
+
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
         while self.stocker.reclaim(&mut |_, run| each(run)) {}
     }

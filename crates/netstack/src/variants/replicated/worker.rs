@@ -452,13 +452,15 @@ impl<T: Tamper> Worker<T> {
         &self.shared
     }
 
-    /// Gives frames that are done with back to the device before this worker sleeps, if nobody has the pump. If
-    /// somebody does, they wait for this worker's next turn with it.
+    /// Gives frames that are done with back to the device before this worker sleeps. If somebody has the pump, who may
+    /// sleep in the device for want of just these frames, they are left for that one.
     pub(crate) fn put_back(&mut self) {
-        if !self.shelf.frames.is_empty()
-            && let Some(mut side) = self.shared.rx.try_take()
-        {
-            side.pump.put_back(&mut self.shelf.frames);
+        if self.shelf.frames.is_empty() {
+            return;
+        }
+        match self.shared.rx.try_take() {
+            Some(mut side) => side.pump.put_back(&mut self.shelf.frames),
+            None => self.shared.world.give_back(&mut self.shelf.frames),
         }
     }
 

@@ -1,0 +1,121 @@
+//! Devices that can lend few frames at a time, and have nothing to receive into until some come back, do not stand still,
+//! however many replicas keep them.
+
+use std::io::{Read, Write};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, Waker,
+};
+use dominoes_netstack::Stack;
+
+/// What is sent each way: many times what any of the devices holds.
+const LEN: usize = 1 << 20;
+/// Who has not finished by then stands still.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A device of which at most `most` frames are out.
+struct Scarce<D> {
+    device: D,
+    most: usize,
+}
+
+struct ScarceRx {
+    rx: Box<dyn DeviceRx>,
+    most: usize,
+    out: usize,
+}
+
+impl<D: Device> Device for Scarce<D> {
+    fn capabilities(&self) -> Capabilities {
+        let mut caps = self.device.capabilities();
+        caps.rx_held_max = self.most;
+        caps
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.device.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = Box::new(self.device).split();
+        let most = self.most;
+        (Box::new(ScarceRx { rx, most, out: 0 }), tx)
+    }
+}
+
+impl DeviceRx for ScarceRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let claimed = self.rx.claim(max.min(self.most - self.out), out)?;
+        self.out += claimed;
+        Ok(claimed)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.out = self.out.saturating_sub(frames.len());
+        self.rx.release(frames);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        if self.out < self.most {
+            return self.rx.wait(timeout);
+        }
+        // It receives nothing, so only a waker or the time ends this. The device beneath has frames and would return.
+        let nap = Duration::from_millis(1);
+        thread::sleep(timeout.unwrap_or(nap).min(nap));
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.rx.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        self.rx.stats()
+    }
+}
+
+fn exchange(replicas: usize, most: usize) {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let scarce = Scarce { device: left, most };
+    let ours = Stack::builder("10.0.0.1/24").replicas(replicas);
+    let (ours, peer) = (ours.start(scarce), Stack::builder("10.0.0.2/24"));
+    let (ours, peer) = (ours.unwrap(), peer.start(right).unwrap());
+    let listener = ours.listen(7, 4).unwrap();
+    let theirs = peer.connect("10.0.0.1:7".parse().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let sent: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    thread::scope(|scope| {
+        for stream in [theirs, stream] {
+            let (mut reader, mut writer) = stream.split();
+            let sent = &sent;
+            scope.spawn(move || {
+                writer.write_all(sent).unwrap();
+                writer.shutdown();
+            });
+            scope.spawn(move || {
+                let mut heard = Vec::new();
+                reader.read_to_end(&mut heard).unwrap();
+                assert!(heard == *sent, "{} of {LEN} octets", heard.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn devices_that_lend_few_frames_never_stand_still() {
+    for (replicas, most) in [(2, 64), (3, 64), (2, 32), (2, 8), (3, 1), (1, 1)] {
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            exchange(replicas, most);
+            tell.send(()).unwrap();
+        });
+        assert!(
+            told.recv_timeout(PATIENCE).is_ok(),
+            "{replicas} replicas stand still with {most} frames"
+        );
+    }
+}
