@@ -1,6 +1,7 @@
 //! A running stack: threads, pinned, that drive a variant over a device.
 
 mod close;
+mod nap;
 
 use core::str::FromStr;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -24,6 +25,7 @@ use crate::time::Instant;
 use crate::variants::Setup;
 use crate::variants::replicated::{Group, Layout, Shared, Worker};
 use crate::variants::single::Single;
+use nap::{Naps, Received};
 
 /// Puts a stack together.
 ///
@@ -148,6 +150,7 @@ impl Builder {
             let domain = SingleDomain {
                 single,
                 clock,
+                naps: Naps::default(),
                 turns: 0,
                 gauge: Gauge::default(),
             };
@@ -379,11 +382,17 @@ const SHOW_EVERY: u32 = 1 << 6;
 struct SingleDomain {
     single: Single,
     clock: Clock,
+    naps: Naps,
     turns: u32,
     gauge: Gauge,
 }
 
 impl SingleDomain {
+    fn received(&self) -> Received {
+        let (octets, frames) = self.single.received();
+        Received { octets, frames }
+    }
+
     fn post(&self) {
         let (pump, state) = (self.single.pump_stats(), self.single.replica().stats());
         let world = self.single.world();
@@ -409,7 +418,12 @@ impl Domain for SingleDomain {
         if self.single.world().view.is_asked() {
             self.single.world().view.answer(self.single.replica());
         }
-        match self.single.turn(self.clock.now()) {
+        let now = self.clock.now();
+        match self.single.turn(now) {
+            0 if self.naps.is_due(now, self.received()) => {
+                std::thread::sleep(nap::NAP);
+                Turn::Worked
+            }
             0 => Turn::Idle,
             _ => {
                 self.turns = self.turns.wrapping_add(1);

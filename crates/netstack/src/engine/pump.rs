@@ -105,6 +105,8 @@ pub(crate) struct RxPump {
     /// How much each place's application had written when last published, for the recorder.
     recorded: HashMap<ConnId, u64>,
     recorder: Option<Recorder>,
+    /// Octets of text that came in segments.
+    pub(crate) received: u64,
     pub(crate) stats: PumpStats,
 }
 
@@ -148,6 +150,7 @@ impl RxPump {
             sent: 0,
             recorded: HashMap::new(),
             recorder,
+            received: 0,
             stats: PumpStats::default(),
         }
     }
@@ -603,6 +606,7 @@ impl RxPump {
         let sent = self.sample_sent();
         let digest = &mut self.open.request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, hint);
+        self.received += u64::from(digest.len);
         if let Some(stream) = self.world.streams.get(hint) {
             let (app_read, app_written) = stream.cursors();
             digest.app_read = app_read as u32;

@@ -204,6 +204,11 @@ impl Single {
         self.rx.take_recorder()
     }
 
+    /// Octets of text that came in segments; and frames that came.
+    pub(crate) fn received(&self) -> (u64, u64) {
+        (self.rx.received, self.rx.stats.frames)
+    }
+
     /// What the pump saw.
     pub fn pump_stats(&self) -> PumpStats {
         self.rx.stats
