@@ -11,8 +11,9 @@
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
-//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 4096 |
-//! | `--ring N` | ring of AF_PACKET, in KiB | 16384 |
+//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; v3 and bad wires 4096 |
+//! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
+//! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
 //! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
@@ -23,6 +24,12 @@
 //! kernel's threads for software interrupts (on a machine with other traffic also of that). `our end/Linux's` compares
 //! the near processes alone; work that the kernel does for one end in the time of the other blurs it. `pumps` is the
 //! part of the time awake that our stack spent in calls of the device.
+//!
+//! Buffers and rings are as short as the delay allows, since what passes through caches costs half: v3 hands frames over
+//! after a millisecond, the others at once. With small frames the kernel's TCP divides large pieces as they leave. Our
+//! stack leaves that to the kernel as well; through a packet socket in the row of AF_XDP, whose own ring takes no large
+//! pieces. A TAP has nothing between our pieces and the kernel that takes them, so they arrive whole; `--merged no` sends
+//! every segment by itself instead, in a system call of its own, in both rows.
 //!
 //! On a machine with other work, two things keep that away from what is measured. Over bad wires, which leave cores idle:
 //! `chrt --fifo 1` before the program. Over interfaces that would change who runs when, so there a session of its own
@@ -55,8 +62,9 @@ mod run {
         rounds: usize,
         millis: u64,
         replicas: usize,
-        buffer: u32,
-        ring: usize,
+        buffer: Option<u32>,
+        ring: Option<usize>,
+        merged: bool,
         loss: Vec<u32>,
         seeds: u64,
         rate: u64,
@@ -80,8 +88,9 @@ mod run {
             rounds: 5,
             millis: 1_000,
             replicas: 1,
-            buffer: 4_096,
-            ring: 16_384,
+            buffer: None,
+            ring: None,
+            merged: true,
             loss: Vec::new(),
             seeds: 3,
             rate: 100,
@@ -108,8 +117,9 @@ mod run {
                 "rounds" => options.rounds = value.parse()?,
                 "millis" => options.millis = value.parse()?,
                 "replicas" => options.replicas = value.parse()?,
-                "buffer" => options.buffer = value.parse()?,
-                "ring" => options.ring = value.parse()?,
+                "buffer" => options.buffer = Some(value.parse()?),
+                "ring" => options.ring = Some(value.parse()?),
+                "merged" => options.merged = value == "yes",
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
                 "rate" => options.rate = value.parse()?,
@@ -127,14 +137,13 @@ mod run {
         };
         let machine = Machine::here();
         println!(
-            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC; ours: {} replica(s), buffers of {} KiB",
+            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC; ours: {} replica(s)",
             machine.cpu,
             machine.cores,
             machine.kernel,
             machine.commit.as_deref().unwrap_or("unknown"),
             machine.load_1min.unwrap_or(0.0),
             options.replicas,
-            options.buffer,
         );
         let _cubic = CubicAllowed::new()?;
         if options.loss.is_empty() {
@@ -146,6 +155,13 @@ mod run {
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
         let tap = device == Device::Tap;
+        // A millisecond, or a bad wire's delay, is several megabytes.
+        let long = device == Device::Blocks || !options.loss.is_empty();
+        let [buffer, ring] = if long {
+            [4_096, 16_384]
+        } else {
+            [1_024, 4_096]
+        };
         Ours {
             device: device.name().to_owned(),
             interface: if tap { "tap0" } else { "veth0" }.to_owned(),
@@ -153,8 +169,9 @@ mod run {
             frames: frames.name().to_owned(),
             offloads: true,
             replicas: options.replicas,
-            buffer: options.buffer << 10,
-            ring: options.ring << 10,
+            merged: options.merged,
+            buffer: options.buffer.unwrap_or(buffer) << 10,
+            ring: options.ring.unwrap_or(ring as usize) << 10,
         }
     }
 

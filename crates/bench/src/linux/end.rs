@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::{Limits, Stack};
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,8 @@ pub(crate) struct Ours {
     pub(crate) frames: String,
     /// Whether checksums may be left to the device.
     pub(crate) offloads: bool,
+    /// Whether AF_XDP and TAP are handed frames that are longer than the MTU, whatever the kernel sends.
+    pub(crate) merged: bool,
     /// Threads that run the stack.
     pub(crate) replicas: usize,
     /// Send and receive buffer of the connection, in bytes.
@@ -178,6 +180,11 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
             let options = AfXdpOptions::default()
                 .address(ours.address)
                 .offloads(ours.offloads)
+                .transmit(if ours.merged {
+                    XdpTransmit::Packet
+                } else {
+                    XdpTransmit::Ring
+                })
                 .trust_checksums(true);
             Box::new(AfXdp::open(&ours.interface, &options)?)
         }
@@ -185,6 +192,7 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
             Tap::options()
                 .offloads(ours.offloads)
                 .segmentation(large)
+                .merged(ours.merged)
                 .open(&ours.interface)?,
         ),
     };

@@ -31,7 +31,7 @@ pub(crate) enum Device {
     Slots,
     /// AF_PACKET, a mapped ring of blocks.
     Blocks,
-    /// AF_XDP. Never merges.
+    /// AF_XDP. Never receives merged frames.
     Xdp,
     /// The kernel's end is the TAP interface itself.
     Tap,
@@ -98,7 +98,8 @@ pub(crate) enum Frames {
     /// Up to 64 KB, divided and merged by the kernels on both ends.
     Large,
     /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A kernel's TCP goes on handing
-    /// over what its own software then divides, and so does our stack, except to a TAP.
+    /// over what its own software then divides, and so does our stack. What it hands to a TAP no interface divides: the
+    /// kernel behind it takes that in one piece, unless our stack is not to do so.
     Small,
 }
 
