@@ -6,8 +6,9 @@ use crate::{ETHERNET_HEADER_LEN, Frame, VLAN_TAG_LEN};
 /// Longest frame that these devices deliver: an IP packet of 65,535 bytes behind a tagged Ethernet header.
 pub(crate) const MAX_FRAME_LEN: usize = 65_535 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
-/// Length of a buffer. Above `MAX_FRAME_LEN`, so that a frame that fills it must have been cut; and no multiple of the
-/// page size, so that the headers of successive frames do not compete for the same cache sets.
+/// Length of a buffer. Above `MAX_FRAME_LEN` and what a TAP has before a frame, so that a frame that fills it must have
+/// been cut; and no multiple of the page size, so that the headers of successive frames do not compete for the same
+/// cache sets.
 const BUFFER_LEN: usize = 65_536 + 17 * 64;
 
 /// Buffers of one receiving half, handed out last in, first out: the kernel writes into them through the cache, so the
@@ -67,7 +68,7 @@ impl Pool {
     }
 }
 
-const _: () = assert!(BUFFER_LEN > MAX_FRAME_LEN && !BUFFER_LEN.is_multiple_of(4096));
+const _: () = assert!(BUFFER_LEN > MAX_FRAME_LEN + 12 && !BUFFER_LEN.is_multiple_of(4096));
 
 #[cfg(test)]
 mod tests {

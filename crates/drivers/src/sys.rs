@@ -208,15 +208,10 @@ pub(crate) fn tun_set_header_len(fd: BorrowedFd<'_>, len: c_int) -> io::Result<(
         .map(drop)
 }
 
-/// Reads one frame with its header. Returns the bytes of both.
-pub(crate) fn read_frame(
-    fd: BorrowedFd<'_>,
-    header: &mut [u8],
-    frame: &mut [u8],
-) -> io::Result<usize> {
-    let parts = [part_mut(header), part_mut(frame)];
-    // SAFETY: two valid parts; the kernel writes no more than their lengths, into memory borrowed mutably.
-    check_len(unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) })
+/// Reads one frame behind its header. Returns the bytes of both.
+pub(crate) fn read_frame(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes no more than the length, into memory borrowed mutably.
+    check_len(unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) })
 }
 
 /// Writes one frame with its header. Returns the bytes of both.

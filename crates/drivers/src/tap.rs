@@ -26,6 +26,9 @@ use std::time::Duration;
 const TCP_OFFLOADS: u32 =
     libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 
+/// Bytes that are read for the shortest frame.
+const SHORTEST: usize = HEADER_LEN_WITH_COUNT + ETHERNET_HEADER_LEN;
+
 /// What the kernel may leave undone in frames that it gives us, best first. Those for UDP came with Linux 6.2.
 const OFFLOADS: [u32; 4] = [
     TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
@@ -303,10 +306,9 @@ impl DeviceRx for TapRx {
         let mut claimed = 0;
         // A frame that is dropped counts too, so that a flood of them cannot keep us here.
         for _ in 0..max {
-            let mut header = [0; HEADER_LEN_WITH_COUNT];
             let mut buffer = self.pool.take();
-            let len = match sys::read_frame(self.fd.as_fd(), &mut header, &mut buffer) {
-                Ok(len) => len.saturating_sub(header.len()),
+            let len = match sys::read_frame(self.fd.as_fd(), &mut buffer) {
+                Ok(len) => len,
                 Err(error) => {
                     self.pool.put(buffer);
                     match error.raw_os_error() {
@@ -317,11 +319,13 @@ impl DeviceRx for TapRx {
                     }
                 }
             };
-            let [header @ .., _, _] = header;
-            let meta = VnetHeader::from_bytes(&header).rx_meta();
+            let header = buffer.first_chunk::<HEADER_LEN>();
+            let meta = header.map(|header| VnetHeader::from_bytes(header).rx_meta());
             match meta {
-                Ok(meta) if (ETHERNET_HEADER_LEN..buffer.len()).contains(&len) => {
-                    out.push(Frame::from_buffer(buffer, 0, len, meta));
+                Some(Ok(meta)) if (SHORTEST..buffer.len()).contains(&len) => {
+                    let len = len - HEADER_LEN_WITH_COUNT;
+                    let start = HEADER_LEN_WITH_COUNT as u16;
+                    out.push(Frame::from_buffer(buffer, start, len, meta));
                     self.stats.bytes += len as u64;
                     claimed += 1;
                 }
