@@ -4,6 +4,7 @@ mod agreement;
 mod conformance;
 mod datagrams;
 mod differential;
+mod flips;
 mod goodput;
 mod layering;
 mod pools;

@@ -9,15 +9,30 @@ use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// Takes what `apply` asks for. Write-only: nothing comes back, so skipping it cannot change state.
+/// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to the sink alone, so
+/// skipping it cannot change state.
 pub trait EffectSink {
     /// Adds `effect` behind those that are there.
     fn push(&mut self, effect: Effect);
+
+    /// How many effects of this request there are.
+    fn mark(&self) -> usize;
+
+    /// Forgets all but the first `mark` effects of this request: whoever asked for them panicked.
+    fn take_back(&mut self, mark: usize);
 }
 
 impl EffectSink for Vec<Effect> {
     fn push(&mut self, effect: Effect) {
         Vec::push(self, effect);
+    }
+
+    fn mark(&self) -> usize {
+        self.len()
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        self.truncate(mark);
     }
 }
 

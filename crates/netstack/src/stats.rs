@@ -34,6 +34,8 @@ pub struct StateStats {
     pub ignored_errors: u64,
     /// Connections whose TIME-WAIT was cut short because the table was nearly full.
     pub cut_short: u64,
+    /// Connections that were reset because the code that handles them panicked: each is a bug worth a report.
+    pub panicked: u64,
     /// UDP datagrams that arrived.
     pub datagrams: u64,
     /// ... dropped because their checksum was wrong.

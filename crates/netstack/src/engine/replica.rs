@@ -4,8 +4,10 @@
 //! but the request, its verdict and the state; so replicas that applied the same log are equal.
 
 use core::net::SocketAddrV4;
+use core::panic::AssertUnwindSafe;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
+use std::panic::catch_unwind;
 
 use crate::config::Limits;
 use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment};
@@ -13,14 +15,19 @@ use crate::effect::{Allowance, Effect, EffectSink, FrameNumbers, mix};
 use crate::engine::demux::{Demux, Keyed, Purpose};
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
+#[cfg(any(test, feature = "testkit"))]
+use crate::tcp::walk::Flip;
+use crate::tcp::walk::{self, Walk};
 use crate::tcp::{self, Cx, Finish, State, Tcb};
 use crate::time::Instant;
 use crate::udp;
 
 mod deadlines;
+mod isolate;
 mod listen;
 
 use deadlines::Deadlines;
+use isolate::Before;
 use listen::{Listeners, Returned};
 
 /// First of the ports that an active open may be given (RFC 6056 section 3.2 asks for a wide range).
@@ -42,6 +49,60 @@ struct Place {
     waits_out: bool,
     /// The earliest entry that `deadlines` has for it.
     armed: Instant,
+}
+
+impl Walk for Place {
+    #[inline(always)]
+    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        let Place {
+            generation,
+            tcb,
+            parent,
+            held,
+            waits_for_turn,
+            waits_for_sent,
+            waits_out,
+            armed,
+        } = self;
+        generation.walk("place.generation", each);
+        each("place.open", u64::from(tcb.is_some()));
+        parent.walk("place.parent", each);
+        held.walk("place.held", each);
+        waits_for_turn.walk("place.waits_for_turn", each);
+        waits_for_sent.walk("place.waits_for_sent", each);
+        waits_out.walk("place.waits_out", each);
+        armed.walk("place.armed", each);
+        if let Some(tcb) = tcb {
+            tcb.walk(name, each);
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        let Place {
+            generation,
+            tcb,
+            parent,
+            held,
+            waits_for_turn,
+            waits_for_sent,
+            waits_out,
+            armed,
+        } = self;
+        generation.flip("place.generation", flip);
+        if tcb.is_some() && flip.within("place.open", 1).is_some() {
+            *tcb = None;
+        }
+        parent.flip("place.parent", flip);
+        held.flip("place.held", flip);
+        waits_for_turn.flip("place.waits_for_turn", flip);
+        waits_for_sent.flip("place.waits_for_sent", flip);
+        waits_out.flip("place.waits_out", flip);
+        armed.flip("place.armed", flip);
+        if let Some(tcb) = tcb {
+            Walk::flip(tcb, name, flip);
+        }
+    }
 }
 
 // What a connection takes in a replica that has seen no loss: this, and some 50 octets in the table of flows and among the
@@ -94,6 +155,10 @@ pub struct Replica {
     deadlines: Deadlines,
     udp: udp::Sockets,
     stats: StateStats,
+    /// What the short road saw when it began. Nothing outlives a request here: no part of the state.
+    before: Before,
+    /// Whether something is under way that no connection could answer for alone; the same.
+    beyond_one: bool,
 }
 
 impl Replica {
@@ -124,12 +189,28 @@ impl Replica {
             deadlines: Deadlines::default(),
             udp: udp::Sockets::default(),
             stats: StateStats::default(),
+            before: Before::default(),
+            beyond_one: false,
         }
     }
 
-    /// Applies the next request of the log. `verdict` has one bit per segment of a run, set if its checksum
+    /// Applies the next request of the log; `out` holds effects of no other request. `verdict` has one bit per segment of a run, set if its checksum
     /// is good; other requests ignore it. What is to be done outside goes to `out`.
+    ///
+    /// A panic in the code of TCP ends the connection that it is about, in every replica alike
+    /// ([`StateStats::panicked`]).
+    ///
+    /// # Panics
+    /// If something panics that is not one connection's. Nothing can be said of the replica then.
     pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        let apply = || self.apply_or_unwind(request, verdict, &mut *out);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
+            self.unwound(panic, out);
+        }
+    }
+
+    #[inline(always)]
+    fn apply_or_unwind(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
@@ -164,6 +245,11 @@ impl Replica {
         let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
             return false;
         };
+        self.before = Before {
+            next: self.frames.next,
+            seq: digest.seg_ack,
+        };
+        self.touched = conn.index;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if digest.bits & Digest::PROGRESS != 0 {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
@@ -171,13 +257,14 @@ impl Replica {
         if !tcb.predicted(&digest.segment(&Options::None), &mut cx) {
             return false;
         }
-        self.stats.segments += u64::from(digest.count);
         let finish = tcb.finish(&mut cx);
+        self.stats.segments += u64::from(digest.count);
         self.fold = tcb.fold(self.fold ^ self.frames.next);
-        self.touched = conn.index;
         let deadline = tcb.next_deadline();
         if finish != Finish::default() || deadline < place.armed {
+            self.beyond_one = true;
             self.arrange(conn, finish, deadline);
+            self.beyond_one = false;
         }
         true
     }
@@ -185,6 +272,7 @@ impl Replica {
     /// Everything that is not bulk.
     #[inline(never)]
     fn otherwise(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+        self.beyond_one = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
             Kind::Command => {
@@ -200,11 +288,13 @@ impl Replica {
             }
             Kind::Tick => {}
         }
+        self.beyond_one = false;
     }
 
     /// What time and credit let happen, whatever the request was about.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
+        self.beyond_one = true;
         if self.next_deadline <= self.now {
             self.fire(out);
         }
@@ -225,6 +315,7 @@ impl Replica {
             (true, None) => u64::MAX,
         };
         self.next_sent = self.next_sent.min(self.udp.next_sent());
+        self.beyond_one = false;
     }
 
     /// The UDP sockets, and what they may change besides themselves.
@@ -278,17 +369,14 @@ impl Replica {
             self.bury(conn, out);
             return self.stranger(request, verdict, Some(past), out);
         }
-        let place = &mut self.places[conn.index as usize];
-        let Some(tcb) = &mut place.tcb else { return };
-        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        // The cursors are those of the connection that the pump had in mind, which a new one of the same
-        // flow may have replaced since.
-        if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
-            tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
-        }
-        request.pieces(verdict, |segment| tcb.segment(segment, &mut cx));
-        let finish = tcb.finish(&mut cx);
-        self.after(conn, finish, out);
+        self.with(conn, out, |tcb, cx| {
+            // The cursors are those of the connection that the pump had in mind, which a new one of the same
+            // flow may have replaced since.
+            if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
+                tcb.progress_low(digest.app_read, digest.app_written, cx);
+            }
+            request.pieces(verdict, |segment| tcb.segment(segment, cx));
+        });
     }
 
     /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
@@ -395,12 +483,7 @@ impl Replica {
 
     /// Ends a request for a connection that nothing arrived for: lets it send, and what follows.
     fn end(&mut self, conn: ConnId, out: &mut impl EffectSink) {
-        let Some(tcb) = &mut self.places[conn.index as usize].tcb else {
-            return;
-        };
-        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        let finish = tcb.finish(&mut cx);
-        self.after(conn, finish, out);
+        self.with(conn, out, |_, _| ());
     }
 
     /// What is left to do for a connection when it has handled a request: queue, arm, notice its end.
@@ -474,23 +557,27 @@ impl Replica {
 
     /// Fires what is due. Entries that turned out early are put back.
     fn fire(&mut self, out: &mut impl EffectSink) {
-        while let Some(index) = self.deadlines.pop_due(self.now) {
+        // A deadline that moves is never due again at the same time, unless something changed it behind our back: that
+        // must not keep us here for ever.
+        for _ in 0..2 * self.places.len() {
+            let Some(index) = self.deadlines.pop_due(self.now) else {
+                break;
+            };
             let place = &mut self.places[index as usize];
             place.armed = Instant::NEVER;
             let generation = place.generation;
-            let Some(tcb) = &mut place.tcb else { continue };
-            if tcb.next_deadline() <= self.now {
-                let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-                tcb.on_time(&mut cx);
-            }
-            self.end(ConnId { index, generation }, out);
+            self.with(ConnId { index, generation }, out, |tcb, cx| tcb.on_time(cx));
         }
         self.next_deadline = self.deadlines.next();
     }
 
     /// Frames that connections waited for have been sent.
     fn after_sending(&mut self, out: &mut impl EffectSink) {
-        while let Some(&(sent, conn)) = self.unsent.front() {
+        // Who has to wait anew waits for frames that are not sent: as above.
+        for _ in 0..self.unsent.len() {
+            let Some(&(sent, conn)) = self.unsent.front() else {
+                break;
+            };
             if sent > self.frames.sent {
                 break;
             }
@@ -609,18 +696,9 @@ impl Replica {
         out: &mut S,
         what: impl FnOnce(&mut Tcb, &mut Cx<'_, S>),
     ) {
-        let Some(place) = self
-            .places
-            .get_mut(conn.index as usize)
-            .filter(|place| place.generation == conn.generation)
-        else {
-            return;
-        };
-        let Some(tcb) = &mut place.tcb else { return };
-        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        what(tcb, &mut cx);
-        let finish = tcb.finish(&mut cx);
-        self.after(conn, finish, out);
+        if let Some(finish) = self.guarded(conn, out, what) {
+            self.after(conn, finish, out);
+        }
     }
 
     fn open(
@@ -674,6 +752,11 @@ impl Replica {
             .map(flow)
     }
 
+    /// How many places the connection table has by now, free ones included. It never shrinks.
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+
     /// How many requests were applied.
     pub fn position(&self) -> u64 {
         self.position
@@ -710,8 +793,12 @@ impl Replica {
     }
 
     /// A number to be posted for comparison: what the requests so far did, folded together as they were applied,
-    /// with all that is known of two connections, one of which is another one every time, so that none is
-    /// left out for long. `turn` counts the posts.
+    /// with all that is known of two places of the connection table, one of which is another one every time. `turn`
+    /// counts the posts.
+    ///
+    /// So with a post every `e` positions and `p` places in the table ([`Replica::places`]), whatever is changed behind
+    /// a replica's back at one of them shows after `e * p` positions at the latest, unless it was overwritten before
+    /// it had any effect.
     pub fn post(&self, turn: u64) -> u64 {
         let mut h = mix(self.fold ^ self.now.as_nanos());
         let places = self.places.len() as u64;
@@ -719,9 +806,7 @@ impl Replica {
             let touched = self.touched as usize;
             let another = Some((turn % places) as usize).filter(|index| *index != touched);
             for index in core::iter::once(touched).chain(another) {
-                let place = &self.places[index];
-                h = mix(h ^ place.armed.as_nanos());
-                h = mix(h ^ place.tcb.as_ref().map_or(0, Tcb::fingerprint));
+                h = mix(h ^ walk::fingerprint(&self.places[index]));
             }
         }
         h
@@ -738,12 +823,7 @@ impl Replica {
         add(self.next_deadline.as_nanos());
         add(self.next_sent);
         for place in &self.places {
-            add(u64::from(place.generation));
-            add(place.armed.as_nanos());
-            let flags = [place.held, place.waits_for_turn, place.waits_for_sent];
-            add(flags.iter().fold(0, |h, flag| h << 1 | u64::from(*flag)));
-            add(place.parent.map_or(u64::MAX, u64::from));
-            add(place.tcb.as_ref().map_or(0, Tcb::fingerprint));
+            add(walk::fingerprint(place));
         }
         for index in &self.free {
             add(u64::from(*index));
@@ -785,17 +865,8 @@ impl Replica {
             return Some("connection table".to_owned());
         }
         for (index, (a, b)) in self.places.iter().zip(&other.places).enumerate() {
-            match (&a.tcb, &b.tcb) {
-                (Some(x), Some(y)) => {
-                    if let Some(field) = x.first_difference(y) {
-                        return Some(format!("connection {index}: {field}"));
-                    }
-                }
-                (None, None) => {}
-                _ => return Some(format!("connection {index}: open in one only")),
-            }
-            if a.generation != b.generation || a.parent != b.parent || a.armed != b.armed {
-                return Some(format!("place {index}"));
+            if let Some(field) = walk::first_difference(a, b) {
+                return Some(format!("connection {index}: {field}"));
             }
         }
         (self.waiting != other.waiting
@@ -804,6 +875,22 @@ impl Replica {
             || self.next_deadline != other.next_deadline
             || self.fold != other.fold)
             .then(|| "waiting lists, deadlines or fold".to_owned())
+    }
+
+    /// How many bits [`Replica::flip`] knows of the place `index` of the connection table, its connection included, as
+    /// it stands; 0 if there is no such place.
+    #[cfg(any(test, feature = "testkit"))]
+    pub fn bits(&self, index: u32) -> u32 {
+        self.places.get(index as usize).map_or(0, Flip::bits)
+    }
+
+    /// Changes bit `bit` of [`Replica::bits`] behind the replica's back, as a machine that fails would, and names the
+    /// field that it belongs to; `None` if there is no such bit. See [`Tcb::flip`].
+    #[cfg(any(test, feature = "testkit"))]
+    pub fn flip(&mut self, index: u32, bit: u32) -> Option<&'static str> {
+        let mut flip = Flip::new(bit);
+        self.places.get_mut(index as usize)?.flip("", &mut flip);
+        flip.hit()
     }
 
     /// The connections that are open, as flow and state.

@@ -53,8 +53,29 @@ pub fn reset_for<S: EffectSink>(
         let end = seg.seq + seg.len + controls;
         (SeqNum(0), end, Flags::RST.with(Flags::ACK))
     };
-    cx.out.push(Effect::Transmit(Transmit {
-        first_frame: cx.frames.next,
+    cx.out
+        .push(bare(cx.frames.next, flow, mac, seq, ack, flags));
+    cx.frames.next += 1;
+    true
+}
+
+/// The reset of a connection of which nothing can be believed any more but what was known before: numbers it, if there is
+/// room for one, and says whether there was. No limit holds it back: what asks for it is our own mistake.
+pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_, S>) -> bool {
+    let room = cx.frames.room() > 0;
+    if room {
+        let frame = cx.frames.next;
+        cx.out
+            .push(bare(frame, flow, mac, seq, SeqNum(0), Flags::RST));
+        cx.frames.next += 1;
+    }
+    room
+}
+
+/// A frame without text, options and connection.
+fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags) -> Effect {
+    Effect::Transmit(Transmit {
+        first_frame: frame,
         count: 1,
         payload_len: 0,
         payload_offset: 0,
@@ -75,9 +96,7 @@ pub fn reset_for<S: EffectSink>(
         timestamps: None,
         syn: None,
         sack: None,
-    }));
-    cx.frames.next += 1;
-    true
+    })
 }
 
 impl Tcb {

@@ -160,6 +160,14 @@ impl EffectSink for OnlyTransmit {
             self.0 = Some(effect);
         }
     }
+
+    fn mark(&self) -> usize {
+        0
+    }
+
+    fn take_back(&mut self, _: usize) {
+        self.0 = None;
+    }
 }
 
 /// Takes whatever is asked for, and does nothing.
@@ -167,6 +175,12 @@ struct Nothing;
 
 impl EffectSink for Nothing {
     fn push(&mut self, _: Effect) {}
+
+    fn mark(&self) -> usize {
+        0
+    }
+
+    fn take_back(&mut self, _: usize) {}
 }
 
 /// What a segment that found no connection returns.

@@ -109,11 +109,12 @@ use retransmit::{Retransmit, Timers};
 use snd::Snd;
 use tuning::Tuning;
 use undo::Undo;
-use walk::{Walk, walk, walk_variants};
-
+#[cfg(any(test, feature = "testkit"))]
+use walk::Walk;
+use walk::{walk, walk_variants};
 use window::Rcv;
 
-pub use arrive::reset_for;
+pub use arrive::{reset_at, reset_for};
 pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
 pub use send::Finish;
@@ -427,6 +428,12 @@ impl Tcb {
         self.snd.max
     }
 
+    /// The number of a reset that the peer believes, should one have to leave.
+    #[inline]
+    pub(crate) fn reset_seq(&self) -> SeqNum {
+        self.snd.control_seq()
+    }
+
     /// How many octets of the receive stream are there without a gap.
     pub const fn received(&self) -> u64 {
         self.rcv.offset
@@ -486,9 +493,7 @@ impl Tcb {
 
     /// A number that differs, but for bad luck, when any field differs.
     pub fn fingerprint(&self) -> u64 {
-        let mut h = 0;
-        self.walk("", &mut |_, value| h = mix(h, value));
-        h
+        walk::fingerprint(self)
     }
 
     /// Folds into `h` where both streams stand: what a segment changes, for once a request. All the rest is in
@@ -502,16 +507,7 @@ impl Tcb {
 
     /// The name of the first field whose value differs in `other`.
     pub fn first_difference(&self, other: &Tcb) -> Option<&'static str> {
-        let mut ours = Vec::new();
-        self.walk("", &mut |name, value| ours.push((name, value)));
-        let mut ours = ours.into_iter();
-        let mut found = None;
-        other.walk("", &mut |name, value| {
-            if ours.next() != Some((name, value)) {
-                found = found.or(Some(name));
-            }
-        });
-        found.or(ours.next().map(|(name, _)| name))
+        walk::first_difference(self, other)
     }
 }
 
@@ -531,12 +527,6 @@ impl Tcb {
         Walk::flip(self, "", &mut flip);
         flip.hit()
     }
-}
-
-/// One step of a fixed integer hash.
-const fn mix(h: u64, value: u64) -> u64 {
-    let x = (h ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^ x >> 29
 }
 
 /// Two values in one step: halves of a 128-bit product.

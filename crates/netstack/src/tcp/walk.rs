@@ -27,6 +27,34 @@ pub(crate) trait Walk {
     fn flip(&mut self, name: &'static str, flip: &mut Flip);
 }
 
+/// A number that differs, but for bad luck, when any part differs.
+#[inline]
+pub(crate) fn fingerprint(what: &impl Walk) -> u64 {
+    let mut h = 0;
+    what.walk("", &mut |_, value| h = fold(h, value));
+    h
+}
+
+/// The name of the first part that two of a kind differ in.
+pub(crate) fn first_difference<T: Walk>(a: &T, b: &T) -> Option<&'static str> {
+    let mut ours = Vec::new();
+    a.walk("", &mut |name, value| ours.push((name, value)));
+    let mut ours = ours.into_iter();
+    let mut found = None;
+    b.walk("", &mut |name, value| {
+        if ours.next() != Some((name, value)) {
+            found = found.or(Some(name));
+        }
+    });
+    found.or(ours.next().map(|(name, _)| name))
+}
+
+/// One step of a fixed integer hash: one-to-one in both arguments, so that what differs in one part only differs in the
+/// end.
+const fn fold(h: u64, value: u64) -> u64 {
+    (h.rotate_left(26) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// A change of one bit, which finds its place by walking.
 #[cfg(any(test, feature = "testkit"))]
 #[derive(Clone, Copy, Debug)]

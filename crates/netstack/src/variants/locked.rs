@@ -37,7 +37,7 @@ use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::digest::{Kind, Request};
-use crate::effect::Effect;
+use crate::effect::{Effect, EffectSink};
 use crate::engine::Run;
 use crate::engine::pump::{BATCH, HOLDS, RxPump, TxPump};
 use crate::engine::replica::Replica;
@@ -153,7 +153,29 @@ impl State {
         if let Some(order) = &mut self.order {
             order.push(position);
         }
-        self.replica.apply(request, verdict.unwrap_or(0), effects);
+        let begin = effects.len();
+        let mut sink = OfOne { effects, begin };
+        self.replica.apply(request, verdict.unwrap_or(0), &mut sink);
+    }
+}
+
+/// Takes the effects of one request, behind those of others.
+struct OfOne<'a> {
+    effects: &'a mut Vec<Effect>,
+    begin: usize,
+}
+
+impl EffectSink for OfOne<'_> {
+    fn push(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    fn mark(&self) -> usize {
+        self.effects.len() - self.begin
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        self.effects.truncate(self.begin + mark);
     }
 }
 

@@ -88,7 +88,7 @@ impl Listeners {
     }
 
     /// A connection is half open no longer.
-    fn end(&mut self, port: u16, established: bool) {
+    pub(super) fn end(&mut self, port: u16, established: bool) {
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.half_open -= 1;
             listener.established += u64::from(established);

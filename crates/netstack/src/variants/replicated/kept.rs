@@ -46,6 +46,16 @@ impl EffectSink for Kept {
         self.effects.push_back(effect);
         self.pending += 1;
     }
+
+    fn mark(&self) -> usize {
+        self.pending as usize
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        let before = self.effects.len() - self.pending as usize;
+        self.effects.truncate(before + mark);
+        self.pending = mark as u32;
+    }
 }
 
 impl Kept {

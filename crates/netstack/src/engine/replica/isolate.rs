@@ -1,0 +1,117 @@
+//! A panic in the code of TCP ends one connection, and nothing else.
+//!
+//! If a call of a connection unwinds, what it asked for is taken back, the numbers of its frames are free again, and it is
+//! buried without being looked at any more: a reset leaves whose numbers were known before, its socket learns that it
+//! was aborted, and no list keeps a trace of it. The code is the same in every replica, and so is what it was given:
+//! all of them panic alike and stay equal. A panic in one of them only is a divergence, found as any other.
+//!
+//! Where a connection is made, and in the tables that connections share, nothing is caught: what is half done there
+//! cannot be put right by forgetting one connection. In a program built with `panic = "abort"` nothing unwinds, and the
+//! first panic ends the process.
+//!
+//! The short road is not guarded by itself, since a request would be a tenth dearer if it were. [`Replica::apply`]
+//! catches whatever unwinds; what the short road needs in that case it leaves in the replica, and all other roads say
+//! when they do what is not one connection's.
+
+use core::any::Any;
+use core::panic::AssertUnwindSafe;
+use std::panic::{catch_unwind, resume_unwind};
+
+use super::Replica;
+use crate::digest::ConnId;
+use crate::effect::{Effect, EffectSink, Event, mix};
+use crate::seqnum::SeqNum;
+use crate::tcp::{self, Cx, Finish, Tcb};
+
+/// What was known before a call that may unwind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Before {
+    /// Number of the next frame.
+    pub(super) next: u64,
+    /// The number of a reset that the peer believes.
+    pub(super) seq: SeqNum,
+}
+
+impl Replica {
+    /// Does `what` to a connection, if it is still there, and lets it send. `None` if it is gone, before or now.
+    #[inline]
+    pub(super) fn guarded<S: EffectSink>(
+        &mut self,
+        conn: ConnId,
+        out: &mut S,
+        what: impl FnOnce(&mut Tcb, &mut Cx<'_, S>),
+    ) -> Option<Finish> {
+        let place = self.places.get_mut(conn.index as usize);
+        let place = place.filter(|place| place.generation == conn.generation)?;
+        let tcb = place.tcb.as_mut()?;
+        let before = Before {
+            next: self.frames.next,
+            seq: tcb.reset_seq(),
+        };
+        let challenges = self.frames.challenges;
+        let (received, mark) = (tcb.received(), out.mark());
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
+            what(tcb, &mut cx);
+            tcb.finish(&mut cx)
+        }));
+        if outcome.is_err() {
+            out.take_back(mark);
+            self.frames.challenges = challenges;
+            self.isolate(conn, before, received, out);
+        }
+        outcome.ok()
+    }
+
+    /// Something unwound that nobody has caught. If that was the connection of the short road, which was touched last, it
+    /// ends, and what follows from the request is done. Its segments count as none that arrived.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn unwound(&mut self, panic: Box<dyn Any + Send>, out: &mut impl EffectSink) {
+        let place = self.places.get(self.touched as usize);
+        let Some(place) = place.filter(|_| !self.beyond_one) else {
+            resume_unwind(panic);
+        };
+        let conn = ConnId {
+            index: self.touched,
+            generation: place.generation,
+        };
+        out.take_back(0);
+        // How far the receive stream reached nobody has noted: the application may miss the end of what other workers
+        // are still copying.
+        self.isolate(conn, self.before, 0, out);
+        self.follow_up(out);
+    }
+
+    /// Ends a connection whose code has panicked, and whose receive stream reached to `received`.
+    #[cold]
+    fn isolate(&mut self, conn: ConnId, before: Before, received: u64, out: &mut impl EffectSink) {
+        self.frames.next = before.next;
+        self.stats.panicked += 1;
+        let place = &mut self.places[conn.index as usize];
+        let Some(tcb) = &place.tcb else { return };
+        // No call of TCP changes these.
+        let (flow, mac) = (tcb.flow(), tcb.mac());
+        if let Some(port) = place.parent.take() {
+            self.listeners.end(port, false);
+        }
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
+        // Without room for it the peer learns as soon as it says something.
+        tcp::reset_at(before.seq, flow, mac, &mut cx);
+        out.push(Effect::Event {
+            conn,
+            event: Event::Aborted,
+            received,
+        });
+        self.bury(conn, out);
+        let place = &mut self.places[conn.index as usize];
+        place.waits_for_turn = false;
+        place.waits_for_sent = false;
+        place.waits_out = false;
+        self.waiting.retain(|other| *other != conn);
+        self.unsent.retain(|(_, other)| *other != conn);
+        self.time_wait.retain(|other| *other != conn);
+        self.fold = mix(self.fold ^ self.frames.next ^ mix(u64::from(conn.index)));
+        self.touched = conn.index;
+    }
+}
