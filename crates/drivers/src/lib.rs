@@ -12,6 +12,7 @@
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | what the platform asks for |
+//! | [`split::split`] | one of them as several, by a classifier | what that one needs |
 //! | [`impair::Impaired`] | any of them behind a bad wire: loss, delay, rate, bursts | what that one needs |
 //!
 //! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature `smoltcp`) lets smoltcp
@@ -57,6 +58,7 @@
 
 pub mod impair;
 pub mod memory;
+pub mod split;
 
 #[cfg(target_os = "linux")]
 pub mod af_packet;

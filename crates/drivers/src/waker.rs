@@ -83,6 +83,11 @@ impl Event {
         self.waiting.store(false, SeqCst);
     }
 
+    /// Whether somebody called [`wake`](Self::wake) for a wait that was not begun; it is then used up.
+    pub(crate) fn take_wake(&self) -> bool {
+        self.done(&|| false)
+    }
+
     fn done(&self, ready: &impl Fn() -> bool) -> bool {
         if self.woken.load(SeqCst) && self.woken.swap(false, SeqCst) {
             self.wakes.fetch_add(1, SeqCst);

@@ -303,6 +303,31 @@ pub enum NetworkError {
     },
 }
 
+/// Which of several groups over one device this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Its number, below `of`. The first answers for all where one answer does.
+    pub index: u16,
+    /// How many groups there are, at least 1.
+    pub of: u16,
+}
+
+impl Shard {
+    /// The only one.
+    pub const ONLY: Shard = Shard { index: 0, of: 1 };
+
+    /// Whether it is the one that answers for all.
+    pub const fn is_first(self) -> bool {
+        self.index == 0
+    }
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Shard::ONLY
+    }
+}
+
 /// The rest of a request, behind the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
@@ -323,6 +348,8 @@ pub enum Body {
     Configure {
         /// Our address.
         address: Ipv4Addr,
+        /// Which group of the stack this is.
+        shard: Shard,
         /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
         secret: [u64; 2],
     },

@@ -83,6 +83,7 @@ pub mod effect;
 pub mod error;
 pub mod ip;
 pub mod seqnum;
+pub mod shards;
 pub mod stats;
 pub mod tcp;
 #[cfg(feature = "testkit")]

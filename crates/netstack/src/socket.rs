@@ -12,7 +12,7 @@ mod wait;
 mod write;
 
 use core::net::SocketAddrV4;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
@@ -38,32 +38,56 @@ pub use write::WriteHalf;
 /// The sockets of a stack: from here connections are opened and listened for.
 #[derive(Clone)]
 pub struct Sockets {
-    world: Arc<World>,
+    /// One for each group; they have one desk.
+    worlds: Arc<[Arc<World>]>,
+    /// Which group opens the next connection.
+    turn: Arc<AtomicUsize>,
 }
 
 impl Sockets {
     pub(crate) fn new(world: &Arc<World>) -> Self {
+        Sockets::over(vec![Arc::clone(world)])
+    }
+
+    /// Those of groups that have one desk, in their order; at least one.
+    pub(crate) fn over(worlds: Vec<Arc<World>>) -> Self {
         Sockets {
-            world: Arc::clone(world),
+            worlds: worlds.into(),
+            turn: Arc::default(),
         }
     }
 
-    /// Listens on `port`; at most `backlog` connections wait to be accepted. Never blocks.
+    pub(crate) fn worlds(&self) -> &[Arc<World>] {
+        &self.worlds
+    }
+
+    /// The first group's: what is said of one is said of all, and UDP sockets are its own.
+    fn world(&self) -> &Arc<World> {
+        &self.worlds[0]
+    }
+
+    /// Listens on `port`; at most `backlog` connections of each group wait to be accepted. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
     pub fn listen(&self, port: u16, backlog: u16) -> Result<TcpListener, SocketError> {
         self.up()?;
-        let mut desk = self.world.desk();
+        let mut desk = self.world().desk();
         if desk.listeners.contains_key(&port) {
             return Err(SocketError::PortTaken);
         }
-        desk.listeners.insert(port, AcceptQueue::default());
+        let queue = AcceptQueue {
+            accepted: vec![0; self.worlds.len()],
+            ..AcceptQueue::default()
+        };
+        desk.listeners.insert(port, queue);
         // While the desk is held, so that listening and not listening reach the log in this order.
-        self.world.command(Command::Listen { port, backlog });
+        for world in &*self.worlds {
+            world.command(Command::Listen { port, backlog });
+        }
         drop(desk);
         Ok(TcpListener {
-            world: Arc::clone(&self.world),
+            worlds: Arc::clone(&self.worlds),
             port,
             nonblocking: AtomicBool::new(false),
         })
@@ -75,13 +99,15 @@ impl Sockets {
     /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address.
     pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
         self.up()?;
-        if self.world.site.is_ourselves(*remote.ip()) {
+        if self.world().site.is_ourselves(*remote.ip()) {
             return Err(SocketError::Ourselves);
         }
-        let ticket = self.world.desk().ticket();
-        self.world.command(Command::Open { ticket, remote });
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let world = &self.worlds[turn % self.worlds.len()];
+        let ticket = world.desk().ticket();
+        world.command(Command::Open { ticket, remote });
         Ok(Connecting {
-            world: Arc::clone(&self.world),
+            world: Arc::clone(world),
             ticket,
             opened: None,
         })
@@ -109,17 +135,23 @@ impl Sockets {
 
     /// Counters of a stack that runs on threads of its own; all zero of one that is driven by hand.
     pub fn stats(&self) -> StackStats {
-        self.world.stats()
+        let stats = self.worlds.iter().map(|world| world.stats());
+        stats.fold(StackStats::default(), StackStats::and)
     }
 
     /// What became of inline processing; all zero without a processor.
     pub fn inline_stats(&self) -> InlineStats {
-        let inline = self.world.streams.inline.as_ref();
-        inline.map_or_else(InlineStats::default, |inline| inline.stats())
+        let inline = self
+            .worlds
+            .iter()
+            .filter_map(|world| world.streams.inline.as_ref());
+        inline.fold(InlineStats::default(), |sum, inline| {
+            sum.and(inline.stats())
+        })
     }
 
     fn up(&self) -> Result<(), SocketError> {
-        if self.world.is_closing() {
+        if self.world().is_closing() {
             Err(SocketError::Down)
         } else {
             Ok(())
@@ -179,9 +211,14 @@ impl TcpStream {
         self.half.flow.remote
     }
 
-    /// The connection's name within its stack.
+    /// The connection's name within its group.
     pub fn conn(&self) -> ConnId {
         self.half.conn
+    }
+
+    /// Which group of its stack has the connection.
+    pub fn group(&self) -> usize {
+        usize::from(self.half.world.group)
     }
 
     /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293
@@ -393,7 +430,7 @@ debug_as_flow! {
 impl core::fmt::Debug for Sockets {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Sockets")
-            .field("address", &self.world.address)
+            .field("address", &self.world().address)
             .finish_non_exhaustive()
     }
 }

@@ -13,12 +13,14 @@ use dominoes::{Context, ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
+use crate::digest::Shard;
 use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
 use crate::engine::view::{ConnectionStats, Counted, Gauge};
 use crate::engine::world::World;
 use crate::error::{SocketError, StackError};
 use crate::ip::route::Route;
+use crate::shards::{self, INBOX};
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
@@ -53,6 +55,7 @@ pub struct Builder {
     gateway: Option<Ipv4Addr>,
     routes: Vec<Route>,
     layout: Layout,
+    groups: usize,
     limits: Limits,
     cores: Vec<usize>,
     secret: Option<[u64; 2]>,
@@ -82,14 +85,23 @@ impl Builder {
         self
     }
 
-    /// Pins thread i to `cores[i]`, as far as there are any. Default: none is pinned.
+    /// How many groups run side by side, each with `replicas` threads and connections of its own; see
+    /// [`shards`]. 1 to [`shards::MAX_GROUPS`]. Default 1.
+    #[must_use]
+    pub fn groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// Pins thread i to `cores[i]`, as far as there are any; those of the first group come first. Default: none is
+    /// pinned.
     #[must_use]
     pub fn pin(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
         self
     }
 
-    /// Buffer sizes and other bounds.
+    /// Buffer sizes and other bounds, of each group.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -142,42 +154,27 @@ impl Builder {
         setup.announce = true;
         setup.recorder = self.recorder;
         setup.processor = self.processor;
-        let device = Box::new(device);
         let clock = Clock::start();
-        let (world, group, domains): (_, _, Vec<Box<dyn Domain>>) = if self.layout.replicas == 1 {
-            let single = Single::new(setup, device)?;
-            let world = Arc::clone(single.world());
-            let domain = SingleDomain {
-                single,
+        let device: Box<dyn Device> = Box::new(device);
+        let (mut groups, mut domains) = (Vec::new(), Vec::new());
+        if self.groups == 1 {
+            groups.push(Running::new(
+                setup,
+                self.layout,
+                device,
                 clock,
-                naps: Naps::default(),
-                turns: 0,
-                gauge: Gauge::default(),
-            };
-            (world, None, vec![Box::new(domain)])
+                &mut domains,
+            )?);
         } else {
-            let group = Group::new(setup, self.layout, device)?;
-            let shared = Arc::clone(group.shared());
-            let world = Arc::clone(&shared.world);
-            let parked = Arc::new(AtomicUsize::new(0));
-            let domain = |worker: Worker| -> Box<dyn Domain> {
-                Box::new(WorkerDomain {
-                    name: format!("replica {}", worker.id()),
-                    worker,
-                    clock,
-                    parked: Arc::clone(&parked),
-                    replicas: self.layout.replicas,
-                    turns: 0,
-                    gauge: Gauge::default(),
-                })
-            };
-            let domains = group.into_workers().into_iter().map(domain).collect();
-            (world, Some(shared), domains)
-        };
+            for (setup, part) in shards::divide(setup, self.groups, device, INBOX)? {
+                let part = Box::new(part);
+                groups.push(Running::new(setup, self.layout, part, clock, &mut domains)?);
+            }
+        }
+        let worlds = groups.iter().map(|group| Arc::clone(&group.world));
         let mut stack = Stack {
-            sockets: Sockets::new(&world),
-            world,
-            group,
+            sockets: Sockets::over(worlds.collect()),
+            groups,
             contexts: Vec::new(),
         };
         for (i, domain) in domains.into_iter().enumerate() {
@@ -186,6 +183,63 @@ impl Builder {
             stack.contexts.push(context);
         }
         Ok(stack)
+    }
+}
+
+/// A group of a running stack.
+struct Running {
+    world: Arc<World>,
+    /// What its workers share, if there are several.
+    shared: Option<Arc<Shared>>,
+}
+
+impl Running {
+    /// Makes a group, and adds what is to run of it to `domains`.
+    fn new(
+        setup: Setup,
+        layout: Layout,
+        device: Box<dyn Device>,
+        clock: Clock,
+        domains: &mut Vec<Box<dyn Domain>>,
+    ) -> Result<Running, StackError> {
+        let group = match setup.shard {
+            Shard::ONLY => String::new(),
+            Shard { index, .. } => format!("group {index} "),
+        };
+        if layout.replicas == 1 {
+            let single = Single::new(setup, device)?;
+            let world = Arc::clone(single.world());
+            domains.push(Box::new(SingleDomain {
+                name: group + "single",
+                single,
+                clock,
+                naps: Naps::default(),
+                turns: 0,
+                gauge: Gauge::default(),
+            }));
+            return Ok(Running {
+                world,
+                shared: None,
+            });
+        }
+        let workers = Group::new(setup, layout, device)?;
+        let shared = Arc::clone(workers.shared());
+        let parked = Arc::new(AtomicUsize::new(0));
+        for worker in workers.into_workers() {
+            domains.push(Box::new(WorkerDomain {
+                name: format!("{group}replica {}", worker.id()),
+                worker,
+                clock,
+                parked: Arc::clone(&parked),
+                replicas: layout.replicas,
+                turns: 0,
+                gauge: Gauge::default(),
+            }));
+        }
+        Ok(Running {
+            world: Arc::clone(&shared.world),
+            shared: Some(shared),
+        })
     }
 }
 
@@ -216,8 +270,7 @@ fn random() -> std::io::Result<[u64; 2]> {
 /// [`Stack::close`] ends them in order.
 pub struct Stack {
     sockets: Sockets,
-    world: Arc<World>,
-    group: Option<Arc<Shared>>,
+    groups: Vec<Running>,
     contexts: Vec<ContextHandle>,
 }
 
@@ -233,6 +286,7 @@ impl Stack {
                 ..Layout::default()
             },
             limits: Limits::default(),
+            groups: 1,
             cores: Vec::new(),
             secret: None,
             recorder: None,
@@ -269,6 +323,11 @@ impl Stack {
         self.sockets.bind_udp(port)
     }
 
+    /// The groups that have replicas.
+    fn logs(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        self.groups.iter().filter_map(|group| group.shared.as_ref())
+    }
+
     /// Whether every thread that was to be pinned is.
     pub fn pinned(&self) -> bool {
         self.contexts.iter().all(ContextHandle::pinned)
@@ -276,7 +335,7 @@ impl Stack {
 
     /// The bounds in force, fitted to the device.
     pub fn limits(&self) -> Limits {
-        self.world.limits
+        self.groups[0].world.limits
     }
 
     /// Compares what the replicas posted of their states at equal positions of the log. Says how many
@@ -285,14 +344,12 @@ impl Stack {
     /// # Errors
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.group.as_ref().map_or(Ok(0), |group| group.compare())
+        self.logs().map(|group| group.compare()).sum()
     }
 
     /// What each replica has performed so far; empty with one replica.
     pub fn shares(&self) -> Vec<EffectStats> {
-        self.group
-            .as_ref()
-            .map_or_else(Vec::new, |group| group.shares())
+        self.logs().flat_map(|group| group.shares()).collect()
     }
 
     /// Counters, as [`Sockets::stats`].
@@ -305,15 +362,23 @@ impl Stack {
     /// posted now and then.
     pub fn snapshot(&self) -> Snapshot {
         let domains = self.contexts.iter().flat_map(ContextHandle::stats);
-        let log = self.group.as_ref().map(|group| group.log.stats("log"));
-        Snapshot::new(domains.collect(), log.into_iter().collect())
+        let several = self.groups.len() > 1;
+        let logs = self.logs().enumerate().map(|(i, group)| match several {
+            true => group.log.stats(format!("log {i}")),
+            false => group.log.stats("log"),
+        });
+        Snapshot::new(domains.collect(), logs.collect())
     }
 
     /// Lists the connections, at most `most`. A thread of the stack makes the list between two of its turns; one that
     /// cannot within [`LIST_PATIENCE`] leaves an older list.
     pub fn connections(&self, most: usize) -> Vec<ConnectionStats> {
-        let world = &self.world;
-        world.view.ask(most, || world.ring(), LIST_PATIENCE)
+        let mut all = Vec::new();
+        for Running { world, .. } in &self.groups {
+            let left = most - all.len();
+            all.extend(world.view.ask(left, || world.ring(), LIST_PATIENCE));
+        }
+        all
     }
 
     /// What became of inline processing; all zero without a processor.
@@ -323,7 +388,8 @@ impl Stack {
 
     /// What the device last complained of, once: it is down or gone, or was and came back.
     pub fn take_device_error(&self) -> Option<DeviceError> {
-        self.world.desk().device_error.take()
+        // All groups have one desk.
+        self.groups[0].world.desk().device_error.take()
     }
 }
 
@@ -336,7 +402,7 @@ impl Drop for Stack {
 impl core::fmt::Debug for Stack {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Stack")
-            .field("address", &self.world.address)
+            .field("address", &self.groups[0].world.address)
             .field("contexts", &self.contexts.len())
             .finish_non_exhaustive()
     }
@@ -375,11 +441,12 @@ pub(crate) fn now() -> time::Instant {
 pub const LIST_PATIENCE: time::Duration = time::Duration::from_millis(100);
 
 /// Busy turns between two posts of counters.
-const POST_EVERY: u32 = 1 << 12;
+const POST_EVERY: u32 = 1 << 9;
 /// ... and of those that say how busy a thread is.
 const SHOW_EVERY: u32 = 1 << 6;
 
 struct SingleDomain {
+    name: String,
     single: Single,
     clock: Clock,
     naps: Naps,
@@ -452,7 +519,7 @@ impl Domain for SingleDomain {
     }
 
     fn name(&self) -> &str {
-        "single"
+        &self.name
     }
 
     fn meter(&self) -> Option<Arc<Meter>> {

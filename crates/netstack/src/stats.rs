@@ -155,6 +155,40 @@ pub struct StackStats {
     pub state: StateStats,
 }
 
+/// `and` for counters that are all numbers: both together. It does not compile if one is forgotten.
+macro_rules! sums {
+    ($($name:ident: $($field:ident)*;)*) => {$(
+        impl $name {
+            /// Both together, counter by counter.
+            #[must_use]
+            pub const fn and(self, other: Self) -> Self {
+                let $name { $($field),* } = self;
+                $name { $($field: $field + other.$field),* }
+            }
+        }
+    )*};
+}
+
+sums! {
+    StateStats: requests segments bad_checksum no_connection refused_syn cookies_sent cookies_returned
+        resets_withheld challenges_withheld opened closed ignored_errors cut_short datagrams bad_datagrams
+        no_socket queue_full sent_datagrams;
+    PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
+        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
+        network_errors control_dropped log_full moves_doubted;
+}
+
+impl StackStats {
+    /// Those of two groups together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        StackStats {
+            pump: self.pump.and(other.pump),
+            state: self.state.and(other.state),
+        }
+    }
+}
+
 /// What one primary did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

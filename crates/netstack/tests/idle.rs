@@ -203,10 +203,10 @@ fn parks(stack: &Stack) -> u64 {
 
 #[test]
 fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
-    for replicas in [1, 2] {
+    for (groups, replicas) in [(1, 1), (1, 2), (2, 1)] {
         let (here, there) = memory::pair(MemoryConfig::default());
         let near = Stack::builder("10.0.0.1/24").limits(limits());
-        let near = near.replicas(replicas).start(here).unwrap();
+        let near = near.groups(groups).replicas(replicas).start(here).unwrap();
         let far = Stack::builder("10.0.0.2/24").limits(limits());
         let far = far.start(there).unwrap();
         let held = connect(&near, &far);
@@ -219,13 +219,13 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
         });
         assert!(
             quiet,
-            "{replicas} replicas never slept: {}",
+            "{groups} of {replicas} never slept: {}",
             near.snapshot()
         );
 
         // Whoever asks is answered, though all sleep.
         let listed = near.connections(usize::MAX);
-        assert_eq!(listed.len(), CONNECTIONS, "{replicas} replicas");
+        assert_eq!(listed.len(), CONNECTIONS, "{groups} of {replicas}");
         assert_eq!(near.connections(3).len(), 3);
         let ours = held[1].local_addr();
         assert!(listed.iter().all(|one| one.local == ours));

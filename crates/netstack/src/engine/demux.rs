@@ -37,11 +37,43 @@ impl Keyed {
         hasher.finish()
     }
 
+    /// Which of `of` groups each flow belongs to.
+    pub(crate) fn grouping(&self, of: u16) -> Grouping {
+        Grouping {
+            key: [self.secret(2), self.secret(3)],
+            of,
+        }
+    }
+
     /// A secret number of its own for each `kind`.
     pub(crate) fn secret(&self, kind: u64) -> u64 {
         let mut hasher = self.build_hasher();
         hasher.write_u64(kind);
         hasher.finish()
+    }
+}
+
+/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell something about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grouping {
+    key: [u64; 2],
+    of: u16,
+}
+
+impl Grouping {
+    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who could aim would
+    /// overload one group, and no more than that.
+    #[inline]
+    pub(crate) fn group(&self, flow: &Flow) -> u16 {
+        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
+        let word = u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports);
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let mixed = fold(word ^ self.key[0], self.key[1] | 1);
+        let mixed = fold(mixed ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
+        ((mixed >> 32) * u64::from(self.of) >> 32) as u16
     }
 }
 

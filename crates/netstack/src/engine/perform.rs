@@ -15,7 +15,7 @@ use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::{Asked, StreamRef};
-use crate::engine::world::{Answer, HintNews, World};
+use crate::engine::world::{Answer, HintNews, Ready, World};
 use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
 use crate::wire::{self, ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
@@ -436,8 +436,13 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
 /// Queues an established connection for the port's listener; without one, nobody will ever read it.
 fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
     if let Some(queue) = world.desk().listeners.get_mut(&port) {
-        queue.ready.push_back((conn, remote));
-        world.desk_bell.notify_all();
+        let group = world.group;
+        queue.ready.push_back(Ready {
+            group,
+            conn,
+            remote,
+        });
+        world.front.bell.notify_all();
     } else {
         world.abandon(conn);
     }

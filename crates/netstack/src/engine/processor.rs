@@ -152,6 +152,18 @@ pub struct InlineStats {
     pub split: u64,
 }
 
+impl InlineStats {
+    /// Both together.
+    pub(crate) const fn and(self, other: Self) -> Self {
+        InlineStats {
+            forged: self.forged + other.forged,
+            failed: self.failed + other.failed,
+            truncated: self.truncated + other.truncated,
+            split: self.split + other.split,
+        }
+    }
+}
+
 /// The processor of a stack, and what it met. Counters are Relaxed: each is right by itself.
 pub(crate) struct Inline {
     pub(crate) processor: Arc<dyn Processor>,

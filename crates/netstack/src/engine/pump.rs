@@ -13,9 +13,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use dominoes_drivers::split::Target;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
-use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request};
+use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request, Shard};
+use crate::engine::demux::Keyed;
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
@@ -26,6 +28,7 @@ use crate::icmp::Limiter;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
 use crate::seqnum::SeqNum;
+use crate::shards;
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
@@ -67,6 +70,8 @@ pub(crate) struct RxPump {
     pub(crate) merge: bool,
     /// Whether our address is announced.
     pub(crate) announce: bool,
+    /// Which of the stack's groups this pump belongs to.
+    shard: Shard,
     /// Whether payload may be stored while it is verified.
     pub(crate) stores_ahead: bool,
     /// Where frames are claimed into; empty between turns.
@@ -130,6 +135,7 @@ impl RxPump {
             configured: false,
             merge: true,
             announce: false,
+            shard: Shard::ONLY,
             stores_ahead: false,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
@@ -155,6 +161,21 @@ impl RxPump {
         }
     }
 
+    /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
+    pub(crate) fn belong_to(&mut self, shard: Shard) {
+        self.shard = shard;
+        self.announce &= shard.is_first();
+    }
+
+    /// Whether a frame that was put together here is for this group: nobody could tell before.
+    fn is_home_of(&self, frame: &Frame) -> bool {
+        let grouping = Keyed { key: self.secret }.grouping(self.shard.of);
+        match shards::target(&grouping, frame.bytes()) {
+            Target::One(index) => index == usize::from(self.shard.index),
+            Target::All => true,
+        }
+    }
+
     /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
     /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
@@ -166,6 +187,7 @@ impl RxPump {
             }
             let body = Body::Configure {
                 address: self.site.address,
+                shard: self.shard,
                 secret: self.secret,
             };
             self.publish_command(now, body, log);

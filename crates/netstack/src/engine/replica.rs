@@ -10,7 +10,9 @@ use std::net::Ipv4Addr;
 use std::panic::catch_unwind;
 
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment};
+use crate::digest::{
+    Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment, Shard,
+};
 use crate::effect::{Allowance, Effect, EffectSink, FrameNumbers, mix};
 use crate::engine::demux::{Demux, Keyed, Purpose};
 use crate::seqnum::SeqNum;
@@ -140,6 +142,8 @@ pub struct Replica {
     next_sent: u64,
     limits: Limits,
     address: Ipv4Addr,
+    /// Which of the stack's groups this is.
+    shard: Shard,
     keyed: Keyed,
     places: Vec<Place>,
     free: Vec<u32>,
@@ -178,6 +182,7 @@ impl Replica {
             next_sent: u64::MAX,
             limits,
             address: Ipv4Addr::UNSPECIFIED,
+            shard: Shard::ONLY,
             keyed: Keyed::default(),
             places: Vec::new(),
             free: Vec::new(),
@@ -619,8 +624,13 @@ impl Replica {
             | Body::Bind { .. }
             | Body::Unbind { .. }
             | Body::Sends { .. } => {}
-            Body::Configure { address, secret } => {
+            Body::Configure {
+                address,
+                shard,
+                secret,
+            } => {
                 self.address = address;
+                self.shard = shard;
                 self.keyed = Keyed { key: secret };
                 self.demux = Demux::new(self.keyed);
                 let allowance = |kind| Allowance {
@@ -732,7 +742,7 @@ impl Replica {
     }
 
     /// Our end of a new connection: `port`, or one that a keyed hash of the peer's end points at
-    /// (RFC 6056 section 3.3.3).
+    /// (RFC 6056 section 3.3.3), such that the peer's segments come to this group.
     fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
         let flow = |port| Flow {
             local: SocketAddrV4::new(self.address, port),
@@ -746,8 +756,11 @@ impl Replica {
             .keyed
             .hash(Purpose::Port, &flow(0))
             .wrapping_add(self.stats.opened)) as u16;
+        let Shard { index, of } = self.shard;
+        let grouping = self.keyed.grouping(of);
         (0..count)
             .map(|i| EPHEMERAL + start.wrapping_add(i) % count)
+            .filter(|port| of == 1 || grouping.group(&flow(*port)) == index)
             .find(|port| self.demux.find(&flow(*port)).is_none() && !self.listeners.has(*port))
             .map(flow)
     }
@@ -818,6 +831,7 @@ impl Replica {
         let mut add = |word: u64| h = mix(h ^ word);
         add(self.now.as_nanos());
         add(self.position);
+        add(u64::from(self.shard.index) << 16 | u64::from(self.shard.of));
         add(self.frames.next);
         add(self.frames.limit);
         add(self.next_deadline.as_nanos());
@@ -960,6 +974,7 @@ mod tests {
             };
             bench.command(Body::Configure {
                 address: US,
+                shard: Shard::ONLY,
                 secret: [1, 2],
             });
             bench.command(Body::Listen {

@@ -72,8 +72,18 @@ pub(crate) enum Answer {
 /// The queue of a listening port.
 #[derive(Debug, Default)]
 pub(crate) struct AcceptQueue {
-    pub(crate) ready: VecDeque<(ConnId, SocketAddrV4)>,
-    pub(crate) accepted: u64,
+    pub(crate) ready: VecDeque<Ready>,
+    /// How many of each group were accepted.
+    pub(crate) accepted: Vec<u64>,
+}
+
+/// A connection that waits to be accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// The group that has it.
+    pub(crate) group: u16,
+    pub(crate) conn: ConnId,
+    pub(crate) remote: SocketAddrV4,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +95,19 @@ pub(crate) struct Desk {
     /// What the device last complained of.
     pub(crate) device_error: Option<DeviceError>,
     next_ticket: u64,
+}
+
+/// The desk, and where those wait who want something there. All groups of a stack have one.
+#[derive(Debug, Default)]
+pub(crate) struct Front {
+    desk: Mutex<Desk>,
+    pub(crate) bell: Condvar,
+}
+
+impl Front {
+    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Desk {
@@ -122,12 +145,13 @@ pub(crate) struct World {
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ArrayQueue<Vec<u8>>,
     /// Opening, listening and accepting: rare, and never on the path of a frame.
-    desk: Mutex<Desk>,
+    pub(crate) front: Arc<Front>,
+    /// Which of the stack's groups this is.
+    pub(crate) group: u16,
     /// Counters for whoever asks; whoever posts them waits for nobody.
     posted: Mutex<StackStats>,
     /// Connections for whoever asks.
     pub(crate) view: View,
-    pub(crate) desk_bell: Condvar,
     waker: Waker,
     /// Whether somebody sleeps in the device and must be woken for news.
     pub(crate) asleep: AtomicBool,
@@ -234,10 +258,10 @@ impl World {
             retired: SegQueue::new(),
             returned: SegQueue::new(),
             control: ArrayQueue::new(64),
-            desk: Mutex::default(),
+            front: Arc::default(),
+            group: 0,
             posted: Mutex::default(),
             view: View::default(),
-            desk_bell: Condvar::new(),
             waker,
             asleep: AtomicBool::new(false),
             down: AtomicBool::new(false),
@@ -246,7 +270,7 @@ impl World {
     }
 
     pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.front.desk()
     }
 
     /// Tells the pump that there is something in a queue.
@@ -319,7 +343,7 @@ impl World {
         // ORDERING: Release, pairs with the Acquire in `is_down`.
         self.down.store(true, Ordering::Release);
         drop(self.desk());
-        self.desk_bell.notify_all();
+        self.front.bell.notify_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
         self.waker.wake();
@@ -330,7 +354,7 @@ impl World {
         if let Some(place) = desk.answers.get_mut(&ticket) {
             *place = Some(answer);
             drop(desk);
-            self.desk_bell.notify_all();
+            self.front.bell.notify_all();
         } else if let Answer::Opened { conn, .. } = answer {
             drop(desk);
             self.abandon(conn);

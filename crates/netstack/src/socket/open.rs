@@ -9,12 +9,13 @@ use super::TcpStream;
 use super::wait::{Until, wait_at_desk};
 use crate::digest::Flow;
 use crate::engine::stream::Ending;
-use crate::engine::world::{Answer, Command, Desk, World};
+use crate::engine::world::{Answer, Command, Desk, Ready, World};
 use crate::error::SocketError;
 
 /// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
 pub struct TcpListener {
-    pub(super) world: Arc<World>,
+    /// Those of all groups of the stack.
+    pub(super) worlds: Arc<[Arc<World>]>,
     pub(super) port: u16,
     pub(super) nonblocking: AtomicBool,
 }
@@ -30,11 +31,12 @@ impl TcpListener {
     /// # Errors
     /// [`SocketError::Down`], [`SocketError::WouldBlock`].
     pub fn accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        let mut desk = self.world.desk();
+        let world = self.world();
+        let mut desk = world.desk();
         loop {
             match self.take(&mut desk) {
                 Err(SocketError::WouldBlock) if !self.nonblocking.load(Ordering::Relaxed) => {
-                    desk = wait_at_desk(&self.world, desk, None);
+                    desk = wait_at_desk(world, desk, None);
                 }
                 other => return other,
             }
@@ -46,43 +48,58 @@ impl TcpListener {
     /// # Errors
     /// [`SocketError::WouldBlock`], [`SocketError::Down`].
     pub fn try_accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        self.take(&mut self.world.desk())
+        self.take(&mut self.world().desk())
     }
 
     fn take(&self, desk: &mut Desk) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        if self.world.is_closing() {
+        if self.world().is_closing() {
             return Err(SocketError::Down);
         }
-        let queue = desk.listeners.entry(self.port).or_default();
-        let Some((conn, remote)) = queue.ready.pop_front() else {
+        let queue = desk.listeners.get_mut(&self.port);
+        let queue = queue.ok_or(SocketError::Down)?;
+        let Some(Ready {
+            group,
+            conn,
+            remote,
+        }) = queue.ready.pop_front()
+        else {
             return Err(SocketError::WouldBlock);
         };
-        queue.accepted += 1;
-        self.world.command(Command::Accepted {
+        let accepted = &mut queue.accepted[usize::from(group)];
+        *accepted += 1;
+        let world = &self.worlds[usize::from(group)];
+        world.command(Command::Accepted {
             port: self.port,
-            accepted: queue.accepted,
+            accepted: *accepted,
         });
         let flow = Flow {
             local: self.local_addr(),
             remote,
         };
-        Ok((TcpStream::new(&self.world, conn, flow), remote))
+        Ok((TcpStream::new(world, conn, flow), remote))
     }
 
     /// Our end.
     pub fn local_addr(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.world.address, self.port)
+        SocketAddrV4::new(self.world().address, self.port)
+    }
+
+    /// The first group's.
+    fn world(&self) -> &World {
+        &self.worlds[0]
     }
 }
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        let mut desk = self.world.desk();
+        let mut desk = self.world().desk();
         let queue = desk.listeners.remove(&self.port).unwrap_or_default();
-        self.world.command(Command::Unlisten { port: self.port });
+        for world in &*self.worlds {
+            world.command(Command::Unlisten { port: self.port });
+        }
         drop(desk);
-        for (conn, _) in queue.ready {
-            self.world.abandon(conn);
+        for Ready { group, conn, .. } in queue.ready {
+            self.worlds[usize::from(group)].abandon(conn);
         }
     }
 }

@@ -28,7 +28,7 @@ impl Sockets {
     /// [`SocketError::PortTaken`], [`SocketError::NoRoom`], [`SocketError::Down`].
     pub fn bind_udp(&self, port: u16) -> Result<UdpSocket, SocketError> {
         self.up()?;
-        let world = &self.world;
+        let world = self.world();
         let mut desk = world.desk();
         let (socket, port) = desk.bindings.bind(port, &world.limits, world.secret)?;
         // While the desk is held, so that what begins and ends reaches the pump in this order.

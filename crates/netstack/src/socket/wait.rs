@@ -69,7 +69,7 @@ pub(super) fn wait_at_desk<'a>(
     desk: MutexGuard<'a, Desk>,
     left: Option<Duration>,
 ) -> MutexGuard<'a, Desk> {
-    let bell = &world.desk_bell;
+    let bell = &world.front.bell;
     match left {
         None => bell.wait(desk).unwrap_or_else(PoisonError::into_inner),
         Some(left) => {

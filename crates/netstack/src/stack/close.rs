@@ -5,11 +5,12 @@
 //! no peer waits for somebody who is gone (RFC 9293 section 3.10.5).
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use super::Stack;
 use crate::digest::ConnId;
 use crate::engine::stream::{Asked, Life};
-use crate::engine::world::{Command, World};
+use crate::engine::world::{Command, Ready, World};
 use crate::error::CloseError;
 use crate::socket::Until;
 
@@ -29,15 +30,16 @@ impl Stack {
     /// [`TcpStream::shutdown_write`]: crate::TcpStream::shutdown_write
     pub fn close(mut self, patience: Duration) -> Result<(), CloseError> {
         let until = Until::after(patience);
-        self.world.begin_close();
-        let begun = self.world.ask_all(Asked {
+        let begun = self.ask_all(Asked {
             shutdown: true,
             ..Asked::default()
         });
         let done = |life: Life| life.all_acknowledged() || life.is_over();
-        let late = |conn: &&ConnId| !self.world.await_life(**conn, until, done);
-        let cut_short = begun.iter().filter(late).count();
-        self.world.await_datagrams(until);
+        let late = |(world, conn): &(Arc<World>, ConnId)| !world.await_life(*conn, until, done);
+        let cut_short = begun.iter().filter(|one| late(one)).count();
+        for world in self.sockets.worlds() {
+            world.await_datagrams(until);
+        }
         self.stop();
         match cut_short {
             0 => Ok(()),
@@ -57,16 +59,17 @@ impl Stack {
         if self.contexts.is_empty() {
             return;
         }
-        self.world.begin_close();
-        let left = self.world.ask_all(Asked {
+        let left = self.ask_all(Asked {
             abort: true,
             ..Asked::default()
         });
         let until = Until::after(LAST_FRAMES);
-        for conn in left {
-            self.world.await_life(conn, until, Life::has_left);
+        for (world, conn) in left {
+            world.await_life(conn, until, Life::has_left);
         }
-        self.world.shut_down();
+        for world in self.sockets.worlds() {
+            world.shut_down();
+        }
         for context in &self.contexts {
             context.stop();
         }
@@ -77,22 +80,45 @@ impl Stack {
     }
 }
 
-impl World {
-    /// From now on nothing begins.
+impl Stack {
+    /// From now on nothing begins in any group.
     fn begin_close(&self) {
-        self.close();
-        let mut desk = self.desk();
+        let worlds = self.sockets.worlds();
+        for world in worlds {
+            world.close();
+        }
+        // All groups have one desk.
+        let front = &worlds[0].front;
+        let mut desk = front.desk();
         for (port, queue) in desk.listeners.drain() {
-            self.command(Command::Unlisten { port });
-            for (conn, _) in queue.ready {
-                self.abandon(conn);
+            for world in worlds {
+                world.command(Command::Unlisten { port });
+            }
+            for Ready { group, conn, .. } in queue.ready {
+                worlds[usize::from(group)].abandon(conn);
             }
         }
         drop(desk);
-        self.desk_bell.notify_all();
-        self.streams.wake_all();
+        front.bell.notify_all();
+        for world in worlds {
+            world.streams.wake_all();
+        }
     }
 
+    /// Lets nothing begin any more, asks this of every connection that is established and not over, and says which those
+    /// are.
+    fn ask_all(&self, what: Asked) -> Vec<(Arc<World>, ConnId)> {
+        self.begin_close();
+        let worlds = self.sockets.worlds().iter();
+        let asked = worlds.flat_map(|world| {
+            let conns = world.ask_all(what).into_iter();
+            conns.map(|conn| (Arc::clone(world), conn))
+        });
+        asked.collect()
+    }
+}
+
+impl World {
     /// Asks this of every connection that is established and not over, and says which those are.
     fn ask_all(&self, what: Asked) -> Vec<ConnId> {
         let asked = self.streams.begun().map(|stream| {

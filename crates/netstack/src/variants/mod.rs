@@ -18,11 +18,12 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
+use crate::digest::Shard;
 use crate::engine::processor::{Inline, Processor};
 use crate::engine::pump::{RxPump, TxPump};
 use crate::engine::record::Recorder;
 use crate::engine::tx::TxRing;
-use crate::engine::world::World;
+use crate::engine::world::{Front, World};
 use crate::error::ConfigError;
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{Route, Site};
@@ -123,6 +124,9 @@ pub struct Setup {
     pub recorder: Option<Recorder>,
     /// What primaries do to every octet of every stream, besides copying it. Default: nothing.
     pub processor: Option<Arc<dyn Processor>>,
+    /// Which of several groups it is for, and the desk that they have in common.
+    pub(crate) shard: Shard,
+    pub(crate) front: Arc<Front>,
 }
 
 impl Setup {
@@ -140,6 +144,8 @@ impl Setup {
             announce: false,
             recorder: None,
             processor: None,
+            shard: Shard::ONLY,
+            front: Arc::default(),
         }
     }
 }
@@ -202,6 +208,7 @@ impl Setup {
         );
         world.streams.inline = inline;
         world.secret = self.secret[1];
+        (world.front, world.group) = (self.front, self.shard.index);
         let world = Arc::new(world);
         let mut rx = RxPump::new(
             Arc::clone(&world),
@@ -214,6 +221,7 @@ impl Setup {
         rx.merge = self.merge;
         rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
+        rx.belong_to(self.shard);
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })
     }

@@ -63,7 +63,7 @@ impl RxPump {
         if is_host && self.site.next_hop(arp.sender) == Some(arp.sender) {
             self.learn(now, arp, for_us, log);
         }
-        if arp.request && for_us {
+        if arp.request && for_us && self.shard.is_first() {
             let reply = wire::arp_frame(
                 self.world.mac,
                 self.site.address,
@@ -95,7 +95,7 @@ impl RxPump {
 
     /// Somebody uses our address. It stays ours: we say so, at most every ten seconds (RFC 5227 section 2.4, (c)).
     fn conflict(&mut self, now: Instant, mac: Mac) {
-        if mac.0 == self.world.mac {
+        if mac.0 == self.world.mac || !self.shard.is_first() {
             return;
         }
         self.stats.conflicts += 1;

@@ -27,7 +27,11 @@ impl RxPump {
             Packet::EchoRequest { dst } if ours(dst) => self.echo(&frame),
             Packet::Fragment { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 if let Some(frame) = self.fragment(now, &frame) {
-                    self.frame(now, frame, log);
+                    if self.is_home_of(&frame) {
+                        self.frame(now, frame, log);
+                    } else {
+                        self.stats.not_ours += 1;
+                    }
                 }
             }
             Packet::OtherProtocol { dst } if ours(dst) => {
@@ -88,7 +92,7 @@ impl RxPump {
         }
         self.reassembly.expire(now);
         for expired in self.reassembly.take_expired() {
-            if wire::was_sent_to(&expired.quoted, self.site.address) {
+            if self.shard.is_first() && wire::was_sent_to(&expired.quoted, self.site.address) {
                 self.report_about(now, &expired.quoted, Report::ReassemblyTime);
             }
         }

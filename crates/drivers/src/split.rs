@@ -1,0 +1,583 @@
+//! One device as several: each part gets the frames that a classifier gives it, and all send through the one.
+//!
+//! The two halves of the device are roles that whichever part needs one takes for a moment, by one compare-and-swap;
+//! none waits for it. Who takes frames in keeps its own and puts the others into the inboxes of their parts, which are
+//! lock-free rings: one end belongs to whoever has the device, the other to the part. A part whose inbox is full loses
+//! frames, as a queue of a network card would, and counts them; the others are none the worse for it.
+//!
+//! Parts sleep separately. The last to fall asleep sleeps in the device; one that wakes up for another reason ends that,
+//! and takes frames in for all while it is up. So a frame for a part that sleeps wakes at most two threads.
+//!
+//! A card with a queue for each core would do the same without handing over: that is a device for each part.
+
+use std::fmt;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::waker::Event;
+use crate::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+};
+
+/// Frames that a part's inbox holds by default.
+pub const INBOX: usize = 4096;
+/// Frames that wait to be given back to the device, if an inbox does not hold more; others are freed.
+const BACK: usize = 1024;
+/// How often a part looks for frames of its own while another one has some for nobody else.
+const ROUNDS: usize = 4;
+/// How long a part sleeps at most while nobody sleeps in the device: whoever is up may be held up.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Nobody sleeps in the device.
+const NOBODY: usize = usize::MAX;
+
+/// Who gets a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// This part. If there are fewer, nobody.
+    One(usize),
+    /// Every part, a copy each.
+    All,
+}
+
+/// Says who gets a frame, by its octets, Ethernet header first. They may be anything.
+pub type Classify = dyn Fn(&[u8]) -> Target + Send + Sync;
+
+/// Splits a device into `parts` parts, at least one, each with an inbox of `inbox` frames, at least one.
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_drivers::split::{INBOX, Target, split};
+/// use dominoes_drivers::{Device, TxFrame};
+///
+/// let (left, right) = memory::pair(MemoryConfig::default());
+/// let (_, mut peer) = Box::new(left).split();
+/// // By the last octet of the destination.
+/// let parts = split(Box::new(right), 2, INBOX, |frame| Target::One(frame[5].into()));
+/// let mut parts = parts.into_iter().map(|part| Box::new(part).split().0);
+/// let (mut first, mut second) = (parts.next().unwrap(), parts.next().unwrap());
+///
+/// let mut frame = [0; 60];
+/// frame[5] = 1;
+/// peer.transmit(&[TxFrame::new(&frame)])?;
+/// let mut frames = Vec::new();
+/// assert_eq!(first.claim(32, &mut frames)?, 0);
+/// assert_eq!(second.claim(32, &mut frames)?, 1);
+/// # Ok::<(), dominoes_drivers::DeviceError>(())
+/// ```
+pub fn split(
+    device: Box<dyn Device>,
+    parts: usize,
+    inbox: usize,
+    classify: impl Fn(&[u8]) -> Target + Send + Sync + 'static,
+) -> Vec<SplitDevice> {
+    let parts = parts.max(1);
+    let (caps, mac) = (device.capabilities(), device.mac());
+    let (rx, tx) = device.split();
+    let part = |_| {
+        CachePadded::new(Part {
+            event: Event::default(),
+            dropped: AtomicU64::new(0),
+        })
+    };
+    let (into, from): (Vec<_>, Vec<_>) = (0..parts).map(|_| RingBuffer::new(inbox.max(1))).unzip();
+    let shared = Arc::new(Shared {
+        waker: rx.waker(),
+        rx: Mutex::new(RxSide {
+            device: rx,
+            inboxes: into,
+            batch: Vec::new(),
+            back: Vec::new(),
+        }),
+        tx: Mutex::new(tx),
+        parts: (0..parts).map(part).collect(),
+        classify: Box::new(classify),
+        awake: AtomicUsize::new(parts),
+        sleeper: AtomicUsize::new(NOBODY),
+        back: ArrayQueue::new(inbox.max(BACK)),
+    });
+    from.into_iter()
+        .enumerate()
+        .map(|(part, inbox)| SplitDevice {
+            caps: caps.clone(),
+            mac,
+            part,
+            inbox,
+            shared: Arc::clone(&shared),
+        })
+        .collect()
+}
+
+/// What the parts share.
+struct Shared {
+    rx: Mutex<RxSide>,
+    tx: Mutex<Box<dyn DeviceTx>>,
+    parts: Box<[CachePadded<Part>]>,
+    classify: Box<Classify>,
+    /// Ends a sleep in the device.
+    waker: Waker,
+    /// Parts that do not sleep.
+    awake: AtomicUsize,
+    /// Who sleeps in the device.
+    sleeper: AtomicUsize,
+    /// Frames that could not be given back at once.
+    back: ArrayQueue<Frame>,
+}
+
+/// The receiving half of the device, and room to work with it.
+struct RxSide {
+    device: Box<dyn DeviceRx>,
+    /// Where frames of other parts go.
+    inboxes: Vec<Producer<Frame>>,
+    batch: Vec<Frame>,
+    back: Vec<Frame>,
+}
+
+struct Part {
+    event: Event,
+    /// Frames that found the inbox full.
+    dropped: AtomicU64,
+}
+
+/// Takes a role, unless somebody has it.
+fn try_take<T>(role: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match role.try_lock() {
+        Ok(side) => Some(side),
+        // What a batch was lost with is not worse than a lost frame.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Shared {
+    /// Puts a frame into the inbox of `part`. Its owner is told later.
+    fn hand(&self, inboxes: &mut [Producer<Frame>], part: usize, frame: Frame) {
+        let Some(inbox) = inboxes.get_mut(part) else {
+            return;
+        };
+        if inbox.is_abandoned() || inbox.push(frame).is_err() {
+            // ORDERING: Relaxed, a count.
+            self.parts[part].dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Gives frames back that waited for that.
+    fn give_back(&self, side: &mut RxSide) {
+        while let Some(frame) = self.back.pop() {
+            side.back.push(frame);
+        }
+        if !side.back.is_empty() {
+            side.device.release(&mut side.back);
+        }
+    }
+
+    /// Takes at most `max` frames from the device: those for `me` into `out`, others to their parts. Returns how many
+    /// there were.
+    fn sort(
+        &self,
+        side: &mut RxSide,
+        me: usize,
+        max: usize,
+        out: &mut Vec<Frame>,
+    ) -> Result<usize, DeviceError> {
+        let RxSide {
+            device,
+            inboxes,
+            batch,
+            ..
+        } = side;
+        let claimed = device.claim(max, batch)?;
+        // A bit for each of the first parts, one for all the others.
+        let mut told = 0u64;
+        for frame in batch.drain(..) {
+            match (self.classify)(frame.bytes()) {
+                Target::One(part) if part == me => out.push(frame),
+                Target::One(part) => {
+                    told |= 1 << part.min(63);
+                    self.hand(inboxes, part, frame);
+                }
+                Target::All => {
+                    for other in (0..self.parts.len()).filter(|other| *other != me) {
+                        self.hand(inboxes, other, frame.clone());
+                    }
+                    told = u64::MAX;
+                    out.push(frame);
+                }
+            }
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            if told & 1 << i.min(63) != 0 && i != me {
+                part.event.notify();
+            }
+        }
+        Ok(claimed)
+    }
+}
+
+/// One part of a device; made by [`split`].
+pub struct SplitDevice {
+    caps: Capabilities,
+    mac: [u8; 6],
+    part: usize,
+    inbox: Consumer<Frame>,
+    shared: Arc<Shared>,
+}
+
+impl Device for SplitDevice {
+    fn capabilities(&self) -> Capabilities {
+        self.caps.clone()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let rx = SplitRx {
+            shared: Arc::clone(&self.shared),
+            me: self.part,
+            inbox: self.inbox,
+            stats: RxStats::default(),
+        };
+        let tx = SplitTx {
+            shared: self.shared,
+            stats: TxStats::default(),
+        };
+        (Box::new(rx), Box::new(tx))
+    }
+}
+
+impl fmt::Debug for SplitDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SplitDevice")
+            .field("name", &self.caps.name)
+            .field("part", &self.part)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a part receives.
+struct SplitRx {
+    shared: Arc<Shared>,
+    me: usize,
+    inbox: Consumer<Frame>,
+    stats: RxStats,
+}
+
+impl SplitRx {
+    fn part(&self) -> &Part {
+        &self.shared.parts[self.me]
+    }
+
+    fn take_inbox(&mut self, most: usize, out: &mut Vec<Frame>) {
+        let some = self.inbox.slots().min(most);
+        if let Ok(frames) = self.inbox.read_chunk(some) {
+            out.extend(frames);
+        }
+    }
+
+    /// Sleeps in the device, if nobody else has it and nobody is up.
+    fn sleep_in_device(&self, timeout: Option<Duration>) -> Option<Result<(), DeviceError>> {
+        let shared = &*self.shared;
+        let mut side = try_take(&shared.rx)?;
+        shared.give_back(&mut side);
+        // ORDERING: SeqCst, with the looks below, pairs with `wait` of a part that comes up and with wakers: either they
+        // see who sleeps here, or we see what they did before.
+        shared.sleeper.store(self.me, SeqCst);
+        let part = self.part();
+        let woken = part.event.take_wake() || !self.inbox.is_empty();
+        let slept = if woken || shared.awake.load(SeqCst) > 0 {
+            Ok(())
+        } else {
+            side.device.wait(timeout)
+        };
+        shared.sleeper.store(NOBODY, SeqCst);
+        // Whatever was wanted, it is looked at now.
+        let _ = part.event.take_wake();
+        Some(slept)
+    }
+
+    /// Sleeps until somebody hands a frame over or uses the waker.
+    fn sleep_aside(&self, mut timeout: Option<Duration>) {
+        let (shared, part) = (&*self.shared, self.part());
+        let wakes = part.event.wakes();
+        loop {
+            let covered = shared.sleeper.load(SeqCst) != NOBODY;
+            let nap = match timeout {
+                Some(left) if covered || left < LOOK_AGAIN => Some(left),
+                None if covered => None,
+                _ => Some(LOOK_AGAIN),
+            };
+            part.event.wait(nap, || !self.inbox.is_empty());
+            let over = nap == timeout || part.event.wakes() != wakes || !self.inbox.is_empty();
+            if over || shared.sleeper.load(SeqCst) == NOBODY {
+                return;
+            }
+            timeout = timeout.map(|left| left.saturating_sub(LOOK_AGAIN));
+        }
+    }
+}
+
+impl DeviceRx for SplitRx {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let before = out.len();
+        let shared = Arc::clone(&self.shared);
+        let mut failed = Ok(());
+        match try_take(&shared.rx) {
+            None => self.take_inbox(max, out),
+            Some(mut side) => {
+                // Only who has the device fills inboxes, so what lies there came before what is claimed now.
+                self.take_inbox(max, out);
+                shared.give_back(&mut side);
+                for _ in 0..ROUNDS {
+                    let room = max - (out.len() - before);
+                    if room == 0 {
+                        break;
+                    }
+                    match shared.sort(&mut side, self.me, room, out) {
+                        Ok(0) => break,
+                        Ok(_) if out.len() > before => break,
+                        Ok(_) => {}
+                        Err(error) => {
+                            failed = Err(error);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let claimed = &out[before..];
+        self.stats.frames += claimed.len() as u64;
+        self.stats.bytes += claimed.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        match failed {
+            Err(error) if claimed.is_empty() => Err(error),
+            _ => Ok(claimed.len()),
+        }
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        match try_take(&self.shared.rx) {
+            Some(mut side) => side.device.release(frames),
+            None => {
+                for frame in frames.drain(..) {
+                    // What finds no room is freed, and its pool makes a new one.
+                    let _ = self.shared.back.push(frame);
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let shared = Arc::clone(&self.shared);
+        if !self.inbox.is_empty() || self.part().event.take_wake() {
+            return Ok(());
+        }
+        let last = shared.awake.fetch_sub(1, SeqCst) == 1;
+        let slept = if last {
+            self.sleep_in_device(timeout)
+        } else {
+            None
+        };
+        let slept = slept.unwrap_or_else(|| {
+            self.sleep_aside(timeout);
+            Ok(())
+        });
+        shared.awake.fetch_add(1, SeqCst);
+        // Whoever is up takes frames in, and cannot while another one sleeps in the device.
+        if shared.sleeper.load(SeqCst) != NOBODY {
+            shared.waker.wake();
+        }
+        slept
+    }
+
+    fn waker(&self) -> Waker {
+        let (shared, me) = (Arc::clone(&self.shared), self.me);
+        Waker::new(move || {
+            shared.parts[me].event.wake();
+            if shared.sleeper.load(SeqCst) == me {
+                shared.waker.wake();
+            }
+        })
+    }
+
+    fn stats(&self) -> RxStats {
+        RxStats {
+            // ORDERING: Relaxed, a count.
+            dropped: self.part().dropped.load(Relaxed),
+            wakes: self.part().event.wakes(),
+            ..self.stats
+        }
+    }
+}
+
+impl Drop for SplitRx {
+    fn drop(&mut self) {
+        self.shared.awake.fetch_sub(1, SeqCst);
+        // Those who sleep aside may rely on this one to take frames in, and be the last.
+        for part in &self.shared.parts {
+            part.event.wake();
+        }
+    }
+}
+
+/// What a part sends.
+struct SplitTx {
+    shared: Arc<Shared>,
+    stats: TxStats,
+}
+
+impl DeviceTx for SplitTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let Some(mut device) = try_take(&self.shared.tx) else {
+            self.stats.busy += 1;
+            return Ok(0);
+        };
+        let taken = device.transmit(frames)?;
+        drop(device);
+        let lens = frames[..taken].iter().map(|frame| frame.len() as u64);
+        self.stats.bytes += lens.sum::<u64>();
+        self.stats.frames += taken as u64;
+        self.stats.busy += u64::from(taken < frames.len());
+        Ok(taken)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{self, MemoryConfig, MemoryTx};
+    use std::thread;
+
+    /// The peer's sending half, and the receiving halves of so many parts; the first octet names the part, 255 all.
+    fn parts(count: usize, inbox: usize) -> (MemoryTx, Vec<Box<dyn DeviceRx>>) {
+        let (near, far) = memory::pair(MemoryConfig::default().queue_depth(4096));
+        let classify = |frame: &[u8]| match frame.first() {
+            Some(255) | None => Target::All,
+            Some(part) => Target::One(usize::from(*part)),
+        };
+        let parts = split(Box::new(near), count, inbox, classify);
+        let rx = parts.into_iter().map(|part| Box::new(part).split().0);
+        (far.into_halves().1, rx.collect())
+    }
+
+    fn send(tx: &mut MemoryTx, part: u8, number: u32) {
+        let mut frame = [part; 60];
+        frame[20..24].copy_from_slice(&number.to_be_bytes());
+        while tx.transmit(&[TxFrame::new(&frame)]).unwrap() == 0 {
+            thread::yield_now();
+        }
+    }
+
+    fn number(frame: &Frame) -> u32 {
+        u32::from_be_bytes(frame[20..24].try_into().unwrap())
+    }
+
+    #[test]
+    fn every_part_gets_its_own_in_order_and_all_get_what_is_for_all() {
+        let (mut tx, mut rx) = parts(3, 64);
+        for n in 0..30 {
+            send(&mut tx, [0, 1, 2, 255, 7][n as usize % 5], n);
+        }
+        for (i, part) in rx.iter_mut().enumerate() {
+            let mut got = Vec::new();
+            while part.claim(4, &mut got).unwrap() > 0 {}
+            let numbers: Vec<u32> = got.iter().map(number).collect();
+            let wanted = (0..30).filter(|n| n % 5 == i as u32 || n % 5 == 3);
+            assert_eq!(numbers, wanted.collect::<Vec<_>>(), "part {i}");
+            part.release(&mut got);
+        }
+    }
+
+    #[test]
+    fn a_full_inbox_loses_frames_of_its_part_alone_and_counts_them() {
+        let (mut tx, mut rx) = parts(2, 4);
+        for n in 0..20 {
+            send(&mut tx, (n % 2) as u8, n);
+        }
+        let mut got = Vec::new();
+        while rx[0].claim(32, &mut got).unwrap() > 0 {}
+        assert_eq!(got.len(), 10);
+        got.clear();
+        while rx[1].claim(32, &mut got).unwrap() > 0 {}
+        assert_eq!(got.iter().map(number).collect::<Vec<_>>(), [1, 3, 5, 7]);
+        assert_eq!((rx[0].stats().dropped, rx[1].stats().dropped), (0, 6));
+    }
+
+    #[test]
+    fn frames_for_a_part_that_is_gone_are_dropped() {
+        let (mut tx, mut rx) = parts(2, 4);
+        rx.pop();
+        for n in 0..20 {
+            send(&mut tx, (n % 2) as u8, n);
+        }
+        let mut got = Vec::new();
+        while rx[0].claim(32, &mut got).unwrap() > 0 {}
+        assert_eq!(got.len(), 10);
+    }
+
+    /// Every part sleeps when it finds nothing; nobody's frame may be forgotten.
+    #[test]
+    fn parts_that_sleep_are_woken_for_every_frame() {
+        const FRAMES: u32 = 3000;
+        for count in [1, 2, 4] {
+            let (mut tx, rx) = parts(count, 4096);
+            thread::scope(|scope| {
+                for (i, mut part) in rx.into_iter().enumerate() {
+                    scope.spawn(move || {
+                        let mut got = Vec::new();
+                        let mut next = i as u32;
+                        while next < FRAMES {
+                            if part.claim(8, &mut got).unwrap() == 0 {
+                                part.wait(None).unwrap();
+                            }
+                            for frame in &got {
+                                assert_eq!(number(frame), next);
+                                next += count as u32;
+                            }
+                            part.release(&mut got);
+                        }
+                    });
+                }
+                for n in 0..FRAMES {
+                    send(&mut tx, (n as usize % count) as u8, n);
+                    if n % 64 == 0 {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_waker_ends_the_sleep_of_its_part_wherever_it_sleeps() {
+        let (_tx, rx) = parts(2, 4);
+        let wakers: Vec<Waker> = rx.iter().map(|part| part.waker()).collect();
+        thread::scope(|scope| {
+            let sleepers: Vec<_> = rx
+                .into_iter()
+                .map(|mut part| {
+                    scope.spawn(move || {
+                        while part.stats().wakes == 0 {
+                            part.wait(None).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            for waker in &wakers {
+                waker.wake();
+            }
+            for sleeper in sleepers {
+                sleeper.join().unwrap();
+            }
+        });
+    }
+}
