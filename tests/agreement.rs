@@ -1,7 +1,8 @@
 //! The same log gives the same state, in all replicas, and in `replicated` as in `single`.
 //!
 //! A case is one stack with one to four workers over a bad wire, driven on one thread: pump, prepare, apply,
-//! perform and send in random order, while peers and applications do what they like. Its log is recorded.
+//! perform and send in random order, while peers and applications do what they like. In every second one, workers
+//! join, leave and die meanwhile, between two steps or in the middle of one. Its log is recorded.
 //! Then these must hold:
 //!
 //! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it replays the log.
@@ -18,6 +19,7 @@ mod app;
 mod case;
 mod check;
 mod faults;
+mod living;
 mod peer;
 mod plan;
 mod queues;
@@ -37,6 +39,7 @@ use proptest::strategy::ValueTree;
 use crate::support::{Rng, mix, number};
 use check::Failure;
 use faults::{Fault, Faulty};
+use living::Mortal;
 use plan::Plan;
 use wire::Seen;
 use witness::{Ledger, Witness};
@@ -56,14 +59,20 @@ fn seed_of(case: u64) -> u64 {
 fn examine(plan: &Plan) -> Result<Seen, Failure> {
     let mut rng = Rng::new(!plan.seed);
     let ledger = rng.chance(250).then(Ledger::default);
+    let mortal = plan.living.panics > 0;
     let report = match &ledger {
+        None if mortal => case::run(plan, |_| Mortal(()), None),
         None => case::run(plan, |_| (), None),
         Some(ledger) => {
             let witness = |id| Witness {
                 id,
                 ledger: ledger.clone(),
             };
-            case::run(plan, witness, None)
+            if mortal {
+                case::run(plan, |id| Mortal(witness(id)), None)
+            } else {
+                case::run(plan, witness, None)
+            }
         }
     };
     let mut outcome = report.result?;
@@ -82,7 +91,7 @@ fn examine(plan: &Plan) -> Result<Seen, Failure> {
 fn difference(plan: &Plan, failure: &Failure) -> Option<String> {
     let (first, second, position) = failure.at?;
     [second, first].into_iter().find_map(|id| {
-        let report = case::run(plan, |_| (), Some((id, position)));
+        let report = case::run(plan, |_| Mortal(()), Some((id, position)));
         let oracle = check::oracle_at(plan, &report.entries, position)?;
         let field = report.found?.first_difference(&oracle)?;
         Some(format!("replica {id} / single: {field}"))
@@ -221,7 +230,7 @@ const NOTICED_WITHIN: u64 = 1000;
 
 /// A case in which one worker, or all of them, have a fault.
 fn examine_faulty(seed: u64, fault: Fault) -> Result<(), Failure> {
-    let plan = plan::tree(seed, 2..=4).current();
+    let plan = plan::tree(seed, 2..=4).current().still();
     let culprit = seed as usize % plan.replicas;
     let report = case::run(&plan, |id| Faulty::new(fault, id, culprit, seed), None);
     let mut outcome = report.result?;
@@ -255,7 +264,7 @@ fn every_planted_fault_is_noticed_within_a_thousand_cases() {
 fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cases() {
     let (mut states, mut frames) = (None, None);
     for case in 0..NOTICED_WITHIN {
-        let plan = plan::tree(seed_of(case), 1..=1).current();
+        let plan = plan::tree(seed_of(case), 1..=1).current().still();
         let report = case::run(&plan, |_| (), None);
         let outcome = report.result.map_err(|failure| failure.what).unwrap();
         let rng = |id| Rng::new(plan.seed ^ id);
@@ -288,7 +297,7 @@ fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cas
 fn the_frames_of_a_run_have_several_primaries() {
     let mut judged = 0;
     for case in 0..40 {
-        let plan = plan::tree(seed_of(case), 2..=4).current();
+        let plan = plan::tree(seed_of(case), 2..=4).current().still();
         let report = case::run(&plan, |_| (), None);
         let stats = report.result.map_err(|failure| failure.what).unwrap().stats;
         let frames: u64 = stats.iter().map(|stats| stats.frames).sum();

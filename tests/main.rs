@@ -7,6 +7,7 @@ mod differential;
 mod flips;
 mod goodput;
 mod layering;
+mod living;
 mod pools;
 mod preempt;
 mod simulation;

@@ -12,6 +12,7 @@ use dominoes_netstack::{Entry, Limits, Recorder, Replica};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
+use super::living::STRETCH;
 use super::peer::{FIRST_PORT, Peer, Phase};
 use super::plan::{Bad, Plan};
 use super::segment::{self, SYN, Segment};
@@ -41,11 +42,13 @@ pub(crate) struct Outcome {
     pub(crate) stats: Vec<EffectStats>,
 }
 
-struct Case<'p, T: Tamper> {
-    plan: &'p Plan,
-    rng: Rng,
+pub(crate) struct Case<'p, T: Tamper> {
+    pub(crate) plan: &'p Plan,
+    pub(crate) rng: Rng,
     now: u64,
-    group: Group<T>,
+    pub(crate) group: Group<T>,
+    /// Makes what a worker is tampered with by.
+    pub(crate) tamper: &'p dyn Fn(usize) -> T,
     script: Script,
     app: Application,
     peers: Vec<Peer>,
@@ -61,10 +64,10 @@ struct Case<'p, T: Tamper> {
     order: Vec<u64>,
     /// The highest of them, and one.
     order_end: u64,
-    seen: Seen,
-    /// A worker that is held up, and the stretches of steps for which it still is.
+    pub(crate) seen: Seen,
+    /// The seat of a worker that is held up, and the stretches of steps for which it still is.
     stalled: Option<(usize, u64)>,
-    /// Position of each worker as last marked.
+    /// Position of the worker on each seat as last marked.
     marked: Vec<u64>,
     /// A worker and a position at which its state is wanted.
     watched: Option<(usize, u64)>,
@@ -124,7 +127,7 @@ pub(crate) fn run<T: Tamper>(
     let (device, script) = stack::device(plan);
     let mut setup = stack::setup(plan);
     setup.recorder = Recorder::new(Box::new(log.clone()), &setup.limits).ok();
-    let group = Group::with_tampers(setup, stack::layout(plan), device, tamper)
+    let group = Group::with_tampers(setup, stack::layout(plan), device, &tamper)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
     // From now on, frames are counted as they leave.
@@ -134,6 +137,7 @@ pub(crate) fn run<T: Tamper>(
         rng: Rng::new(plan.seed),
         now: 1_000_000,
         group,
+        tamper: &tamper,
         script,
         app,
         peers: Vec::new(),
@@ -148,7 +152,7 @@ pub(crate) fn run<T: Tamper>(
         order_end: 0,
         seen: Seen::default(),
         stalled: None,
-        marked: vec![0; plan.replicas],
+        marked: vec![0; plan.replicas + plan.living.free],
         watched,
         found: None,
     };
@@ -214,8 +218,11 @@ impl<T: Tamper> Case<'_, T> {
                 }
                 weights[Step::Turn as usize] =
                     u64::from(self.plan.turns) * self.rng.between(0, 4) / 8;
-                favourite = self.rng.index(self.plan.replicas);
+                favourite = self.rng.next() as usize;
                 self.choose_stalled();
+            }
+            if step % STRETCH == 0 {
+                self.live()?;
             }
             let mut at = self.rng.below(weights.iter().sum::<u64>().max(1));
             let chosen = weights
@@ -227,13 +234,23 @@ impl<T: Tamper> Case<'_, T> {
                     }
                     None => true,
                 });
-            let any = self.rng.index(self.plan.replicas);
-            let mut worker = if self.rng.chance(500) { favourite } else { any };
-            if self.stalled.is_some_and(|(id, _)| id == worker) {
-                worker = (worker + 1) % self.plan.replicas;
+            let workers = self.group.workers().len();
+            let any = self.rng.index(workers);
+            let mut worker = if self.rng.chance(500) {
+                favourite % workers
+            } else {
+                any
+            };
+            if self
+                .stalled
+                .is_some_and(|(id, _)| id == self.group.workers()[worker].id())
+            {
+                worker = (worker + 1) % workers;
             }
             let (kind, _) = KINDS[chosen.unwrap_or(0)];
-            self.step(kind, worker)?;
+            self.risk(worker, |case| case.step(kind, worker))?
+                .unwrap_or(Ok(()))?;
+            self.come_and_go()?;
             self.now += self.rng.below(40_000);
         }
         Err(Failure::new(format!(
@@ -251,7 +268,9 @@ impl<T: Tamper> Case<'_, T> {
             Some((_, left)) => *left -= 1,
             None if self.plan.replicas > 1 && self.rng.chance(self.plan.late.stalls) => {
                 self.seen.stalled = true;
-                self.stalled = Some((self.rng.index(self.plan.replicas), self.rng.below(8)));
+                let index = self.rng.index(self.group.workers().len());
+                let id = self.group.workers()[index].id();
+                self.stalled = Some((id, self.rng.below(8)));
             }
             None => {}
         }
@@ -262,10 +281,16 @@ impl<T: Tamper> Case<'_, T> {
         workers.map(|worker| worker.published()).max().unwrap_or(0)
     }
 
-    fn step(&mut self, step: Step, id: usize) -> Result<(), Failure> {
+    /// The index of a worker that knows the state.
+    fn knowing(&mut self) -> usize {
+        let mut workers = self.group.workers().iter();
+        workers.position(|worker| worker.is_member()).unwrap_or(0)
+    }
+
+    fn step(&mut self, step: Step, index: usize) -> Result<(), Failure> {
         let now = Instant::from_nanos(self.now);
         let plan = self.plan;
-        let worker = &mut self.group.workers()[id];
+        let worker = &mut self.group.workers()[index];
         match step {
             Step::Pump => {
                 worker.pump(now);
@@ -278,7 +303,7 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::Apply => {
                 worker.apply();
-                return self.mark(id);
+                return self.mark(index);
             }
             Step::Perform => {
                 worker.perform();
@@ -289,7 +314,7 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::Turn => {
                 worker.turn(now);
-                self.mark(id)?;
+                self.mark(index)?;
                 return self.collect(&plan.bad);
             }
             Step::Use => {
@@ -334,8 +359,9 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// A worker may have applied something: its state at a position is everybody's.
-    fn mark(&mut self, id: usize) -> Result<(), Failure> {
-        let replica = self.group.workers()[id].replica();
+    fn mark(&mut self, index: usize) -> Result<(), Failure> {
+        let worker = &self.group.workers()[index];
+        let (id, replica) = (worker.id(), worker.replica());
         let position = replica.position();
         if self.marked[id] == position {
             return Ok(());
@@ -663,9 +689,10 @@ impl<T: Tamper> Case<'_, T> {
         Ok(())
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(mut self) -> Outcome {
+        let knowing = self.knowing();
         let mut group = self.group;
-        let state = group.workers()[0].replica().stats();
+        let state = group.workers()[knowing].replica().stats();
         let stats = group
             .workers()
             .iter()

@@ -119,6 +119,7 @@ pub(crate) fn replay_in_group(
     setup.limits = outcome.limits;
     let mut layout = stack::layout(plan);
     layout.replicas = replicas;
+    layout.seats = replicas;
     // What leaves is compared in the order in which it leaves.
     layout.past_hole = usize::MAX;
     let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;

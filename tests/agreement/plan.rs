@@ -6,6 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use dominoes_netstack::variants::replicated::Primaries;
 
+use super::living::Living;
 use crate::support::Rng;
 
 /// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
@@ -29,6 +30,16 @@ pub(crate) struct Plan {
     /// How often, per mille, a step is a whole turn of a worker and no single step of it.
     pub(crate) turns: u32,
     pub(crate) device: Device,
+    /// Members that come and go.
+    pub(crate) living: Living,
+}
+
+impl Plan {
+    /// The same, but nobody comes or goes.
+    pub(crate) fn still(mut self) -> Plan {
+        self.living = Living::default();
+        self
+    }
 }
 
 /// Workers that are held up, and what the others do about it.
@@ -278,6 +289,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 app,
                 turns,
                 device,
+                living: Living::of(seed),
             },
         )
 }

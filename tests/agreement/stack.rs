@@ -39,6 +39,7 @@ pub(crate) fn setup(plan: &Plan) -> Setup {
 pub(crate) fn layout(plan: &Plan) -> Layout {
     let mut layout = Layout::default();
     layout.replicas = plan.replicas;
+    layout.seats = plan.replicas + plan.living.free;
     layout.log = plan.log;
     layout.request_chunk = plan.request_chunk;
     layout.frame_chunk = plan.frame_chunk;

@@ -29,10 +29,15 @@ pub(crate) struct Seen {
     pub(crate) fragments: bool,
     pub(crate) queue_full: bool,
     pub(crate) network_error: bool,
+    pub(crate) joined: bool,
+    pub(crate) left: bool,
+    pub(crate) died: bool,
+    pub(crate) died_performing: bool,
+    pub(crate) died_applying: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 21;
+    pub(crate) const COUNT: usize = 26;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -57,6 +62,11 @@ impl Seen {
         ("datagrams that left in fragments", true),
         ("a full queue of datagrams", true),
         ("an ICMP error", true),
+        ("a worker that joined", true),
+        ("a worker that left", true),
+        ("a worker that died between two steps", true),
+        ("a worker that died performing", true),
+        ("a worker that died applying", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -82,6 +92,11 @@ impl Seen {
             self.fragments,
             self.queue_full,
             self.network_error,
+            self.joined,
+            self.left,
+            self.died,
+            self.died_performing,
+            self.died_applying,
         ]
     }
 }

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::Replica;
 use dominoes_netstack::config::Limits;
-use dominoes_netstack::digest::{Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request};
+use dominoes_netstack::digest::{
+    Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Shard,
+};
 use dominoes_netstack::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
@@ -255,7 +257,15 @@ impl World {
         for i in 0..2 {
             let address = world.hosts[i].address;
             let secret = [i as u64 + 1, seed];
-            world.command(i, Body::Configure { address, secret });
+            let shard = Shard::ONLY;
+            world.command(
+                i,
+                Body::Configure {
+                    address,
+                    shard,
+                    secret,
+                },
+            );
         }
         let backlog = 32;
         world.command(

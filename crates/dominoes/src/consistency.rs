@@ -147,6 +147,26 @@ impl Fingerprints {
             .then(|| (position - 1, fingerprint))
     }
 
+    /// What `replica` posted at `position`, if it is still there.
+    ///
+    /// # Panics
+    /// If there is no such replica.
+    pub fn at(&self, replica: usize, position: Seq) -> Option<u64> {
+        let ring = &self.rings[replica];
+        let post = &ring[(position / self.every % ring.len() as u64) as usize];
+        Self::read(post)
+            .filter(|(found, _)| *found == position)
+            .map(|(_, print)| print)
+    }
+
+    /// All that `replica` has posted and that is still there, in no order.
+    ///
+    /// # Panics
+    /// If there is no such replica.
+    pub fn all(&self, replica: usize) -> Vec<(Seq, u64)> {
+        self.rings[replica].iter().filter_map(Self::read).collect()
+    }
+
     /// The newest position that `replica` has posted.
     pub(crate) fn newest(&self, replica: usize) -> Option<Seq> {
         let posts = self.rings[replica].iter().filter_map(Self::read);

@@ -150,7 +150,7 @@ impl From<SocketError> for io::Error {
     }
 }
 
-/// Why a stack could not start.
+/// Why a stack could not start, or its number of replicas not change.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StackError {
@@ -160,6 +160,44 @@ pub enum StackError {
     Address(String),
     /// No thread could be started, or no random numbers be had.
     Io(io::Error),
+    /// No replica can be added, or removed.
+    Members(MembersError),
+}
+
+/// Why nobody joins a group of replicas, or leaves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MembersError {
+    /// Every seat is taken; `Layout::seats` says how many there are.
+    NoSeat,
+    /// Nobody sits there, or who does is leaving.
+    NoSuchMember,
+    /// All others have left, or are about to: the state would be lost.
+    LastMember,
+    /// Every replica died: nobody has the state any more.
+    NobodyLeft,
+    /// The stack runs without a log, as one with a single seat does.
+    NoLog,
+}
+
+impl fmt::Display for MembersError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MembersError::NoSeat => "every seat is taken; raise `Layout::seats`",
+            MembersError::NoSuchMember => "no such replica, or it is leaving",
+            MembersError::LastMember => "the last replica cannot leave",
+            MembersError::NobodyLeft => "no replica is left to take a state from",
+            MembersError::NoLog => "a stack with one seat has no log to join; set `Layout::seats`",
+        })
+    }
+}
+
+impl std::error::Error for MembersError {}
+
+impl From<MembersError> for StackError {
+    fn from(error: MembersError) -> Self {
+        StackError::Members(error)
+    }
 }
 
 impl fmt::Display for StackError {
@@ -173,6 +211,7 @@ impl fmt::Display for StackError {
                 )
             }
             StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
+            StackError::Members(error) => error.fmt(f),
         }
     }
 }
@@ -183,6 +222,7 @@ impl std::error::Error for StackError {
             StackError::Config(error) => Some(error),
             StackError::Address(_) => None,
             StackError::Io(error) => Some(error),
+            StackError::Members(error) => Some(error),
         }
     }
 }

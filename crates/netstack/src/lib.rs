@@ -103,7 +103,7 @@ pub use engine::processor;
 pub use engine::record::{Entry, Recorder, Recording, Written};
 pub use engine::replica::Replica;
 pub use engine::view::ConnectionStats;
-pub use error::{CloseError, ConfigError, SocketError, StackError};
+pub use error::{CloseError, ConfigError, MembersError, SocketError, StackError};
 pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
 pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};
 pub use stack::{Builder, LIST_PATIENCE, Stack};

@@ -2,14 +2,15 @@
 
 mod close;
 mod nap;
+mod threads;
 
 use core::str::FromStr;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time;
 
-use dominoes::{Context, ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
+use dominoes::{ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
@@ -18,16 +19,17 @@ use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
 use crate::engine::view::{ConnectionStats, Counted, Gauge};
 use crate::engine::world::World;
-use crate::error::{SocketError, StackError};
+use crate::error::{MembersError, SocketError, StackError};
 use crate::ip::route::Route;
 use crate::shards::{self, INBOX};
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout, Shared, Worker};
+use crate::variants::replicated::{Group, Layout, Shared};
 use crate::variants::single::Single;
 use nap::{Naps, Received};
+use threads::Threads;
 
 /// Puts a stack together.
 ///
@@ -78,7 +80,8 @@ impl Builder {
         self
     }
 
-    /// How many threads run the stack, each with a copy of its state. One runs without a log. Default 1.
+    /// How many threads run the stack, each with a copy of its state. One runs without a log, unless there are
+    /// more seats. Default 1.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.layout.replicas = replicas;
@@ -90,6 +93,13 @@ impl Builder {
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
+        self
+    }
+
+    /// How many threads there may be when others are [added](Stack::add_replica). Default: as many as at first.
+    #[must_use]
+    pub fn seats(mut self, seats: usize) -> Self {
+        self.layout.seats = seats;
         self
     }
 
@@ -108,7 +118,7 @@ impl Builder {
         self
     }
 
-    /// How the log is laid out; its number of replicas counts.
+    /// How the log is laid out; its numbers of replicas and seats count.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
@@ -156,90 +166,112 @@ impl Builder {
         setup.processor = self.processor;
         let clock = Clock::start();
         let device: Box<dyn Device> = Box::new(device);
-        let (mut groups, mut domains) = (Vec::new(), Vec::new());
-        if self.groups == 1 {
-            groups.push(Running::new(
-                setup,
-                self.layout,
-                device,
-                clock,
-                &mut domains,
-            )?);
+        let mut cores = self.cores.into_iter();
+        let mut start = |setup: Setup, device| {
+            // What is left is for those that join the only group.
+            let own = match setup.shard {
+                Shard::ONLY => cores.by_ref().collect(),
+                _ => cores.by_ref().take(self.layout.replicas).collect(),
+            };
+            Running::start(setup, self.layout, device, own, clock)
+        };
+        let groups = if self.groups == 1 {
+            vec![start(setup, device)?]
         } else {
-            for (setup, part) in shards::divide(setup, self.groups, device, INBOX)? {
-                let part = Box::new(part);
-                groups.push(Running::new(setup, self.layout, part, clock, &mut domains)?);
-            }
-        }
+            let parts = shards::divide(setup, self.groups, device, INBOX)?;
+            let running = parts
+                .into_iter()
+                .map(|(setup, part)| start(setup, Box::new(part)));
+            running.collect::<Result<_, _>>()?
+        };
         let worlds = groups.iter().map(|group| Arc::clone(&group.world));
-        let mut stack = Stack {
+        Ok(Stack {
             sockets: Sockets::over(worlds.collect()),
             groups,
-            contexts: Vec::new(),
-        };
-        for (i, domain) in domains.into_iter().enumerate() {
-            let core = self.cores.get(i).copied();
-            let context = Context::spawn(&format!("dominoes-{i}"), core, vec![domain])?;
-            stack.contexts.push(context);
-        }
-        Ok(stack)
+        })
     }
 }
 
 /// A group of a running stack.
 struct Running {
     world: Arc<World>,
-    /// What its workers share, if there are several.
-    shared: Option<Arc<Shared>>,
+    threads: Arc<Threads>,
+    /// Replaces those that die.
+    watch: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// Makes a group, and adds what is to run of it to `domains`.
-    fn new(
+    fn start(
         setup: Setup,
         layout: Layout,
         device: Box<dyn Device>,
+        cores: Vec<usize>,
         clock: Clock,
-        domains: &mut Vec<Box<dyn Domain>>,
     ) -> Result<Running, StackError> {
         let group = match setup.shard {
             Shard::ONLY => String::new(),
             Shard { index, .. } => format!("group {index} "),
         };
-        if layout.replicas == 1 {
+        if layout.replicas == 1 && layout.seats <= 1 {
             let single = Single::new(setup, device)?;
             let world = Arc::clone(single.world());
-            domains.push(Box::new(SingleDomain {
-                name: group + "single",
+            let domain = SingleDomain {
+                name: format!("{group}single"),
                 single,
                 clock,
                 naps: Naps::default(),
                 turns: 0,
                 gauge: Gauge::default(),
-            }));
-            return Ok(Running {
-                world,
-                shared: None,
-            });
+            };
+            let threads = Threads::new(group, cores, clock, None);
+            let running = Running::of(world, &threads);
+            threads.spawn(0, Box::new(domain))?;
+            return Ok(running);
         }
         let workers = Group::new(setup, layout, device)?;
         let shared = Arc::clone(workers.shared());
-        let parked = Arc::new(AtomicUsize::new(0));
-        for worker in workers.into_workers() {
-            domains.push(Box::new(WorkerDomain {
-                name: format!("{group}replica {}", worker.id()),
-                worker,
-                clock,
-                parked: Arc::clone(&parked),
-                replicas: layout.replicas,
-                turns: 0,
-                gauge: Gauge::default(),
-            }));
+        let world = Arc::clone(&shared.world);
+        let threads = Threads::new(group, cores, clock, Some(shared));
+        let mut running = Running::of(world, &threads);
+        if layout.revive {
+            running.watch = Some(threads.watch()?);
         }
-        Ok(Running {
-            world: Arc::clone(&shared.world),
-            shared: Some(shared),
-        })
+        for worker in workers.into_workers() {
+            threads.spawn_worker(worker)?;
+        }
+        Ok(running)
+    }
+
+    fn of(world: Arc<World>, threads: &Arc<Threads>) -> Running {
+        Running {
+            world,
+            threads: Arc::clone(threads),
+            watch: None,
+        }
+    }
+
+    /// Ends its threads, once the world is down.
+    fn end(&mut self) {
+        self.threads.end_watch();
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+        // Nobody starts a thread any more.
+        let contexts = core::mem::take(&mut *self.threads.contexts());
+        for context in &contexts {
+            context.stop();
+        }
+        for context in contexts {
+            // A context that panicked has said so on standard error.
+            let _ = context.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.world.shut_down();
+        self.end();
     }
 }
 
@@ -271,7 +303,6 @@ fn random() -> std::io::Result<[u64; 2]> {
 pub struct Stack {
     sockets: Sockets,
     groups: Vec<Running>,
-    contexts: Vec<ContextHandle>,
 }
 
 impl Stack {
@@ -292,6 +323,49 @@ impl Stack {
             recorder: None,
             processor: None,
         }
+    }
+
+    /// Starts another thread with a copy of the state, which it gets from one of those that run; they go on meanwhile.
+    /// Returns its seat, at once: it takes part as soon as it has the copy. Of several groups, the first that has a seat
+    /// gets it.
+    ///
+    /// # Errors
+    /// If every seat is taken ([`Builder::seats`]), the stack runs without a log, or no thread can be started.
+    pub fn add_replica(&self) -> Result<usize, StackError> {
+        self.first(|group| group.threads.add(None))
+    }
+
+    /// Lets the replica on the last seat leave: it does what it still owes, and its thread ends. Returns its seat, at
+    /// once. Of several groups, the first that can do with one less loses it.
+    ///
+    /// # Errors
+    /// If no other one would be left.
+    pub fn remove_replica(&self) -> Result<usize, StackError> {
+        self.first(|group| {
+            let shared = group.threads.group().ok_or(MembersError::NoLog)?;
+            Ok(shared.dismiss(None)?)
+        })
+    }
+
+    /// What the first group says that can, or the last one's reason why not.
+    fn first(
+        &self,
+        mut ask: impl FnMut(&Running) -> Result<usize, StackError>,
+    ) -> Result<usize, StackError> {
+        let mut said = Err(MembersError::NoLog.into());
+        for group in &self.groups {
+            said = ask(group);
+            if said.is_ok() {
+                break;
+            }
+        }
+        said
+    }
+
+    /// Lets the thread on seat `seat`, of the first group, unwind between two turns, as a bug would. For tests.
+    #[cfg(feature = "testkit")]
+    pub fn kill_replica(&self, seat: usize) {
+        self.groups[0].threads.kill(seat);
     }
 
     /// The sockets, to be handed to other threads.
@@ -325,12 +399,13 @@ impl Stack {
 
     /// The groups that have replicas.
     fn logs(&self) -> impl Iterator<Item = &Arc<Shared>> {
-        self.groups.iter().filter_map(|group| group.shared.as_ref())
+        self.groups.iter().filter_map(|group| group.threads.group())
     }
 
     /// Whether every thread that was to be pinned is.
     pub fn pinned(&self) -> bool {
-        self.contexts.iter().all(ContextHandle::pinned)
+        let pinned = |group: &Running| group.threads.contexts().iter().all(ContextHandle::pinned);
+        self.groups.iter().all(pinned)
     }
 
     /// The bounds in force, fitted to the device.
@@ -347,21 +422,29 @@ impl Stack {
         self.logs().map(|group| group.compare()).sum()
     }
 
-    /// What each replica has performed so far; empty with one replica.
+    /// What was performed on each seat so far, by whoever sat there; empty without a log.
     pub fn shares(&self) -> Vec<EffectStats> {
         self.logs().flat_map(|group| group.shares()).collect()
     }
 
-    /// Counters, as [`Sockets::stats`].
+    /// Counters, as [`Sockets::stats`], and what became of the replicas.
     pub fn stats(&self) -> StackStats {
-        self.sockets.stats()
+        let mut stats = self.sockets.stats();
+        for group in self.logs() {
+            stats.members = stats.members.and(group.member_stats());
+        }
+        stats
     }
 
     /// What each thread has done, and what stands in the log: requests applied, those it was primary of, work it took
     /// from others that were late, how often it had to wait or slept, and how far it is behind. Cheap: counts that are
     /// posted now and then.
     pub fn snapshot(&self) -> Snapshot {
-        let domains = self.contexts.iter().flat_map(ContextHandle::stats);
+        let domains = self.groups.iter().flat_map(|group| {
+            let contexts = group.threads.contexts();
+            let stats: Vec<_> = contexts.iter().flat_map(ContextHandle::stats).collect();
+            stats
+        });
         let several = self.groups.len() > 1;
         let logs = self.logs().enumerate().map(|(i, group)| match several {
             true => group.log.stats(format!("log {i}")),
@@ -403,7 +486,7 @@ impl core::fmt::Debug for Stack {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Stack")
             .field("address", &self.groups[0].world.address)
-            .field("contexts", &self.contexts.len())
+            .field("groups", &self.groups.len())
             .finish_non_exhaustive()
     }
 }
@@ -520,118 +603,6 @@ impl Domain for SingleDomain {
 
     fn name(&self) -> &str {
         &self.name
-    }
-
-    fn meter(&self) -> Option<Arc<Meter>> {
-        Some(Arc::clone(self.gauge.meter()))
-    }
-}
-
-/// How long a worker sleeps at most while another one is up, or has something to do, that may be held up.
-const LOOK_AGAIN: time::Duration = time::Duration::from_millis(1);
-
-struct WorkerDomain {
-    name: String,
-    worker: Worker,
-    clock: Clock,
-    parked: Arc<AtomicUsize>,
-    replicas: usize,
-    turns: u32,
-    gauge: Gauge,
-}
-
-impl WorkerDomain {
-    /// Posts what this replica knows, and what the pump saw if it is free.
-    fn post(&self) {
-        let shared = self.worker.shared();
-        let state = self.worker.replica().stats();
-        let pump = shared.rx.try_take().map(|side| side.pump.stats);
-        shared.world.post(|posted| {
-            posted.state = state;
-            posted.pump = pump.unwrap_or(posted.pump);
-        });
-    }
-
-    fn show(&mut self) {
-        let stats = self.worker.stats();
-        let counted = Counted {
-            handled: self.worker.replica().position(),
-            primary: stats.requests,
-            steals: stats.stolen,
-        };
-        let lag = self.worker.lag();
-        self.gauge.show(counted, lag);
-    }
-}
-
-impl Domain for WorkerDomain {
-    fn run(&mut self) -> Turn {
-        let world = &self.worker.shared().world;
-        if world.is_down() {
-            return Turn::Finished;
-        }
-        if world.view.is_asked() {
-            world.view.answer(self.worker.replica());
-        }
-        match self.worker.turn(self.clock.now()) {
-            0 => {
-                if self.worker.lag() > 0 {
-                    self.gauge.meter().waited();
-                }
-                Turn::Idle
-            }
-            _ => {
-                self.turns = self.turns.wrapping_add(1);
-                if self.turns.is_multiple_of(SHOW_EVERY) {
-                    self.show();
-                }
-                if self.turns.is_multiple_of(POST_EVERY) {
-                    self.post();
-                }
-                Turn::Worked
-            }
-        }
-    }
-
-    /// The last to park sleeps in the device with the receive pump in its hands; the others on the bell,
-    /// which rings when something is published.
-    fn park(&mut self) {
-        self.worker.put_back();
-        self.post();
-        self.show();
-        let shared = Arc::clone(self.worker.shared());
-        let world = &shared.world;
-        // A hint for who sleeps where: the role and the bell are what is relied on.
-        let last = self.parked.fetch_add(1, Ordering::Relaxed) + 1 == self.replicas;
-        if last && let Some(mut side) = shared.rx.try_take() {
-            world.before_sleep();
-            if !self.worker.has_work() && !side.pump.has_work() && !world.is_down() {
-                let deadline = self.worker.next_deadline().min(side.pump.next_deadline());
-                let until = self.clock.until(deadline);
-                let again = self.worker.is_behind().then_some(LOOK_AGAIN);
-                side.pump.wait(again.into_iter().chain(until).min());
-            }
-            world.after_sleep();
-        } else {
-            let key = shared.bell.prepare();
-            if self.worker.has_work() || world.is_down() {
-                drop(key);
-            } else {
-                // While somebody is up, nobody sleeps in the device. Should that one be held up, this one comes
-                // back for the pumps, and for what is late.
-                let again = !last || self.worker.is_behind();
-                shared.bell.wait(key, again.then_some(LOOK_AGAIN));
-            }
-        }
-        self.parked.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn id(&self) -> u64 {
-        self.worker.id() as u64
     }
 
     fn meter(&self) -> Option<Arc<Meter>> {

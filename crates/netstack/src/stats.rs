@@ -153,6 +153,26 @@ pub struct StackStats {
     pub pump: PumpStats,
     /// What the state went through.
     pub state: StateStats,
+    /// What became of the replicas. Known to [`Stack::stats`](crate::Stack::stats) alone.
+    pub members: MemberStats,
+}
+
+/// What became of the members of a group of replicas. All zero in a stack that runs without a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberStats {
+    /// Replicas that take part now.
+    pub members: u64,
+    /// Replicas that joined the running group.
+    pub joined: u64,
+    /// Replicas that left it because they were asked to, and owed nothing.
+    pub left: u64,
+    /// Replicas whose thread unwound, or was ended otherwise: others did what it left undone.
+    pub died: u64,
+    /// Replicas that differed from the majority, and were given its state.
+    pub repaired: u64,
+    /// Times that two replicas were found to differ, and no majority could say which was right.
+    pub undecided: u64,
 }
 
 /// `and` for counters that are all numbers: both together. It does not compile if one is forgotten.
@@ -171,11 +191,12 @@ macro_rules! sums {
 
 sums! {
     StateStats: requests segments bad_checksum no_connection refused_syn cookies_sent cookies_returned
-        resets_withheld challenges_withheld opened closed ignored_errors cut_short datagrams bad_datagrams
-        no_socket queue_full sent_datagrams;
+        resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked datagrams
+        bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
         network_errors control_dropped log_full moves_doubted;
+    MemberStats: members joined left died repaired undecided;
 }
 
 impl StackStats {
@@ -185,6 +206,7 @@ impl StackStats {
         StackStats {
             pump: self.pump.and(other.pump),
             state: self.state.and(other.state),
+            members: self.members.and(other.members),
         }
     }
 }

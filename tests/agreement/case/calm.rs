@@ -85,13 +85,15 @@ impl<T: Tamper> Case<'_, T> {
             while self.go_on()? > 0 {
                 self.now += 10_000;
             }
-            let replica = self.group.workers()[0].replica();
+            let knowing = self.knowing();
+            let replica = self.group.workers()[knowing].replica();
             if replica.connections().next().is_none() {
                 return Ok(());
             }
             self.now = self.now.max(replica.next_deadline().as_nanos());
         }
-        let replica = self.group.workers()[0].replica();
+        let knowing = self.knowing();
+        let replica = self.group.workers()[knowing].replica();
         let left: Vec<_> = replica
             .connections()
             .map(|(_, tcb)| (tcb.flow(), tcb.state()))
@@ -104,12 +106,14 @@ impl<T: Tamper> Case<'_, T> {
     /// A turn of every worker.
     fn turns(&mut self) -> Result<usize, Failure> {
         let mut done = 0;
-        let first = self.rng.index(self.plan.replicas);
-        for i in 0..self.plan.replicas {
-            let id = (first + i) % self.plan.replicas;
-            done += self.group.workers()[id].turn(Instant::from_nanos(self.now));
-            self.mark(id)?;
+        let workers = self.group.workers().len();
+        let first = self.rng.index(workers);
+        for i in 0..workers {
+            let index = (first + i) % workers;
+            done += self.group.workers()[index].turn(Instant::from_nanos(self.now));
+            self.mark(index)?;
         }
+        self.come_and_go()?;
         self.collect(&GOOD)?;
         Ok(done)
     }
@@ -142,10 +146,11 @@ impl<T: Tamper> Case<'_, T> {
         let index = index.unwrap_or(0);
         let position = self.published();
         Failure::new(format!(
-            "not everything arrives: {:?} / {:?} at {position}, now {} ns",
+            "not everything arrives: {:?} / {:?} at {position}, now {} ns, with {:?}",
             self.peers[index],
             self.app.of(index),
-            self.now
+            self.now,
+            self.group.workers()
         ))
     }
 
@@ -153,7 +158,8 @@ impl<T: Tamper> Case<'_, T> {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         while self.turns()? > 0 {}
         let end = self.published();
-        for (id, worker) in self.group.workers().iter().enumerate() {
+        for worker in self.group.workers().iter() {
+            let id = worker.id();
             let position = worker.replica().position();
             if position != end {
                 return Err(Failure::new(format!(

@@ -56,7 +56,11 @@ impl Stack {
 
     /// Resets what is left, lets that leave, and ends the threads.
     pub(super) fn stop(&mut self) {
-        if self.contexts.is_empty() {
+        if self
+            .groups
+            .iter()
+            .all(|group| group.threads.contexts().is_empty())
+        {
             return;
         }
         let left = self.ask_all(Asked {
@@ -70,12 +74,8 @@ impl Stack {
         for world in self.sockets.worlds() {
             world.shut_down();
         }
-        for context in &self.contexts {
-            context.stop();
-        }
-        for context in self.contexts.drain(..) {
-            // A context that panicked has said so on standard error.
-            let _ = context.join();
+        for group in &mut self.groups {
+            group.end();
         }
     }
 }

@@ -15,13 +15,19 @@
 //! No step waits for another worker. Who is primary of what is a choice ([`Primaries`]); outgoing frames always have
 //! theirs by chunks of their own number, so that one request that causes many frames is many workers' work.
 
+mod handover;
 mod hands;
+mod judge;
 mod kept;
 mod late;
+mod members;
 mod primaries;
 mod worker;
 
-use kept::EFFECT_BITS;
+pub use handover::Joining;
+use handover::{Desk, NOBODY, Snapshot};
+use kept::{EFFECT_BITS, Kept};
+use members::{Crews, MAX_SEATS, Roll, seats};
 pub use primaries::Primaries;
 use primaries::{Assigned, Naming};
 pub use worker::Worker;
@@ -42,10 +48,11 @@ use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
+use crate::engine::replica::Replica;
 use crate::engine::world::World;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, MembersError};
 use crate::socket::Sockets;
-use crate::stats::{EffectStats, PostedStats, PumpStats};
+use crate::stats::{EffectStats, MemberStats, PostedStats, PumpStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
@@ -53,8 +60,14 @@ use crate::variants::Setup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// Workers, and so copies of the state; 1 to 56. Default 2.
+    /// Workers at the beginning, and so copies of the state; 1 to 56. Default 2.
     pub replicas: usize,
+    /// Workers that there can be at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Below `replicas`: as many as
+    /// that. Default 0.
+    pub seats: usize,
+    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound; it gets its state from those that
+    /// are left. Default true.
+    pub revive: bool,
     /// Who performs what requests ask for. Default [`Primaries::ByPublisher`].
     pub primaries: Primaries,
     /// Requests in flight, a power of two, at least 16. Default 512.
@@ -77,12 +90,19 @@ pub struct Layout {
     pub hole_turns: u32,
     /// Requests between two posted fingerprints. Default 64.
     pub fingerprint_every: u64,
+    /// Whether a worker performs nothing before a majority of the workers has posted the same fingerprint as itself, at
+    /// every position. Then a state that was changed behind a worker's back, as by a bit of memory that flips, does no
+    /// harm outside if there are three or more; with two there is no majority, and both go on. A worker that
+    /// stands still holds up the others if they are no majority without it. Default false.
+    pub confirm: bool,
 }
 
 impl Default for Layout {
     fn default() -> Self {
         Layout {
             replicas: 2,
+            seats: 0,
+            revive: true,
             primaries: Primaries::ByPublisher,
             log: 512,
             request_chunk: 16,
@@ -93,11 +113,17 @@ impl Default for Layout {
             past_hole: 256,
             hole_turns: 256,
             fingerprint_every: 64,
+            confirm: false,
         }
     }
 }
 
 impl Layout {
+    /// Seats that there are: places of workers, taken or not.
+    fn seats(&self) -> usize {
+        self.seats.max(self.replicas)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let fail = |field, value: usize, allowed| {
             Err(ConfigError::OutOfRange {
@@ -106,8 +132,11 @@ impl Layout {
                 allowed,
             })
         };
-        if !(1..=56).contains(&self.replicas) {
+        if !(1..=MAX_SEATS).contains(&self.replicas) {
             return fail("replicas", self.replicas, "1 to 56");
+        }
+        if self.seats > MAX_SEATS {
+            return fail("seats", self.seats, "0 to 56");
         }
         if !self.log.is_power_of_two() || self.log < 16 {
             return fail("log", self.log, "a power of two, at least 16");
@@ -122,8 +151,8 @@ impl Layout {
         if !self.frame_chunk.is_power_of_two() {
             return fail("frame_chunk", self.frame_chunk, "a power of two");
         }
-        if self.primaries == Primaries::ByLoad && self.replicas > 8 {
-            return fail("replicas", self.replicas, "1 to 8 with primaries by load");
+        if self.primaries == Primaries::ByLoad && self.seats() > 8 {
+            return fail("seats", self.seats(), "1 to 8 with primaries by load");
         }
         if self.fingerprint_every == 0 {
             return fail("fingerprint_every", 0, "at least 1");
@@ -148,12 +177,13 @@ pub(crate) struct Shared {
     /// How far each chunk of frames is built, in rows of those that have one primary.
     frames: [Units; Assigned::FRAME_ROWS],
     assigned: Assigned,
-    /// For each worker, the position below which its share of the effects is performed.
+    /// For each seat, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     /// For each worker, the position below which it saw all effects performed.
     verified: Box<[CachePadded<AtomicU64>]>,
-    /// A bit for each worker that unwound or ended.
-    gone: CachePadded<AtomicU64>,
+    /// Who sits where.
+    roll: CachePadded<Roll>,
+    desk: Desk,
     posts: Fingerprints,
     /// For each worker, what it performed.
     shares: Box<[CachePadded<PostedStats>]>,
@@ -193,30 +223,19 @@ impl Shared {
         self.shares.iter().map(|share| share.load()).collect()
     }
 
-    /// The position below which every worker says that its share is performed.
-    fn performed_by_all(&self) -> Seq {
-        let performed = self.performed.iter().map(|word| {
+    /// The position below which each of these seats says that its share is performed.
+    fn performed_by(&self, owners: u64) -> Seq {
+        let performed = seats(owners).map(|id| {
             // ORDERING: Acquire, pairs with the Release in `Worker::after_performing`: what it says is done.
-            word.load(Ordering::Acquire)
+            self.performed[id].load(Ordering::Acquire)
         });
         performed.min().unwrap_or(0)
     }
 
     /// Whether worker `id` says that its share of the request at `seq` is performed.
     fn has_told(&self, id: usize, seq: Seq) -> bool {
-        // ORDERING: Acquire, as in `performed_by_all`.
+        // ORDERING: Acquire, as in `performed_by`.
         self.performed[id].load(Ordering::Acquire) > seq
-    }
-
-    /// Worker `id` unwinds, or ends.
-    fn leave(&self, id: usize) {
-        // ORDERING: Relaxed: what is done and what is not stands elsewhere.
-        self.gone.fetch_or(1 << id, Ordering::Relaxed);
-    }
-
-    fn has_gone(&self, id: usize) -> bool {
-        // ORDERING: Relaxed, as in `leave`.
-        self.gone.load(Ordering::Relaxed) & 1 << id != 0
     }
 
     #[inline]
@@ -227,17 +246,6 @@ impl Shared {
     #[inline]
     fn frame_chunk_of(&self, frame: u64) -> u64 {
         frame >> self.layout.frame_chunk.trailing_zeros()
-    }
-
-    /// Whether worker `id` most likely builds frame `frame`.
-    #[inline]
-    fn is_likely_sender(&self, id: usize, frame: u64) -> bool {
-        let chunk = self.frame_chunk_of(frame);
-        match self.layout.primaries {
-            // Not to be asked: that would be taking it.
-            Primaries::Greedy => true,
-            _ => self.assigned.is_my_frame(id, chunk, true),
-        }
     }
 }
 
@@ -295,7 +303,7 @@ impl Log for GroupLog<'_> {
             // ORDERING: Acquire, pairs with the Release in `Worker::help_now`: what it saw done is done.
             word.load(Ordering::Acquire)
         });
-        verified.fold(self.shared.performed_by_all(), u64::max)
+        verified.fold(self.shared.performed_by(self.shared.roll.known()), u64::max)
     }
 }
 
@@ -314,6 +322,8 @@ pub trait Tamper: Send + 'static {
     /// An effect of the request is about to be performed, or a frame of it to be built; its unit is begun. May
     /// panic, and may come back much later.
     fn performing(&mut self, _seq: u64, _effect: &Effect) {}
+    /// Changes the state behind the worker's back, before it applies the request at `seq`.
+    fn state(&mut self, _seq: u64, _replica: &mut Replica) {}
     /// Whether to take work of a late worker without beginning its unit.
     fn takes_unasked(&mut self, _seq: u64) -> bool {
         false
@@ -328,6 +338,7 @@ impl Tamper for () {
 pub struct Group<T: Tamper = ()> {
     shared: Arc<Shared>,
     workers: Vec<Worker<T>>,
+    joining: Vec<Joining<T>>,
 }
 
 impl Group {
@@ -355,6 +366,7 @@ impl<T: Tamper> Group<T> {
         // As many slots as requests in flight: everything beside them, and the delivery slots of every
         // connection, are as many.
         let slots = layout.log;
+        let places = layout.seats();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
         let mut base = setup.build(device, slots)?;
         base.tx
@@ -377,24 +389,33 @@ impl<T: Tamper> Group<T> {
                 naming: Naming::new(&layout),
             }),
             tx: Role::new(base.tx),
-            requests: (0..layout.replicas)
+            requests: (0..places)
                 .map(|_| Units::new(slots / layout.request_chunk, request_shift))
                 .collect(),
             frames: core::array::from_fn(|_| {
                 Units::new(frame_words, layout.frame_chunk.trailing_zeros())
             }),
             assigned: Assigned::new(&layout, slots / layout.request_chunk, frame_words),
-            performed: (0..layout.replicas)
+            performed: (0..places)
+                .map(|id| if id < layout.replicas { 0 } else { NOBODY })
+                .map(|told| CachePadded::new(AtomicU64::new(told)))
+                .collect(),
+            verified: (0..places)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
-            verified: (0..layout.replicas)
-                .map(|_| CachePadded::new(AtomicU64::new(0)))
-                .collect(),
-            gone: CachePadded::new(AtomicU64::new(0)),
-            posts: Fingerprints::new(layout.replicas, POSTS, layout.fingerprint_every),
-            shares: (0..layout.replicas)
-                .map(|_| CachePadded::default())
-                .collect(),
+            roll: CachePadded::new(Roll::new(
+                places,
+                layout.replicas,
+                slots / layout.request_chunk,
+            )),
+            desk: Desk::new(places, layout.replicas),
+            posts: if layout.confirm {
+                // Workers may be a log apart, and one may look at positions that are a log older than its own.
+                Fingerprints::new(places, 4 * slots, 1)
+            } else {
+                Fingerprints::new(places, POSTS, layout.fingerprint_every)
+            },
+            shares: (0..places).map(|_| CachePadded::default()).collect(),
             bell: EventCount::new(),
             log: log.clone(),
         });
@@ -410,14 +431,67 @@ impl<T: Tamper> Group<T> {
             workers.push(Worker::new(
                 id,
                 Arc::clone(&shared),
-                subscription,
+                Snapshot {
+                    replica: Replica::new(shared.world.limits),
+                    log: subscription,
+                    kept: Kept::default(),
+                    crews: Crews::new(layout.replicas),
+                },
                 tamper(id),
             ));
         }
-        Ok(Group { shared, workers })
+        Ok(Group {
+            shared,
+            workers,
+            joining: Vec::new(),
+        })
     }
 
-    /// The workers, to be driven by hand.
+    /// Another worker, on seat `seat` or on any that is free. It sits among the workers once one of them has had a
+    /// step, and [`seat`](Self::seat) was called.
+    ///
+    /// # Errors
+    /// If no seat is free, or no worker is left.
+    pub fn join(&mut self, seat: Option<usize>, tamper: T) -> Result<usize, MembersError> {
+        let joining = Joining::new(&self.shared, seat, tamper)?;
+        let seat = joining.seat();
+        self.joining.push(joining);
+        Ok(seat)
+    }
+
+    /// Lets those sit who were given a state. Returns how many.
+    pub fn seat(&mut self) -> usize {
+        let before = self.workers.len();
+        for joining in &mut self.joining {
+            self.workers.extend(joining.try_sit());
+        }
+        self.joining.retain(Joining::is_waiting);
+        self.workers.len() - before
+    }
+
+    /// Asks the worker on seat `seat` to leave, or the one on the last seat. It performs its share first; then
+    /// [`Worker::has_left`] says so.
+    ///
+    /// # Errors
+    /// If there is no such worker, or it is the last.
+    pub fn leave(&mut self, seat: Option<usize>) -> Result<usize, MembersError> {
+        self.shared.dismiss(seat)
+    }
+
+    /// Takes a worker out; what it leaves undone is everybody's when it is dropped.
+    ///
+    /// # Panics
+    /// If there is no worker `index`.
+    pub fn take(&mut self, index: usize) -> Worker<T> {
+        self.workers.remove(index)
+    }
+
+    /// What became of the members so far.
+    pub fn member_stats(&self) -> MemberStats {
+        self.shared.member_stats()
+    }
+
+    /// The workers, to be driven by hand, in the order in which they came.
     pub fn workers(&mut self) -> &mut [Worker<T>] {
         &mut self.workers
     }
@@ -440,7 +514,8 @@ impl<T: Tamper> Group<T> {
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
-            let id = entry.request.digest.primary as usize % self.workers.len();
+            let index = entry.request.digest.primary as usize % self.workers.len();
+            let id = self.workers[index].id();
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(&entry.request, entry.verdict, run);

@@ -9,6 +9,7 @@
 use dominoes::{Attachments, Begun, Pin, Seq, Standing};
 
 use super::kept::{Applied, Cursor, Kept, LAST, piece};
+use super::members::Crews;
 use super::{Shared, Tamper};
 use crate::effect::{Effect, SendDatagrams, Transmit};
 use crate::engine::perform::{self, Template};
@@ -125,6 +126,7 @@ pub(super) struct Hands<'a, T: Tamper> {
     pub(super) id: usize,
     pub(super) shared: &'a Shared,
     pub(super) kept: &'a Kept,
+    pub(super) crews: &'a Crews,
     pub(super) cursor: &'a mut Cursor,
     /// Payload octets of requests that are prepared and not performed.
     pub(super) ahead: &'a mut usize,
@@ -180,7 +182,7 @@ impl<T: Tamper> Hands<'_, T> {
         };
         let chunk = self.shared.request_chunk_of(seq);
         let assigned = &self.shared.assigned;
-        let mine = assigned.is_mine(self.id, chunk, applied.primary);
+        let mine = assigned.is_mine(self.crews, self.id, seq, chunk, applied.primary);
         if number == applied.effects {
             if mine {
                 match self.request(self.id, LAST) {
@@ -228,7 +230,8 @@ impl<T: Tamper> Hands<'_, T> {
         while self.cursor.frame < frames.count() {
             let frame = frames.first() + u64::from(self.cursor.frame);
             let chunk = self.shared.frame_chunk_of(frame);
-            if self.shared.assigned.is_my_frame(self.id, chunk, text) {
+            let assigned = &self.shared.assigned;
+            if assigned.is_my_frame(self.crews, self.id, chunk, text) {
                 match self.frame(frame, text) {
                     Access::Do => {
                         self.build(frames, frame);

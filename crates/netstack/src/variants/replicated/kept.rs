@@ -31,7 +31,7 @@ pub(super) struct Applied {
 }
 
 /// The effects of the last requests, of all primaries, oldest first.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Kept {
     /// Position of the oldest request that is kept. All before it are done, by whomever.
     pub(super) first: Seq,
@@ -59,6 +59,14 @@ impl EffectSink for Kept {
 }
 
 impl Kept {
+    /// Nothing, from `first` on.
+    pub(super) fn from(first: Seq) -> Self {
+        Kept {
+            first,
+            ..Kept::default()
+        }
+    }
+
     /// The request that was applied last is complete: its effects count from now on.
     pub(super) fn commit(&mut self, request: &Request) {
         let (seg_len, payload_offset) = request.layout();

@@ -18,6 +18,7 @@ use dominoes::{Seq, Standing};
 
 use super::hands::{Access, Hands, Numbered};
 use super::kept::{Kept, LAST, piece};
+use super::members::{Crews, seats};
 use super::primaries::{Assigned, Owner};
 use super::{Layout, Shared, Tamper};
 use crate::effect::Effect;
@@ -46,9 +47,9 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(replicas: usize) -> Self {
+    pub(super) fn new(seats: usize) -> Self {
         Watch {
-            suspects: vec![None; replicas].into_boxed_slice(),
+            suspects: vec![None; seats].into_boxed_slice(),
             suspecting: false,
             blocked: false,
             now: Instant::ZERO,
@@ -70,7 +71,7 @@ impl Watch {
     }
 
     /// Looks who is late. Says whether something can be done about it.
-    pub(super) fn look(&mut self, shared: &Shared, kept: &Kept) -> bool {
+    pub(super) fn look(&mut self, shared: &Shared, kept: &Kept, crews: &Crews) -> bool {
         self.look_at = self.now + shared.layout.patience;
         if kept.applied.is_empty() {
             (self.waiting, self.impatient, self.suspecting) = (None, false, false);
@@ -85,14 +86,14 @@ impl Watch {
                 self.impatient = false;
             }
         }
-        self.suspecting = (0..self.suspects.len()).any(|id| self.suspects(shared, id));
+        self.suspecting = seats(crews.owners()).any(|id| self.suspects(shared, id));
         self.suspecting || self.blocked || self.is_late(shared, kept, kept.first)
     }
 
     fn suspects(&self, shared: &Shared, owner: usize) -> bool {
         // ORDERING: Relaxed: whether the work is done is asked elsewhere.
         let told = shared.performed[owner].load(Ordering::Relaxed);
-        self.suspects[owner] == Some(told) || shared.has_gone(owner)
+        self.suspects[owner] == Some(told) || !shared.roll.is_present(owner)
     }
 
     /// Whether whatever is not done of the request at `seq` is late.
@@ -146,15 +147,17 @@ pub(super) struct Walk {
 }
 
 impl<T: Tamper> Hands<'_, T> {
-    /// Walks over what is kept and takes at most `most` pieces. The cursor is at the oldest request.
-    pub(super) fn walk(&mut self, watch: &mut Watch, most: usize) -> Walk {
+    /// Walks over what is kept below `limit` and takes at most `most` pieces. The cursor is at the oldest request.
+    pub(super) fn walk(&mut self, watch: &mut Watch, limit: Seq, most: usize) -> Walk {
         let kept = self.kept;
         let mut walk = Walk {
             done: 0,
             verified: kept.first,
         };
         let mut left = Left::default();
-        while let Some(applied) = kept.applied.get((self.cursor.seq - kept.first) as usize) {
+        while self.cursor.seq < limit
+            && let Some(applied) = kept.applied.get((self.cursor.seq - kept.first) as usize)
+        {
             let number = self.cursor.number;
             if number == applied.effects {
                 match self.late_request(watch, &mut left, applied.primary, LAST) {
@@ -213,7 +216,7 @@ impl<T: Tamper> Hands<'_, T> {
     ) -> Access {
         let shared = self.shared;
         let seq = self.cursor.seq;
-        let owner = match shared.assigned.owner(shared.request_chunk_of(seq), named) {
+        let owner = match self.owner(named) {
             Owner::Worker(owner) => owner,
             Owner::Past => return Access::Pass,
             Owner::Nobody => {
@@ -263,8 +266,15 @@ impl<T: Tamper> Hands<'_, T> {
 
     /// Whether the cursor's request, for which the pump named `named`, is this worker's own.
     fn is_own(&self, named: u8) -> bool {
-        let chunk = self.shared.request_chunk_of(self.cursor.seq);
-        self.shared.assigned.owner(chunk, named) == Owner::Worker(self.id)
+        self.owner(named) == Owner::Worker(self.id)
+    }
+
+    fn owner(&self, named: u8) -> Owner {
+        let (shared, seq) = (self.shared, self.cursor.seq);
+        let chunk = shared.request_chunk_of(seq);
+        shared
+            .assigned
+            .owner(self.crews, &shared.roll, seq, chunk, named)
     }
 
     /// Builds the cursor's frame if it is to be taken now, and moves on, over all of its chunk if it can. Returns how
@@ -276,7 +286,9 @@ impl<T: Tamper> Hands<'_, T> {
         let chunk_end = (chunk + 1) * shared.layout.frame_chunk as u64;
         let text = frames.has_text();
         let row = shared.assigned.frame_row(text);
-        let owner = shared.assigned.frame_owner(chunk, text);
+        let owner = shared
+            .assigned
+            .frame_owner(self.crews, &shared.roll, chunk, text);
         let (mut built, mut behind) = (0, 1);
         match self.late_frame_access(watch, left, owner, frame, text) {
             Access::Do => {

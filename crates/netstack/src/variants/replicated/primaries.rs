@@ -5,10 +5,9 @@
 //! their own numbers, since one request may ask for hundreds. Only [`Primaries::Greedy`] is decided later, by whoever
 //! comes first.
 
-use dominoes::{
-    Assignment, Balancer, ByKind, ByLoad, ByPosition, Greedy, PrimaryPolicy, Seq, Work,
-};
+use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
 
+use super::members::{Crew, Crews, Roll, seats};
 use super::{Layout, Shared};
 use crate::digest::Request;
 
@@ -63,37 +62,51 @@ pub(super) enum Owner {
 /// What all workers ask.
 pub(super) struct Assigned {
     policy: Primaries,
-    replicas: usize,
-    kinds: ByKind,
     /// Requests are its first kind, frames its second.
     greedy: Greedy,
 }
+
+/// Greedy's kinds of work.
+const REQUESTS: dominoes::Kind = dominoes::Kind(0);
+const FRAMES: dominoes::Kind = dominoes::Kind(1);
 
 impl Assigned {
     /// For as many chunks of requests and of frames as can be open at once.
     pub(super) fn new(layout: &Layout, request_words: usize, frame_words: usize) -> Self {
         Assigned {
             policy: layout.primaries,
-            replicas: layout.replicas,
-            kinds: ByKind::halves(layout.replicas),
             greedy: Greedy::new(&[request_words, frame_words]),
         }
     }
 
-    /// Whether worker `id` is primary of a request of chunk `chunk` for which the pump named `named`. Takes it, if
-    /// that is the policy.
+    /// Whether worker `id` is primary of the request at `seq`, of chunk `chunk`, for which the pump named `named`. Takes
+    /// it, if that is the policy.
     #[inline]
-    pub(super) fn is_mine(&self, id: usize, chunk: u64, named: u8) -> bool {
+    pub(super) fn is_mine(
+        &self,
+        crews: &Crews,
+        id: usize,
+        seq: Seq,
+        chunk: u64,
+        named: u8,
+    ) -> bool {
         if self.policy == Primaries::Greedy {
-            return self.greedy.is_mine(Work::chunk(chunk), id, self.replicas);
+            return self.takes(crews.of_request(seq), REQUESTS, chunk, id);
         }
         usize::from(named) == id
     }
 
     /// Who is primary of a request.
-    pub(super) fn owner(&self, chunk: u64, named: u8) -> Owner {
+    pub(super) fn owner(
+        &self,
+        crews: &Crews,
+        roll: &Roll,
+        seq: Seq,
+        chunk: u64,
+        named: u8,
+    ) -> Owner {
         match self.policy {
-            Primaries::Greedy => self.taker(Work::chunk(chunk)),
+            Primaries::Greedy => self.taker(crews.of_request(seq), roll, REQUESTS, chunk),
             _ => Owner::Worker(usize::from(named)),
         }
     }
@@ -101,23 +114,22 @@ impl Assigned {
     /// Whether worker `id` is primary of frames of chunk `chunk`, with text or without. Takes them, if that is the
     /// policy.
     #[inline]
-    pub(super) fn is_my_frame(&self, id: usize, chunk: u64, text: bool) -> bool {
+    pub(super) fn is_my_frame(&self, crews: &Crews, id: usize, chunk: u64, text: bool) -> bool {
+        let crew = crews.of_frames(chunk);
         match self.policy {
-            Primaries::Greedy => {
-                let work = Work::chunk(chunk).of(dominoes::Kind(1));
-                self.greedy.is_mine(work, id, self.replicas)
-            }
-            Primaries::ByKind => self.by_kind(chunk, text) == id,
-            _ => ByPosition.primary(chunk, self.replicas) == id,
+            Primaries::Greedy => self.takes(crew, FRAMES, chunk, id),
+            Primaries::ByKind => crew.by_kind(chunk, kind(text)) == id,
+            _ => crew.members().by_position(chunk) == id,
         }
     }
 
     /// Who is primary of a frame.
-    pub(super) fn frame_owner(&self, chunk: u64, text: bool) -> Owner {
+    pub(super) fn frame_owner(&self, crews: &Crews, roll: &Roll, chunk: u64, text: bool) -> Owner {
+        let crew = crews.of_frames(chunk);
         match self.policy {
-            Primaries::Greedy => self.taker(Work::chunk(chunk).of(dominoes::Kind(1))),
-            Primaries::ByKind => Owner::Worker(self.by_kind(chunk, text)),
-            _ => Owner::Worker(ByPosition.primary(chunk, self.replicas)),
+            Primaries::Greedy => self.taker(crew, roll, FRAMES, chunk),
+            Primaries::ByKind => Owner::Worker(crew.by_kind(chunk, kind(text))),
+            _ => Owner::Worker(crew.members().by_position(chunk)),
         }
     }
 
@@ -130,30 +142,49 @@ impl Assigned {
     /// Rows of units that frames need.
     pub(super) const FRAME_ROWS: usize = 2;
 
-    fn by_kind(&self, chunk: u64, text: bool) -> usize {
-        let kind = if text { PAYLOAD } else { REST };
-        self.kinds
-            .primary_of(Work::chunk(chunk).of(kind), self.replicas)
+    /// First come, first served, among the crew: nobody else would be asked whether it is done.
+    #[inline]
+    fn takes(&self, crew: &Crew, kind: dominoes::Kind, chunk: u64, id: usize) -> bool {
+        let members = crew.members();
+        members.has(id)
+            && self
+                .greedy
+                .is_mine(Work::chunk(chunk).of(kind), id, members.count())
     }
 
-    fn taker(&self, work: Work) -> Owner {
-        match self.greedy.taker(work) {
-            Some(taker) => Owner::Worker(taker),
-            None if self.greedy.is_past(work) => Owner::Past,
-            // Somebody may have come between the two looks.
-            None => self.greedy.taker(work).map_or(Owner::Nobody, Owner::Worker),
+    fn taker(&self, crew: &Crew, roll: &Roll, kind: dominoes::Kind, chunk: u64) -> Owner {
+        let work = Work::chunk(chunk).of(kind);
+        let members = crew.members();
+        if let Some(taker) = self.greedy.taker(work) {
+            return Owner::Worker(taker);
         }
+        if self.greedy.is_past(work) {
+            return Owner::Past;
+        }
+        if roll.present() & members.mask() == 0 {
+            // None of the crew will come any more: the chunk goes to one of those that are gone, whose work
+            // is everybody's.
+            self.greedy.is_mine(work, members.nth(0), members.count());
+        }
+        // Somebody may have come between the two looks.
+        self.greedy.taker(work).map_or(Owner::Nobody, Owner::Worker)
     }
+}
+
+fn kind(text: bool) -> dominoes::Kind {
+    if text { PAYLOAD } else { REST }
 }
 
 /// Names primaries: the pump's part.
 pub(super) struct Naming {
     policy: Primaries,
-    replicas: usize,
-    kinds: ByKind,
+    /// Requests in a chunk, less one.
+    within: u64,
+    /// The crew of the chunk that is being published.
+    crew: Crew,
     load: ByLoad,
     balancer: Option<Balancer>,
-    /// Requests that each worker was named for.
+    /// Requests that each seat was named for.
     given: Vec<u64>,
     /// Position of the next look at how they keep up.
     next_look: Seq,
@@ -164,13 +195,14 @@ impl Naming {
         let balanced = layout.primaries == Primaries::ByLoad;
         // A few chunks for everybody are ordinary.
         let slack = 4 * layout.request_chunk as u64;
+        let seats = layout.seats();
         Naming {
             policy: layout.primaries,
-            replicas: layout.replicas,
-            kinds: ByKind::halves(layout.replicas),
+            within: layout.request_chunk as u64 - 1,
+            crew: Crew::first(layout.replicas),
             load: ByLoad::new(1, 1),
-            balancer: balanced.then(|| Balancer::new(layout.replicas, slack)),
-            given: vec![0; layout.replicas],
+            balancer: balanced.then(|| Balancer::new(seats, slack)),
+            given: vec![0; seats],
             next_look: BALANCE_EVERY,
         }
     }
@@ -184,33 +216,60 @@ impl Naming {
         publisher: u8,
         request: &Request,
     ) -> u8 {
-        if matches!(self.policy, Primaries::ByPublisher | Primaries::Greedy) {
+        if seq & self.within == 0 {
+            self.begin_chunk(shared, seq);
+        }
+        if matches!(self.policy, Primaries::ByPublisher | Primaries::Greedy)
+            && self.crew.members().has(usize::from(publisher))
+        {
             return publisher;
         }
         self.name_by_rule(shared, seq, request) as u8
     }
 
+    /// Looks who is there, and says so beside the log.
+    #[inline]
+    fn begin_chunk(&mut self, shared: &Shared, seq: Seq) {
+        let mask = shared.roll.crew();
+        // With nobody there, those who were: whoever joins takes it for late.
+        if mask != self.crew.members().mask() && mask != 0 {
+            self.change(shared, mask);
+        }
+        let chunk = shared.request_chunk_of(seq);
+        shared.roll.set_crew(chunk, self.crew.members().mask());
+    }
+
+    #[cold]
+    fn change(&mut self, shared: &Shared, mask: u64) {
+        let joined = mask & !self.crew.members().mask();
+        self.crew = Crew::of(mask);
+        if self.balancer.is_some() {
+            // What others did in a seat's place is no backlog of who sits there now.
+            for id in seats(joined) {
+                self.given[id] = shared.shares[id].load().requests;
+            }
+        }
+    }
+
     #[inline(never)]
     fn name_by_rule(&mut self, shared: &Shared, seq: Seq, request: &Request) -> usize {
         let chunk = shared.request_chunk_of(seq);
-        let kind = if request.digest.len > 0 {
-            PAYLOAD
-        } else {
-            REST
-        };
-        let work = Work::chunk(chunk).of(kind);
+        let members = self.crew.members();
         match self.policy {
-            Primaries::ByKind => self.kinds.primary_of(work, self.replicas),
+            Primaries::ByKind => self.crew.by_kind(chunk, kind(request.digest.len > 0)),
             Primaries::ByLoad => {
+                let by_position = members.by_position(chunk);
                 if seq >= self.next_look {
                     self.next_look = seq + BALANCE_EVERY;
                     self.balance(shared, chunk + 1);
                 }
-                let primary = self.load.primary(chunk, self.replicas);
+                let primary = self.load.primary(chunk, self.given.len());
+                let is_there = self.crew.members().has(primary);
+                let primary = if is_there { primary } else { by_position };
                 self.given[primary] += 1;
                 primary
             }
-            _ => ByPosition.primary(chunk, self.replicas),
+            _ => members.by_position(chunk),
         }
     }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
+use super::handover::{Exit, Snapshot};
 use super::hands::{Hands, Held, Step, pinned};
 use super::kept::{Cursor, Kept};
 use super::late::{BITE, Walk, Watch};
+use super::members::Crews;
+use super::primaries::{Owner, Primaries};
 use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
@@ -27,19 +30,37 @@ const APPLY_BATCH: usize = 64;
 /// Turns of work after which a worker looks whether the transmit pump still sends.
 const TURNS_UNSENT: u32 = 8;
 
+/// Whether a worker stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Member,
+    /// It was asked to leave, and does when its share below this position is performed.
+    Leaving(Seq),
+    /// It has left, and only is to be dropped.
+    Gone,
+    /// It differed from the majority, and waits for a state.
+    Waiting,
+}
+
 /// One replica, and its share of the work.
 pub struct Worker<T: Tamper = ()> {
-    id: usize,
-    shared: Arc<Shared>,
-    log: Subscription<Request, Spin>,
-    replica: Replica,
-    kept: Kept,
+    pub(super) id: usize,
+    pub(super) shared: Arc<Shared>,
+    pub(super) log: Subscription<Request, Spin>,
+    pub(super) replica: Replica,
+    pub(super) kept: Kept,
+    /// Whose work is whose.
+    pub(super) crews: Crews,
+    /// Whether it stays.
+    pub(super) standing: Standing,
+    /// The position below which a majority has its state, if that is asked for.
+    pub(super) confirmed: Seq,
     /// Next request to be looked at for preparing.
     prepared: Seq,
     /// Payload octets of requests that are prepared and not performed.
     ahead: usize,
     /// How far its own share is performed.
-    cursor: Cursor,
+    pub(super) cursor: Cursor,
     /// What `performed` was last told.
     told: Seq,
     watch: Watch,
@@ -55,32 +76,126 @@ pub struct Worker<T: Tamper = ()> {
 }
 
 impl<T: Tamper> Worker<T> {
-    pub(super) fn new(
-        id: usize,
-        shared: Arc<Shared>,
-        log: Subscription<Request, Spin>,
-        tamper: T,
-    ) -> Self {
-        let limits = shared.world.limits;
-        let watch = Watch::new(shared.layout.replicas);
+    /// A worker that goes on where `snapshot` stands, on a seat that is taken for it.
+    pub(super) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, tamper: T) -> Self {
+        // What its predecessor performed counts on.
+        let stats = shared.shares[id].load();
+        let Snapshot {
+            replica,
+            log,
+            kept,
+            crews,
+        } = snapshot;
+        // ORDERING: Relaxed: this thread, or the one that made this worker, stored it last.
+        let told = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
+            watch: Watch::new(shared.layout.seats()),
             shared,
             log,
-            replica: Replica::new(limits),
-            kept: Kept::default(),
-            prepared: 0,
+            prepared: replica.position(),
+            confirmed: replica.position(),
+            cursor: Cursor::at_first(&kept),
+            replica,
+            kept,
+            crews,
+            standing: Standing::Member,
             ahead: 0,
-            cursor: Cursor::default(),
-            told: 0,
-            watch,
+            told,
             unsent: (0, 0),
             idle: 0,
             shelf: Shelf::default(),
             tamper,
             template: Template::default(),
-            stats: EffectStats::default(),
+            stats,
         }
+    }
+
+    /// Begins anew where `snapshot` stands.
+    fn renew(&mut self, snapshot: Snapshot) {
+        let now = self.watch.now;
+        let Snapshot {
+            replica,
+            log,
+            kept,
+            crews,
+        } = snapshot;
+        self.watch = Watch::new(self.shared.layout.seats());
+        self.watch.now = now;
+        self.prepared = replica.position();
+        self.confirmed = replica.position();
+        self.cursor = Cursor::at_first(&kept);
+        self.told = self.shared.performed[self.id].load(Ordering::Relaxed);
+        self.ahead = 0;
+        self.unsent = (0, 0);
+        (self.replica, self.log, self.kept, self.crews) = (replica, log, kept, crews);
+        self.standing = Standing::Member;
+    }
+
+    /// Looks into the book if this worker is called. Says whether it has no state to work with.
+    #[inline]
+    fn attends(&mut self) -> bool {
+        self.shared.roll.is_called(self.id) && self.attend()
+    }
+
+    #[cold]
+    fn attend(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        shared.roll.answer_call(self.id);
+        if shared.roll.take_accusation(self.id)
+            && matches!(self.standing, Standing::Member | Standing::Leaving(_))
+            && self.face_accusation()
+        {
+            shared.roll.call(1 << self.id);
+            return true;
+        }
+        match self.standing {
+            Standing::Gone => {
+                shared.roll.call(1 << self.id);
+                return true;
+            }
+            Standing::Waiting => match shared.collect(self.id) {
+                Some(snapshot) => {
+                    self.renew(snapshot);
+                    shared.count_arrival(true);
+                }
+                None => {
+                    // What it does not read would hold the log.
+                    let end = self.log.poll();
+                    self.log.advance_to(end);
+                    shared.roll.call(1 << self.id);
+                    return true;
+                }
+            },
+            Standing::Member if shared.roll.is_leaving(self.id) => {
+                self.standing = Standing::Leaving(self.log.poll());
+            }
+            Standing::Member | Standing::Leaving(_) => {}
+        }
+        if let Standing::Leaving(end) = self.standing
+            && self.cursor.seq >= end
+        {
+            if shared.may_go(self.id) {
+                self.standing = Standing::Gone;
+                shared.roll.call(1 << self.id);
+                return true;
+            }
+            self.standing = Standing::Member;
+        }
+        if self.serve() || self.standing != Standing::Member {
+            shared.roll.call(1 << self.id);
+        }
+        false
+    }
+
+    /// Whether it has a state, and was not asked to leave.
+    pub fn is_member(&self) -> bool {
+        self.standing == Standing::Member && !self.shared.roll.is_leaving(self.id)
+    }
+
+    /// Whether this worker was asked to leave, and has: nothing is left to do but to drop it.
+    pub fn has_left(&self) -> bool {
+        self.standing == Standing::Gone
     }
 
     /// Everything that can be done now, once. Returns how much that was.
@@ -89,13 +204,19 @@ impl<T: Tamper> Worker<T> {
     /// through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.watch.now = self.watch.now.max(now);
-        self.pump_in_turn(now) + self.work()
+        if self.attends() {
+            return 0;
+        }
+        self.pump_in_turn(now) + self.do_work()
     }
 
     /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
     /// up a chunk of full runs.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
-        if self.ahead >= self.shared.layout.ahead_bytes || self.shared.rx.is_taken() {
+        if self.ahead >= self.shared.layout.ahead_bytes
+            || self.standing != Standing::Member
+            || self.shared.rx.is_taken()
+        {
             return 0;
         }
         let Some(mut side) = self.shared.rx.try_take() else {
@@ -125,10 +246,28 @@ impl<T: Tamper> Worker<T> {
     /// late.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        if !idle && !self.shared.is_likely_sender(self.id, sent) && !self.is_sender_late(sent) {
+        if !idle && !self.is_likely_sender(sent) && !self.is_sender_late(sent) {
             return 0;
         }
         self.send().unwrap_or(0)
+    }
+
+    /// Whether this worker most likely builds frame `frame`, or whoever should is missing.
+    #[inline]
+    fn is_likely_sender(&self, frame: u64) -> bool {
+        let shared = &self.shared;
+        match shared.layout.primaries {
+            // Not to be asked: that would be taking it.
+            Primaries::Greedy => true,
+            _ => {
+                let chunk = shared.frame_chunk_of(frame);
+                let roll = &shared.roll;
+                match shared.assigned.frame_owner(&self.crews, roll, chunk, true) {
+                    Owner::Worker(owner) => owner == self.id || !roll.is_present(owner),
+                    _ => true,
+                }
+            }
+        }
     }
 
     /// Whether frames have been numbered for some turns and nobody sent any: who should may be held up, and
@@ -146,6 +285,14 @@ impl<T: Tamper> Worker<T> {
 
     /// A turn without the receive pump: everything that needs no clock.
     pub fn work(&mut self) -> usize {
+        if self.attends() {
+            return 0;
+        }
+        self.do_work()
+    }
+
+    #[inline]
+    fn do_work(&mut self) -> usize {
         self.log.poll();
         let mut done = self.prepare_mine();
         done += self.apply_ready();
@@ -154,7 +301,7 @@ impl<T: Tamper> Worker<T> {
         done += self.send_in_turn(self.idle >= IDLE);
         done += self.help(done == 0);
         if done == 0 {
-            done = usize::from(self.prepare(self.replica.position()));
+            done = usize::from(self.prepare_one(self.replica.position()));
         }
         done
     }
@@ -162,6 +309,9 @@ impl<T: Tamper> Worker<T> {
     /// Takes the receive pump for one turn; `None` if somebody else has it.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         self.watch.now = self.watch.now.max(now);
+        if self.attends() || self.standing != Standing::Member {
+            return None;
+        }
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
@@ -215,6 +365,13 @@ impl<T: Tamper> Worker<T> {
     /// Prepares the request at `seq`, whoever is its primary, if it is published, not applied here, and
     /// nobody prepared it. Says whether it did.
     pub fn prepare(&mut self, seq: u64) -> bool {
+        if self.attends() {
+            return false;
+        }
+        self.prepare_one(seq)
+    }
+
+    fn prepare_one(&mut self, seq: u64) -> bool {
         if self.shared.verdicts.get(seq).is_some() && seq < self.log.end() {
             return false;
         }
@@ -245,11 +402,14 @@ impl<T: Tamper> Worker<T> {
 
     /// Applies the next request if who should prepare it is late, and so this worker does.
     fn apply_for_late(&mut self) -> bool {
-        self.watch.suspecting && self.prepare(self.replica.position()) && self.apply_one()
+        self.watch.suspecting && self.prepare_one(self.replica.position()) && self.apply_one()
     }
 
     /// Applies the next request if it is published and prepared. Says whether it did.
     pub fn apply(&mut self) -> bool {
+        if self.attends() {
+            return false;
+        }
         self.log.poll();
         let applied = self.apply_one();
         self.log.advance_to(self.replica.position());
@@ -266,6 +426,7 @@ impl<T: Tamper> Worker<T> {
         let mut changed;
         let mut request = request;
         if T::ACTIVE {
+            self.tamper.state(seq, &mut self.replica);
             changed = *request;
             verdict = self.tamper.verdict(seq, verdict, &changed);
             if verdict.is_some() {
@@ -274,6 +435,12 @@ impl<T: Tamper> Worker<T> {
             request = &changed;
         }
         let Some(verdict) = verdict else { return false };
+        if self.crews.is_due(seq) {
+            let chunk = self.shared.request_chunk_of(seq);
+            let mask = self.shared.roll.crew_of(chunk);
+            let frame = self.replica.frames().next;
+            self.crews.begin(mask, &self.shared.layout, frame);
+        }
         self.replica.apply(request, verdict, &mut self.kept);
         if T::ACTIVE {
             self.kept
@@ -282,18 +449,27 @@ impl<T: Tamper> Worker<T> {
         self.kept.commit(request);
         let position = seq + 1;
         if self.shared.posts.is_due(position) {
-            let turn = position / self.shared.layout.fingerprint_every;
-            self.shared
-                .posts
-                .post(self.id, position, self.replica.post(turn));
+            self.post(position);
         }
         true
     }
 
+    #[inline(never)]
+    fn post(&mut self, position: Seq) {
+        let posts = &self.shared.posts;
+        let print = self.replica.post(position / posts.every());
+        posts.post(self.id, position, print);
+        self.shared.compare_at(position);
+    }
+
     fn perform_mine(&mut self) -> usize {
         let mut done = 0;
+        let limit = self.limit();
         let mut hands = self.hands();
         let last = loop {
+            if hands.cursor.seq >= limit {
+                break Step::End;
+            }
             match hands.step() {
                 Step::Performed => done += 1,
                 Step::Passed => {}
@@ -309,8 +485,15 @@ impl<T: Tamper> Worker<T> {
     /// Performs the next effect, or the next frame of one, whose primary is this worker; else one that its
     /// primary is late with. Says whether there was one.
     pub fn perform(&mut self) -> bool {
+        if self.attends() {
+            return false;
+        }
+        let limit = self.limit();
         let mut hands = self.hands();
         let last = loop {
+            if hands.cursor.seq >= limit {
+                break Step::End;
+            }
             match hands.step() {
                 Step::Passed => {}
                 last => break last,
@@ -327,6 +510,7 @@ impl<T: Tamper> Worker<T> {
             id: self.id,
             shared: &self.shared,
             kept: &self.kept,
+            crews: &self.crews,
             cursor: &mut self.cursor,
             ahead: &mut self.ahead,
             template: &mut self.template,
@@ -340,9 +524,10 @@ impl<T: Tamper> Worker<T> {
 
     /// Tells how far this worker is.
     fn after_performing(&mut self) {
-        if self.told != self.cursor.seq {
+        // The share of a seat may be known to be done farther than its worker's cursor has come.
+        if self.told < self.cursor.seq {
             self.told = self.cursor.seq;
-            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by_all` and `Shared::has_told`.
+            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and `Shared::has_told`.
             self.shared.performed[self.id].store(self.told, Ordering::Release);
             self.shared.shares[self.id].post(&self.stats);
         }
@@ -360,27 +545,38 @@ impl<T: Tamper> Worker<T> {
 
     #[inline(never)]
     fn help_now(&mut self, most: usize) -> usize {
-        self.forget(self.shared.performed_by_all());
-        if !self.watch.look(&self.shared, &self.kept) {
+        self.forget(self.shared.performed_by(self.crews.owners()));
+        if !self.watch.look(&self.shared, &self.kept, &self.crews) {
+            // Who is missing tells nothing more; that all is done nevertheless has to be told.
+            if self.shared.roll.misses_somebody() {
+                self.verify();
+            }
             return 0;
         }
         let walk = self.walk(most);
         self.forget(walk.verified);
-        if self.shared.verified[self.id].load(Ordering::Relaxed) < self.kept.first {
-            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-            self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
-        }
+        self.verify();
         self.shared.shares[self.id].post(&self.stats);
         walk.done
     }
 
+    /// Tells that all it has forgotten is done, by whomever.
+    fn verify(&self) {
+        if self.shared.verified[self.id].load(Ordering::Relaxed) < self.kept.first {
+            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+            self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
+        }
+    }
+
     #[cold]
     fn walk(&mut self, most: usize) -> Walk {
+        let limit = self.limit();
         let mut cursor = Cursor::at_first(&self.kept);
         let mut hands = Hands {
             id: self.id,
             shared: &self.shared,
             kept: &self.kept,
+            crews: &self.crews,
             cursor: &mut cursor,
             ahead: &mut self.ahead,
             template: &mut self.template,
@@ -390,12 +586,13 @@ impl<T: Tamper> Worker<T> {
             wakes: Wakes::new(&self.shared.world),
             held: Held::NOTHING,
         };
-        hands.walk(&mut self.watch, most)
+        hands.walk(&mut self.watch, limit, most)
     }
 
     /// Forgets requests below `below` that are done, but for what the cursor has not passed.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.kept.forget(below.min(self.cursor.seq));
+        self.crews.forget(self.kept.first);
     }
 
     /// Takes the transmit pump for one turn; `None` if somebody else has it.
@@ -467,22 +664,49 @@ impl<T: Tamper> Worker<T> {
     /// Whether something that others have begun, or are not yet late with, is still to be done: this worker has to look
     /// again.
     pub(crate) fn is_behind(&mut self) -> bool {
-        self.forget(self.shared.performed_by_all());
+        self.forget(self.shared.performed_by(self.crews.owners()));
         !self.kept.applied.is_empty()
     }
 
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.log.poll() > self.replica.position()
+        self.shared.roll.is_called(self.id)
+            || self.log.poll() > self.replica.position()
             || self.cursor.seq < self.kept.end() && !self.watch.blocked
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+}
+
+impl<T: Tamper> core::fmt::Debug for Worker<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let shared = &self.shared;
+        f.debug_struct("Worker")
+            .field("id", &self.id)
+            .field("standing", &self.standing)
+            .field("published", &self.log.end())
+            .field("applied", &self.replica.position())
+            .field("performed", &self.cursor.seq)
+            .field("kept_from", &self.kept.first)
+            .field("told", &self.told)
+            .field("frames", &self.replica.frames().next)
+            .field("room", &self.replica.frames().room())
+            .field("deadline", &self.replica.next_deadline())
+            .field("crews", &self.crews)
+            .field("all_told", &shared.performed)
+            .field("all_verified", &shared.verified)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T: Tamper> Drop for Worker<T> {
     fn drop(&mut self) {
         // What it had begun, it let go of on the way here.
-        self.shared.leave(self.id);
+        let exit = if self.has_left() {
+            Exit::Left
+        } else {
+            Exit::Died
+        };
+        self.shared.leave(self.id, exit);
     }
 }
 

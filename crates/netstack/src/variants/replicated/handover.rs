@@ -1,0 +1,317 @@
+//! How a worker comes, goes, and gets its state: by snapshot, from whoever has one.
+//!
+//! A snapshot is a clone of the replica, of the effects it keeps, and of what it knows of the crews, beside a
+//! [fork](Subscription::fork) of its reader; so all of them stand at one position by construction. Whoever wants one
+//! writes so into the *book* and calls those who may give it; the first of them that comes between two steps of its own
+//! does. The book is behind a lock, into which nobody looks unless a relaxed bit says that there is something in it for
+//! them; and a worker that finds it locked goes on with its work, and comes back.
+//!
+//! Nothing stops meanwhile. The joiner has all requests from the snapshot's position on before it, since the fork holds
+//! the log there, and all effects below that may not be done.
+
+use core::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dominoes::{Seq, Spin, Subscription};
+
+use super::kept::Kept;
+use super::members::Crews;
+use super::worker::Worker;
+use super::{Shared, Tamper};
+use crate::digest::Request;
+use crate::engine::replica::Replica;
+use crate::error::MembersError;
+use crate::stats::MemberStats;
+
+/// All that a worker needs to go on where another one stands.
+pub(super) struct Snapshot {
+    pub(super) replica: Replica,
+    pub(super) log: Subscription<Request, Spin>,
+    pub(super) kept: Kept,
+    pub(super) crews: Crews,
+}
+
+/// How it stands with a seat.
+enum Seat {
+    Free,
+    /// Somebody waits for a snapshot of one of these workers.
+    Wanted(u64),
+    /// It is there.
+    Served(Box<Snapshot>),
+    Taken,
+}
+
+/// Why a worker gets up from its seat.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exit {
+    /// It was asked to, and owes nothing.
+    Left,
+    /// It unwound, or was dropped.
+    Died,
+    /// It differs from these, and wants the state of one of them.
+    Differed(u64),
+}
+
+/// Who has which seat.
+pub(super) struct Book {
+    seats: Vec<Seat>,
+    stats: MemberStats,
+    /// Members are known to differ, and not who is right.
+    is_undecided: bool,
+}
+
+/// [`Book`], and its lock.
+pub(super) struct Desk(Mutex<Book>);
+
+impl Desk {
+    pub(super) fn new(seats: usize, members: usize) -> Self {
+        let seat = |id| {
+            if id < members {
+                Seat::Taken
+            } else {
+                Seat::Free
+            }
+        };
+        Desk(Mutex::new(Book {
+            seats: (0..seats).map(seat).collect(),
+            stats: MemberStats::default(),
+            is_undecided: false,
+        }))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// What became of the group's members so far.
+    pub(crate) fn member_stats(&self) -> MemberStats {
+        let mut stats = self.desk.open().stats;
+        stats.members = u64::from(self.roll.present().count_ones());
+        stats
+    }
+
+    /// How many workers take part. A moment's view.
+    pub(crate) fn members(&self) -> usize {
+        self.roll.present().count_ones() as usize
+    }
+
+    /// Writes into the book that somebody waits for seat `id`, or for the first that is free.
+    fn want(&self, id: Option<usize>) -> Result<usize, MembersError> {
+        let mut book = self.desk.open();
+        let sources = self.roll.present();
+        if sources == 0 {
+            return Err(MembersError::NobodyLeft);
+        }
+        let is_free = |seat: &Seat| matches!(seat, Seat::Free);
+        let id = match id {
+            Some(id) => Some(id).filter(|id| book.seats.get(*id).is_some_and(is_free)),
+            None => book.seats.iter().position(is_free),
+        };
+        let id = id.ok_or(MembersError::NoSeat)?;
+        book.seats[id] = Seat::Wanted(u64::MAX);
+        drop(book);
+        self.call(sources);
+        Ok(id)
+    }
+
+    /// These workers are to look into the book, wherever they sleep.
+    pub(super) fn call(&self, workers: u64) {
+        self.roll.call(workers);
+        self.bell.notify_all();
+        self.world.ring();
+    }
+
+    /// Worker `id` takes its seat, if the snapshot it waits for is there.
+    pub(super) fn collect(&self, id: usize) -> Option<Snapshot> {
+        let mut book = self.desk.open();
+        if !matches!(book.seats[id], Seat::Served(_)) {
+            // Those who were asked may be gone by now.
+            if let Seat::Wanted(from) = book.seats[id] {
+                let there = self.roll.present();
+                if from & there == 0 {
+                    book.seats[id] = Seat::Wanted(u64::MAX);
+                }
+                self.roll.call(there);
+            }
+            return None;
+        }
+        let Seat::Served(snapshot) = core::mem::replace(&mut book.seats[id], Seat::Taken) else {
+            return None;
+        };
+        self.posts.forget(id);
+        let first = snapshot.kept.first;
+        // ORDERING: Relaxed: nobody else changes the word of a seat, and `Roll::sit` publishes it.
+        let told = match self.performed[id].load(Ordering::Relaxed) {
+            NOBODY => first,
+            told => told.max(first),
+        };
+        // ORDERING: Release, as in `Worker::after_performing`.
+        self.performed[id].store(told, Ordering::Release);
+        self.roll.sit(id, snapshot.replica.position());
+        Some(*snapshot)
+    }
+
+    /// Counts a worker that came.
+    pub(super) fn count_arrival(&self, repaired: bool) {
+        let stats = &mut self.desk.open().stats;
+        if repaired {
+            stats.repaired += 1;
+        } else {
+            stats.joined += 1;
+        }
+    }
+
+    /// Whether worker `id` of those that were asked to leave may: somebody else stays.
+    pub(super) fn may_go(&self, id: usize) -> bool {
+        let _book = self.desk.open();
+        let others = self.roll.crew() & !(1 << id);
+        if others == 0 {
+            self.roll.keep(id);
+        } else {
+            // From here on it counts for nobody who asks the same.
+            self.roll.rise(id);
+        }
+        others != 0
+    }
+
+    /// Asks worker `id` to leave, or the last one.
+    pub(crate) fn dismiss(&self, id: Option<usize>) -> Result<usize, MembersError> {
+        let _book = self.desk.open();
+        let staying = self.roll.crew();
+        let last = (staying != 0).then(|| staying.ilog2() as usize);
+        let id = id.or(last).ok_or(MembersError::NobodyLeft)?;
+        if id >= self.performed.len() || staying >> id & 1 == 0 {
+            return Err(MembersError::NoSuchMember);
+        }
+        if staying.count_ones() == 1 {
+            return Err(MembersError::LastMember);
+        }
+        self.roll.dismiss(id);
+        self.bell.notify_all();
+        self.world.ring();
+        Ok(id)
+    }
+
+    /// Worker `id` gets up. What it had begun, it let go of before.
+    pub(super) fn leave(&self, id: usize, exit: Exit) {
+        let mut book = self.desk.open();
+        book.is_undecided = false;
+        self.roll.rise(id);
+        self.posts.forget(id);
+        let unserved = core::mem::replace(&mut book.seats[id], Seat::Free);
+        match exit {
+            Exit::Left => book.stats.left += 1,
+            Exit::Died => book.stats.died += 1,
+            Exit::Differed(from) => {
+                book.seats[id] = Seat::Wanted(from);
+                self.roll.call(from);
+            }
+        }
+        drop(book);
+        drop(unserved);
+        // Its share is everybody's, at once.
+        self.bell.notify_all();
+        self.world.ring();
+    }
+
+    /// Counts that members differ, and nobody can say who is right. Once, until somebody comes or goes.
+    pub(super) fn count_undecided(&self) {
+        let mut book = self.desk.open();
+        if !core::mem::replace(&mut book.is_undecided, true) {
+            book.stats.undecided += 1;
+        }
+    }
+
+    /// Nobody waits for seat `id` any more.
+    fn withdraw(&self, id: usize) {
+        let unused = core::mem::replace(&mut self.desk.open().seats[id], Seat::Free);
+        // What nobody collects would hold the log.
+        drop(unused);
+    }
+}
+
+/// What the word of a seat that nobody ever had tells.
+pub(super) const NOBODY: Seq = Seq::MAX;
+
+impl<T: Tamper> Worker<T> {
+    /// Gives snapshots to those who wait for one. Says whether somebody still does.
+    pub(super) fn serve(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let Ok(mut book) = shared.desk.0.try_lock() else {
+            return true;
+        };
+        let me = 1u64 << self.id;
+        let mut waiting = false;
+        for seat in &mut book.seats {
+            if !matches!(seat, Seat::Wanted(from) if *from & me != 0) {
+                continue;
+            }
+            match self.snapshot() {
+                Some(snapshot) => *seat = Seat::Served(Box::new(snapshot)),
+                None => waiting = true,
+            }
+        }
+        drop(book);
+        if !waiting {
+            shared.bell.notify_all();
+        }
+        waiting
+    }
+}
+
+/// A worker that is to be: it waits for its state.
+pub struct Joining<T: Tamper = ()> {
+    shared: Arc<Shared>,
+    seat: usize,
+    /// `None` once it sits.
+    tamper: Option<T>,
+}
+
+impl<T: Tamper> Joining<T> {
+    /// Waits for seat `seat`, or the first that is free.
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        seat: Option<usize>,
+        tamper: T,
+    ) -> Result<Self, MembersError> {
+        Ok(Joining {
+            seat: shared.want(seat)?,
+            shared: Arc::clone(shared),
+            tamper: Some(tamper),
+        })
+    }
+
+    /// Which seat it will have.
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// Whether it still does.
+    pub fn is_waiting(&self) -> bool {
+        self.tamper.is_some()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The worker, once it was given a state; `None` before, and after it was given away.
+    pub fn try_sit(&mut self) -> Option<Worker<T>> {
+        self.tamper.as_ref()?;
+        let snapshot = self.shared.collect(self.seat)?;
+        self.shared.count_arrival(false);
+        let tamper = self.tamper.take()?;
+        let shared = Arc::clone(&self.shared);
+        Some(Worker::new(self.seat, shared, snapshot, tamper))
+    }
+}
+
+impl<T: Tamper> Drop for Joining<T> {
+    fn drop(&mut self) {
+        if self.tamper.is_some() {
+            self.shared.withdraw(self.seat);
+        }
+    }
+}
