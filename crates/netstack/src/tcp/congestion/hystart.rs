@@ -98,12 +98,8 @@ impl HyStart {
     /// Compares the round trips of this round with those before.
     fn judge(&mut self) {
         match self.baseline {
-            Some(baseline) => {
-                if self.current < baseline {
-                    // It was no queue.
-                    self.baseline = None;
-                }
-            }
+            // It was no queue.
+            Some(baseline) if self.current < baseline => self.baseline = None,
             None if self.last != UNKNOWN => {
                 let part = self.last.divided(PART);
                 let longer = part.max(THRESHOLD.0).min(THRESHOLD.1);
@@ -112,7 +108,7 @@ impl HyStart {
                     self.rounds = 0;
                 }
             }
-            None => {}
+            _ => {}
         }
     }
 }
@@ -212,7 +208,7 @@ mod tests {
         };
         for i in 0..100u64 {
             ack.una = ack.nxt;
-            ack.nxt = ack.nxt + 1;
+            ack.nxt += 1;
             ack.rtt = Some(Duration::from_millis(i));
             assert_eq!(hystart.grow(&ack), Some(MSS));
         }
