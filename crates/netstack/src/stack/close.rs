@@ -20,9 +20,9 @@ const LAST_FRAMES: Duration = Duration::from_millis(100);
 impl Stack {
     /// Ends the stack in order. Nobody can listen, accept, connect or write any more; connections that nobody accepted
     /// are reset; every other one says FIN behind what was written, as [`TcpStream::shutdown_write`] does, and may
-    /// still be read. Waits until all of that is acknowledged and all datagrams for neighbours that answer have left, for `patience` at most.
-    /// Then connections whose peers still talk are reset, since nobody is there to hear them, and the threads end.
-    /// That takes 100 ms more, at most.
+    /// still be read. Waits until all of that is acknowledged and all datagrams for neighbours that answer have left,
+    /// for `patience` at most. Then connections whose peers still talk are reset, since nobody is there to hear them,
+    /// and the threads end. That takes 100 ms more, at most.
     ///
     /// # Errors
     /// [`CloseError::Unacknowledged`]: `patience` was over before, and some connections were cut short.

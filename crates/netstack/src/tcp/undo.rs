@@ -5,8 +5,8 @@
 //!
 //! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC 3522).
 //! - The peer reports that everything that left again came twice (D-SACK, RFC 3708).
-//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave again (F-RTO with SACK, RFC 5682
-//!   section 3).
+//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave again (F-RTO with SACK,
+//!   RFC 5682 section 3).
 //!
 //! Then the windows and the curve are set back (RFC 4015 section 3.2, RFC 9438 section 4.9), what still counts as lost
 //! is in flight again, and RACK knows that this path reorders.
