@@ -25,7 +25,7 @@ mod primaries;
 mod worker;
 
 pub use handover::Joining;
-use handover::{Desk, NOBODY, Snapshot};
+use handover::{Ledger, NOBODY, Snapshot};
 use kept::{EFFECT_BITS, Kept};
 use members::{Crews, MAX_SEATS, Roll, seats};
 pub use primaries::Primaries;
@@ -183,7 +183,7 @@ pub(crate) struct Shared {
     verified: Box<[CachePadded<AtomicU64>]>,
     /// Who sits where.
     roll: CachePadded<Roll>,
-    desk: Desk,
+    ledger: Ledger,
     posts: Fingerprints,
     /// For each worker, what it performed.
     shares: Box<[CachePadded<PostedStats>]>,
@@ -408,7 +408,7 @@ impl<T: Tamper> Group<T> {
                 layout.replicas,
                 slots / layout.request_chunk,
             )),
-            desk: Desk::new(places, layout.replicas),
+            ledger: Ledger::new(places, layout.replicas),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may look at positions that are a log older than its own.
                 Fingerprints::new(places, 4 * slots, 1)
@@ -457,6 +457,11 @@ impl<T: Tamper> Group<T> {
         let seat = joining.seat();
         self.joining.push(joining);
         Ok(seat)
+    }
+
+    /// How many wait for a state.
+    pub fn joining(&self) -> usize {
+        self.joining.len()
     }
 
     /// Lets those sit who were given a state. Returns how many.

@@ -61,9 +61,9 @@ pub(super) struct Book {
 }
 
 /// [`Book`], and its lock.
-pub(super) struct Desk(Mutex<Book>);
+pub(super) struct Ledger(Mutex<Book>);
 
-impl Desk {
+impl Ledger {
     pub(super) fn new(seats: usize, members: usize) -> Self {
         let seat = |id| {
             if id < members {
@@ -72,7 +72,7 @@ impl Desk {
                 Seat::Free
             }
         };
-        Desk(Mutex::new(Book {
+        Ledger(Mutex::new(Book {
             seats: (0..seats).map(seat).collect(),
             stats: MemberStats::default(),
             is_undecided: false,
@@ -87,7 +87,7 @@ impl Desk {
 impl Shared {
     /// What became of the group's members so far.
     pub(crate) fn member_stats(&self) -> MemberStats {
-        let mut stats = self.desk.open().stats;
+        let mut stats = self.ledger.open().stats;
         stats.members = u64::from(self.roll.present().count_ones());
         stats
     }
@@ -99,7 +99,7 @@ impl Shared {
 
     /// Writes into the book that somebody waits for seat `id`, or for the first that is free.
     fn want(&self, id: Option<usize>) -> Result<usize, MembersError> {
-        let mut book = self.desk.open();
+        let mut book = self.ledger.open();
         let sources = self.roll.present();
         if sources == 0 {
             return Err(MembersError::NobodyLeft);
@@ -125,7 +125,7 @@ impl Shared {
 
     /// Worker `id` takes its seat, if the snapshot it waits for is there.
     pub(super) fn collect(&self, id: usize) -> Option<Snapshot> {
-        let mut book = self.desk.open();
+        let mut book = self.ledger.open();
         if !matches!(book.seats[id], Seat::Served(_)) {
             // Those who were asked may be gone by now.
             if let Seat::Wanted(from) = book.seats[id] {
@@ -155,7 +155,7 @@ impl Shared {
 
     /// Counts a worker that came.
     pub(super) fn count_arrival(&self, repaired: bool) {
-        let stats = &mut self.desk.open().stats;
+        let stats = &mut self.ledger.open().stats;
         if repaired {
             stats.repaired += 1;
         } else {
@@ -165,7 +165,7 @@ impl Shared {
 
     /// Whether worker `id` of those that were asked to leave may: somebody else stays.
     pub(super) fn may_go(&self, id: usize) -> bool {
-        let _book = self.desk.open();
+        let _book = self.ledger.open();
         let others = self.roll.crew() & !(1 << id);
         if others == 0 {
             self.roll.keep(id);
@@ -178,7 +178,7 @@ impl Shared {
 
     /// Asks worker `id` to leave, or the last one.
     pub(crate) fn dismiss(&self, id: Option<usize>) -> Result<usize, MembersError> {
-        let _book = self.desk.open();
+        let _book = self.ledger.open();
         let staying = self.roll.crew();
         let last = (staying != 0).then(|| staying.ilog2() as usize);
         let id = id.or(last).ok_or(MembersError::NobodyLeft)?;
@@ -196,7 +196,7 @@ impl Shared {
 
     /// Worker `id` gets up. What it had begun, it let go of before.
     pub(super) fn leave(&self, id: usize, exit: Exit) {
-        let mut book = self.desk.open();
+        let mut book = self.ledger.open();
         book.is_undecided = false;
         self.roll.rise(id);
         self.posts.forget(id);
@@ -218,7 +218,7 @@ impl Shared {
 
     /// Counts that members differ, and nobody can say who is right. Once, until somebody comes or goes.
     pub(super) fn count_undecided(&self) {
-        let mut book = self.desk.open();
+        let mut book = self.ledger.open();
         if !core::mem::replace(&mut book.is_undecided, true) {
             book.stats.undecided += 1;
         }
@@ -226,7 +226,7 @@ impl Shared {
 
     /// Nobody waits for seat `id` any more.
     fn withdraw(&self, id: usize) {
-        let unused = core::mem::replace(&mut self.desk.open().seats[id], Seat::Free);
+        let unused = core::mem::replace(&mut self.ledger.open().seats[id], Seat::Free);
         // What nobody collects would hold the log.
         drop(unused);
     }
@@ -239,7 +239,7 @@ impl<T: Tamper> Worker<T> {
     /// Gives snapshots to those who wait for one. Says whether somebody still does.
     pub(super) fn serve(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let Ok(mut book) = shared.desk.0.try_lock() else {
+        let Ok(mut book) = shared.ledger.0.try_lock() else {
             return true;
         };
         let me = 1u64 << self.id;
