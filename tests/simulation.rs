@@ -61,6 +61,12 @@ tally! {
     reopened,
     /// Options that were set on the way.
     settings,
+    /// Times that a planted panic ended a connection of a stack.
+    panicked,
+    /// Conversations that ended so.
+    cut,
+    /// Replicas of both stacks.
+    replicas,
 }
 
 impl Tally {
@@ -76,7 +82,7 @@ impl Tally {
     }
 
     /// What must have happened for the run to say anything.
-    fn faults(&self) -> [u64; 10] {
+    fn faults(&self) -> [u64; 12] {
         [
             self.lost,
             self.bursts,
@@ -88,6 +94,8 @@ impl Tally {
             self.retransmissions,
             self.zero_windows,
             self.window_probes,
+            self.panicked,
+            self.cut,
         ]
     }
 }

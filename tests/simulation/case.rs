@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use dominoes_drivers::memory::Faults;
 use dominoes_netstack::testkit::{
-    HostConfig, HostId, LinkConfig, Moment, Net, Rng, RunError, Stalls, Talk, Variant,
+    HostConfig, HostId, LinkConfig, Moment, Net, Rng, RunError, Stalls, Talk, Trouble, Variant,
 };
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{
@@ -60,14 +60,12 @@ fn wire(rng: &mut Rng) -> LinkConfig {
 
 /// A host with random bounds, behind random wires.
 pub(super) fn host(rng: &mut Rng) -> HostConfig {
-    let variants = [
-        Variant::Single,
-        Variant::Replicated(1),
-        Variant::Replicated(2),
-        Variant::Replicated(3),
-        Variant::Replicated(4),
-    ];
-    let variant = variants[rng.below(5) as usize];
+    let variant = match rng.below(6) {
+        0 => Variant::Single,
+        // Seldom as many as 8, which take as many steps.
+        1 => Variant::Replicated(5 + rng.below(4) as usize),
+        _ => Variant::Replicated(1 + rng.below(4) as usize),
+    };
     let mut limits = Limits::default();
     limits.connections = 2 * CONNECTIONS as u32;
     limits.receive_buffer = 1 << (10 + rng.below(7));
@@ -76,6 +74,9 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
     }
     limits.send_buffer = 1 << (10 + rng.below(7));
     limits.tx_slots = 8 << rng.below(5);
+    if rng.chance(200_000) {
+        limits.panics_ppm = 1_000;
+    }
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
     let stalls = Stalls {
         ppm: if rng.chance(500_000) { 2_000 } else { 0 },
@@ -110,10 +111,20 @@ struct Conversation {
     rng: Rng,
     reopened: u64,
     settings: u64,
+    /// Whether the code of the stacks may panic.
+    panics: bool,
+    /// It did, for this connection.
+    cut: bool,
 }
 
 impl Conversation {
-    fn new(number: u64, net: &Net, hosts: [HostId; 2], rng: &mut Rng) -> Result<Self, SocketError> {
+    fn new(
+        number: u64,
+        net: &Net,
+        hosts: [HostId; 2],
+        panics: bool,
+        rng: &mut Rng,
+    ) -> Result<Self, SocketError> {
         let mut rng = rng.fork();
         let port = 7 + number as u16;
         let [server, client] = if rng.chance(500_000) {
@@ -139,12 +150,29 @@ impl Conversation {
             rng,
             reopened: 0,
             settings: 0,
+            panics,
+            cut: false,
         })
     }
 
     fn is_over(&self) -> bool {
         let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
-        self.talks.iter().all(over)
+        self.cut || self.talks.iter().all(over)
+    }
+
+    /// A call failed: with a panic behind it that is the end of the connection for both applications. Else it is wrong.
+    fn failed(&mut self, error: SocketError) -> Result<(), SocketError> {
+        let broken = matches!(
+            error,
+            SocketError::Aborted | SocketError::Reset | SocketError::Refused
+        );
+        if !self.panics || !broken {
+            return Err(error);
+        }
+        self.cut = true;
+        self.talks = [None, None];
+        self.connecting = None;
+        Ok(())
     }
 
     /// The application of one end begins.
@@ -193,7 +221,7 @@ impl Conversation {
                 self.connecting = Some(self.sockets.begin_connect(self.to)?);
                 Ok(())
             }
-            Err(error) => Err(error),
+            Err(error) => self.failed(error),
         }
     }
 
@@ -203,6 +231,7 @@ impl Conversation {
         self.open(moment)
             .map_err(|error| format!("conversation {number}: {error}"))?;
         let mut done = 0;
+        let mut broken = None;
         for (talk, rest) in self.talks.iter_mut().zip(&mut self.rests) {
             let Some(talk) = talk else { continue };
             let rests = self.resting > 0 && self.rng.below(100) < self.resting;
@@ -215,8 +244,13 @@ impl Conversation {
             }
             match talk.step() {
                 Ok(did) => done += did,
+                Err(Trouble::Socket(error)) if self.panics => broken = Some(error),
                 Err(what) => return Err(format!("conversation {number}: {what}: {talk:?}")),
             }
+        }
+        if let Some(error) = broken {
+            self.failed(error)
+                .map_err(|error| format!("conversation {number}: {error}"))?;
         }
         Ok(done)
     }
@@ -246,12 +280,14 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
     let mut net = Net::new(rng.next());
     let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
+    let limits = hosts.map(|id| net.host(id).replicas()[0].limits().panics_ppm);
+    let panics = limits != [0, 0];
     let eyes = Rc::new(RefCell::new(Eyes::default()));
     let seen = Rc::clone(&eyes);
     let first = hosts[0];
     net.watch(move |_, from, frame| seen.borrow_mut().see(usize::from(from != first), frame));
     let conversations: Result<Vec<_>, _> = (0..CONNECTIONS)
-        .map(|number| Conversation::new(number, &net, hosts, &mut rng))
+        .map(|number| Conversation::new(number, &net, hosts, panics, &mut rng))
         .collect();
     let mut conversations = conversations.map_err(|error| error.to_string())?;
 
@@ -281,6 +317,15 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
         match run {
             Ok(()) => break,
             Err(RunError::OutOfTime | RunError::Stuck) if mend => net.mend(),
+            Err(RunError::OutOfTime | RunError::Stuck) if panics => {
+                // The reset got lost, and who waits for the rest of the stream has nothing to say: applications with any
+                // patience give up.
+                for left in conversations.iter_mut().filter(|left| !left.is_over()) {
+                    left.cut = true;
+                    left.talks = [None, None];
+                    left.connecting = None;
+                }
+            }
             Err(error) => {
                 let left = conversations.iter().filter(|talk| !talk.is_over());
                 let left: Vec<_> = left.map(|left| (left.number, &left.talks)).collect();
@@ -296,6 +341,7 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
         tally.connections += 1;
         tally.reopened += conversation.reopened;
         tally.settings += conversation.settings;
+        tally.cut += u64::from(conversation.cut);
         let talks = conversation.talks.iter().flatten();
         tally.octets += talks.map(Talk::received).sum::<u64>();
     }
@@ -308,11 +354,18 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
         let host = net.host(id);
         tally.stalls += host.stall_count();
         tally.frames += host.effect_stats().frames;
-        for replica in host.replicas() {
+        let replicas = host.replicas();
+        tally.replicas += replicas.len() as u64;
+        tally.panicked += replicas[0].stats().panicked;
+        for replica in replicas {
             if let Some((conn, tcb)) = replica.connections().next() {
                 return Err(format!("{conn:?} is left in {:?}", tcb.state()));
             }
         }
+    }
+    if tally.cut > tally.panicked {
+        let Tally { cut, panicked, .. } = tally;
+        return Err(format!("{panicked} panics ended {cut} conversations"));
     }
     let eyes = eyes.borrow();
     tally.retransmissions = eyes.retransmissions;

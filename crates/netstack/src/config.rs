@@ -163,6 +163,11 @@ pub struct Limits {
     pub udp_send_buffer: u32,
     /// Explicit congestion notification. Default: when the peer asks for it.
     pub ecn: Ecn,
+    /// For tests: of a million times that a connection is looked at off the short road, the code panics so often. Which
+    /// times follows from the log, so all replicas choose the same. Not recorded.
+    #[cfg(feature = "testkit")]
+    #[serde(skip)]
+    pub panics_ppm: u32,
 }
 
 impl Default for Limits {
@@ -184,6 +189,8 @@ impl Default for Limits {
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
             ecn: Ecn::default(),
+            #[cfg(feature = "testkit")]
+            panics_ppm: 0,
         }
     }
 }

@@ -50,10 +50,27 @@ impl Replica {
         };
         let challenges = self.frames.challenges;
         let (received, mark) = (tcb.received(), out.mark());
+        #[cfg(feature = "testkit")]
+        let planted = self.limits.panics_ppm > 0;
+        #[cfg(feature = "testkit")]
+        let at = mix(self.position ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2));
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
+            #[cfg(feature = "testkit")]
+            if planted {
+                plant(at, 0, cx.limits);
+            }
             what(tcb, &mut cx);
-            tcb.finish(&mut cx)
+            #[cfg(feature = "testkit")]
+            if planted {
+                plant(at, 1, cx.limits);
+            }
+            let finish = tcb.finish(&mut cx);
+            #[cfg(feature = "testkit")]
+            if planted {
+                plant(at, 2, cx.limits);
+            }
+            finish
         }));
         if outcome.is_err() {
             out.take_back(mark);
@@ -114,4 +131,11 @@ impl Replica {
         self.fold = mix(self.fold ^ self.frames.next ^ mix(u64::from(conn.index)));
         self.touched = conn.index;
     }
+}
+
+/// Panics if `at` says so, at one of three places.
+#[cfg(feature = "testkit")]
+fn plant(at: u64, place: u64, limits: &crate::config::Limits) {
+    let chosen = at % 1_000_000 < u64::from(limits.panics_ppm);
+    assert!(!chosen || (at >> 32) % 3 != place, "a planted panic");
 }
