@@ -51,6 +51,7 @@ A running stack, live. Without a device: in memory, with a load of its own.
   --xdp NAME          use this network interface through AF_XDP
   --addr CIDR         our address and its prefix [10.78.0.1/24]
   --replicas N        threads that run a group, each with a copy of its state [2]
+  --groups N          groups side by side, each with connections of its own [1]
 ";
 
 enum Which {
@@ -65,6 +66,7 @@ struct Options {
     device: Which,
     addr: String,
     replicas: usize,
+    groups: usize,
 }
 
 impl Options {
@@ -76,6 +78,7 @@ impl Options {
             device: Which::Memory,
             addr: "10.78.0.1/24".to_owned(),
             replicas: 2,
+            groups: 1,
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
@@ -86,6 +89,7 @@ impl Options {
                 Long("xdp") => options.device = Which::Xdp(parser.value()?.string()?),
                 Long("addr") => options.addr = parser.value()?.string()?,
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("groups") => options.groups = parser.value()?.parse()?,
                 Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
@@ -131,7 +135,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let builder = Stack::builder(&options.addr).replicas(options.replicas);
+    let builder = Stack::builder(&options.addr)
+        .replicas(options.replicas)
+        .groups(options.groups);
     let (stack, peer, name) = match options.open()? {
         Some((device, name)) => (builder.start(device)?, None, name),
         None => {
@@ -143,7 +149,8 @@ fn run(options: &Options) -> Outcome<()> {
     let peer = peer
         .map(|far| load::drive(far, &options.addr))
         .transpose()?;
-    let title = format!("{} on {name}, {} replicas", options.addr, options.replicas);
+    let (groups, replicas) = (options.groups, options.replicas);
+    let title = format!("{} on {name}, {groups} x {replicas} threads", options.addr);
     let shown = if options.once {
         once(&stack, &title);
         Ok(())

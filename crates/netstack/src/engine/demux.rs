@@ -73,7 +73,7 @@ impl Grouping {
         };
         let mixed = fold(word ^ self.key[0], self.key[1] | 1);
         let mixed = fold(mixed ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
-        ((mixed >> 32) * u64::from(self.of) >> 32) as u16
+        (((mixed >> 32) * u64::from(self.of)) >> 32) as u16
     }
 }
 
