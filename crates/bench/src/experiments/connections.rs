@@ -3,12 +3,13 @@
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
 use crate::paper;
+use crate::ratio::{Target, case};
 use crate::seats::Direction;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections in one group",
+    about: "1, 8 and 64 connections: replicas of one group, groups side by side, a lock",
     ask: Ask::Compare(panels),
     published: paper::CONNECTIONS,
 };
@@ -17,29 +18,44 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const RINGS: u32 = 8 << 20;
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
-    let one = |direction, what: &str| {
-        let panel = wanted.panel(what, direction, wanted.base);
-        wanted
-            .connections
-            .iter()
-            .fold(panel, |panel, &connections| {
-                let share = RINGS / connections.max(1) as u32;
-                let workload = Workload {
-                    connections,
-                    ring_bytes: wanted.base.ring_bytes.min(1 << share.max(1024).ilog2()),
-                    ..wanted.base
-                };
-                let case = format!("{connections} conn.");
-                panel.case(
-                    wanted,
-                    &["single", "replicated", "locked*"],
-                    &case,
-                    workload,
-                )
-            })
+    let one = |(direction, what): (Direction, &str)| {
+        let mut panel = wanted.panel(what, direction, wanted.base);
+        let mut targets = Vec::new();
+        for &connections in &wanted.connections {
+            let share = RINGS / connections.max(1) as u32;
+            let workload = Workload {
+                connections,
+                ring_bytes: wanted.base.ring_bytes.min(1 << share.max(1024).ilog2()),
+                ..wanted.base
+            };
+            let name = format!("{connections} conn.");
+            let names = ["single", "replicated", "sharded", "locked*"];
+            panel = panel.case(wanted, &names, &name, workload);
+            // One connection is for replicas, many are for groups: at least as fast as a lock, whichever it is.
+            let ours = if connections == 1 {
+                "replicated"
+            } else {
+                "sharded"
+            };
+            for other in ["locked-mutex", "locked-mcs", "replicated", "sharded"] {
+                let least = other.starts_with("locked").then_some(1.0);
+                if other != ours {
+                    targets.push(Target::of(
+                        format!("{what}, {connections} connections, {ours} / {other}"),
+                        case(ours, 2, &name),
+                        case(other, 2, &name),
+                        least,
+                    ));
+                }
+            }
+        }
+        let rounds = panel.rounds;
+        Panel {
+            rounds,
+            ..panel.targets(wanted, targets)
+        }
     };
-    vec![
-        one(Direction::Receive, "receive"),
-        one(Direction::Send, "send"),
-    ]
+    [(Direction::Receive, "receive"), (Direction::Send, "send")]
+        .map(one)
+        .into()
 }

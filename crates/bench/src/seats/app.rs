@@ -26,7 +26,7 @@ pub(crate) struct App {
     turn: usize,
     wire: Arc<Wire>,
     /// Kept so that the port stays open.
-    _listener: TcpListener,
+    _listener: Arc<TcpListener>,
     workload: Workload,
 }
 
@@ -36,6 +36,8 @@ struct End {
     writer: WriteHalf,
     /// Which connection of the peer this is.
     index: usize,
+    /// Which group of the stack has it.
+    group: usize,
     direction: Direction,
     read: u64,
     wrong: u64,
@@ -66,12 +68,14 @@ impl App {
             turn(now);
             match listener.try_accept() {
                 Ok((stream, _)) => {
+                    let group = stream.group();
                     let (reader, writer) = stream.split();
                     ends.push(End {
                         reader,
                         writer,
                         // The peer opens one after the other.
                         index: ends.len(),
+                        group,
                         direction,
                         read: 0,
                         wrong: 0,
@@ -94,7 +98,7 @@ impl App {
                             ends,
                             turn: 0,
                             wire,
-                            _listener: listener,
+                            _listener: Arc::new(listener),
                             workload: *workload,
                         });
                     }
@@ -104,6 +108,23 @@ impl App {
             }
         }
         Err("the peer's connections were not established".to_owned())
+    }
+
+    /// One for each of so many groups, with that one's connections; perhaps none.
+    pub(crate) fn divide(self, groups: usize) -> Vec<App> {
+        let mut apps: Vec<App> = (0..groups)
+            .map(|_| App {
+                ends: Vec::new(),
+                turn: 0,
+                wire: Arc::clone(&self.wire),
+                _listener: Arc::clone(&self._listener),
+                workload: self.workload,
+            })
+            .collect();
+        for end in self.ends {
+            apps[end.group].ends.push(end);
+        }
+        apps
     }
 
     /// Takes what there is to read, in place, and gives the ring back to be sent again as it is. Returns

@@ -4,6 +4,7 @@ mod app;
 pub mod limit;
 pub mod locked;
 pub mod replicated;
+pub mod sharded;
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
@@ -281,6 +282,13 @@ pub const VARIANTS: &[Variant] = &[
         scales: true,
         can: |_, workload| processes(workload),
         make: locked::mcs,
+    },
+    Variant {
+        name: "sharded",
+        about: "a group of one per core, connections spread by a hash",
+        scales: true,
+        can: |_, workload| processes(workload),
+        make: sharded::row,
     },
     Variant {
         name: "replicated",
