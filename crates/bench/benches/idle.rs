@@ -1,0 +1,237 @@
+//! `cargo bench -p dominoes-bench --bench idle [-- --connections N] [--seconds N] [--samples N]`
+//!
+//! What a running stack costs that has nothing to do, and how long it takes to wake up. A thousand connections lie
+//! between it and a peer that this thread drives by hand; for some seconds nothing is sent, or only what keepalive asks
+//! (each connection every two seconds, which is far more often than anybody would). The share of a core is processor time
+//! of all threads but this one, user and system, as getrusage(2) has it. Waking up is measured from a SYN to a port at
+//! which nobody listens to the reset that answers it: the stack's own work is in it, so the same is measured while the
+//! stack is awake.
+//!
+//! The share has to be below 1 % without keepalive; the process fails if it is not.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::config::Keepalive;
+use dominoes_netstack::time;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+
+const PORT: u16 = 7;
+const CLOSED: u16 = 9;
+/// Connections that are opened at a time.
+const AT_ONCE: usize = 100;
+/// How long the stack is left alone before it is woken: it sleeps by then.
+const NAP: Duration = Duration::from_millis(4);
+/// The share of a core that an idle stack may use.
+const MOST: f64 = 0.01;
+
+struct Options {
+    connections: usize,
+    seconds: u64,
+    samples: usize,
+}
+
+fn options() -> Options {
+    let mut options = Options {
+        connections: 1000,
+        seconds: 5,
+        samples: 200,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || -> u64 {
+            let text = args.next().expect("an option is followed by its value");
+            text.parse().expect("a number")
+        };
+        match arg.as_str() {
+            "--connections" => options.connections = value() as usize,
+            "--seconds" => options.seconds = value(),
+            "--samples" => options.samples = value() as usize,
+            // `cargo bench NAME` says the name to every bench; it is another one that is meant.
+            "scalability" | "channel" | "instructions" | "micro" | "synthetic" | "timer" => {
+                std::process::exit(0)
+            }
+            _ => {} // cargo's own, such as --bench
+        }
+    }
+    options
+}
+
+/// Processor time of the whole process but for this thread.
+fn processor_time() -> Duration {
+    let of = |who| {
+        let usage = getrusage(who).expect("the system tells");
+        let us = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+        Duration::from_micros(us.unsigned_abs())
+    };
+    of(UsageWho::RUSAGE_SELF).saturating_sub(of(UsageWho::RUSAGE_THREAD))
+}
+
+/// A running stack, and its peer.
+struct Lab {
+    stack: Stack,
+    peer: Single,
+    begin: Instant,
+    held: Vec<TcpStream>,
+}
+
+impl Lab {
+    fn new(replicas: usize, connections: usize) -> Lab {
+        let (here, there) = memory::pair(MemoryConfig::default().queue_depth(4096));
+        let mut limits = Limits::default();
+        limits.connections = (2 * connections as u32).next_power_of_two().max(64);
+        (limits.receive_buffer, limits.send_buffer) = (4096, 4096);
+        let stack = Stack::builder("10.0.0.1/24").limits(limits);
+        let stack = stack.replicas(replicas).start(here).expect("it starts");
+        let mut setup = Setup::new([10, 0, 0, 2].into(), 24, [1, 2]);
+        setup.limits = limits;
+        let peer = Single::new(setup, Box::new(there)).expect("it starts");
+        let mut lab = Lab {
+            stack,
+            peer,
+            begin: Instant::now(),
+            held: Vec::new(),
+        };
+        lab.open(connections);
+        lab
+    }
+
+    fn turn(&mut self) {
+        let age = self.begin.elapsed().as_nanos() as u64;
+        self.peer.turn(time::Instant::from_nanos(age));
+    }
+
+    fn open(&mut self, connections: usize) {
+        let listener = self.stack.listen(PORT, 1024).expect("nobody else listens");
+        let sockets = self.peer.sockets();
+        let to = "10.0.0.1:7".parse().expect("an address");
+        let mut left = connections;
+        while left > 0 {
+            let some = left.min(AT_ONCE);
+            let mut opening: Vec<_> = (0..some)
+                .map(|_| sockets.begin_connect(to).expect("it is up"))
+                .collect();
+            while !opening.is_empty() {
+                self.turn();
+                opening.retain_mut(|one| match one.try_finish().expect("it is established") {
+                    Some(stream) => {
+                        self.held.push(stream);
+                        false
+                    }
+                    None => true,
+                });
+            }
+            left -= some;
+        }
+        for _ in 0..connections {
+            loop {
+                self.turn();
+                if let Ok((stream, _)) = listener.try_accept() {
+                    self.held.push(stream);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Lets some seconds pass: share of a core, and how often a thread went to sleep in a second.
+    fn idle(&mut self, seconds: u64) -> (f64, f64) {
+        let parks = |stack: &Stack| -> u64 {
+            let domains = stack.snapshot().domains;
+            domains.iter().map(|domain| domain.parks).sum()
+        };
+        let (begin, cpu, parked) = (Instant::now(), processor_time(), parks(&self.stack));
+        while begin.elapsed() < Duration::from_secs(seconds) {
+            self.turn();
+            sleep(Duration::from_millis(1));
+        }
+        let took = begin.elapsed().as_secs_f64();
+        let cpu = processor_time().saturating_sub(cpu).as_secs_f64();
+        let parked = parks(&self.stack) - parked;
+        (cpu / took, parked as f64 / took)
+    }
+
+    /// How long a closed port takes to say so, after a nap or without.
+    fn answers(&mut self, samples: usize, nap: Option<Duration>) -> Vec<Duration> {
+        let sockets = self.peer.sockets();
+        let to = format!("10.0.0.1:{CLOSED}").parse().expect("an address");
+        let one = |_| {
+            if let Some(nap) = nap {
+                self.turn();
+                sleep(nap);
+            }
+            let mut opening = sockets.begin_connect(to).expect("it is up");
+            let begin = Instant::now();
+            loop {
+                self.turn();
+                match opening.try_finish() {
+                    Ok(None) => std::hint::spin_loop(),
+                    Err(SocketError::Refused) => return begin.elapsed(),
+                    other => panic!("somebody listens: {other:?}"),
+                }
+            }
+        };
+        let mut took: Vec<Duration> = (0..samples.max(1)).map(one).collect();
+        took.sort();
+        took
+    }
+}
+
+/// Microseconds at some parts of all samples.
+fn percentiles(sorted: &[Duration]) -> String {
+    let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize].as_nanos() as f64;
+    let parts = [0.5, 0.9, 0.99, 1.0].map(|part| format!("{:>10.1}", at(part) / 1e3));
+    parts.concat()
+}
+
+fn main() -> ExitCode {
+    let options = options();
+    println!(
+        "{} connections, {} s each; wake-up in us, {} samples",
+        options.connections, options.seconds, options.samples
+    );
+    println!(
+        "{:<12} {:<10} {:>10} {:>9}   {:<9}{:>10}{:>10}{:>10}{:>10}",
+        "variant", "keepalive", "% of core", "parks/s", "answer", "p50", "p90", "p99", "most"
+    );
+    let mut met = true;
+    for (name, replicas) in [("single", 1), ("replicated", 2)] {
+        let mut lab = Lab::new(replicas, options.connections);
+        // What opening left to be done.
+        lab.idle(1);
+        let every = time::Duration::from_secs(2);
+        let keepalive = Keepalive::default().idle(every).interval(every);
+        for asks in [false, true] {
+            if asks {
+                let ours = &lab.held[options.connections..];
+                for stream in ours {
+                    stream.set_keepalive(Some(keepalive)).expect("it is valid");
+                }
+                lab.idle(1);
+            }
+            let (share, parks) = lab.idle(options.seconds);
+            met &= asks || share < MOST;
+            let asleep = lab.answers(options.samples, Some(NAP));
+            let awake = lab.answers(options.samples, None);
+            let asks = if asks { "every 2 s" } else { "off" };
+            println!(
+                "{name:<12} {asks:<10} {:>10.3} {parks:>9.1}   asleep   {}",
+                share * 100.0,
+                percentiles(&asleep)
+            );
+            println!("{:47}awake    {}", "", percentiles(&awake));
+        }
+    }
+    let verdict = if met { "ok  " } else { "MISS" };
+    println!(
+        "{verdict} an idle stack uses less than {} % of a core",
+        MOST * 100.0
+    );
+    ExitCode::from(u8::from(!met))
+}
