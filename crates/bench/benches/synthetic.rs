@@ -6,7 +6,7 @@
 //! the sequential part alone, made of atomics, or replicated and fed from one log (Sizemore 2011,
 //! section 5.2, figures 5.1 and 5.2). All strategies do the same work, which is verified first.
 //!
-//! Threads are pinned, thread `t` to core `t % cores`; more threads than cores are over-committed.
+//! Threads are pinned, thread `t` to core `(t + round) % cores`; more threads than cores are over-committed.
 //! Rounds are interleaved: each measures every row once, and speed-ups are taken within a round. A
 //! slice in which a thread had to wait for its core is measured again.
 //! Prints a table and writes `target/synthetic/synthetic.{json,svg}`.
@@ -20,7 +20,7 @@ use std::{path::Path, sync::OnceLock, thread};
 use synthetic::{
     RATIOS, Work,
     report::{Report, Row},
-    strategies::{Strategy, verify},
+    strategies::{On, Strategy, verify},
 };
 
 /// The cores, asked for before any thread is pinned: afterwards a thread knows only its own.
@@ -122,14 +122,20 @@ fn main() {
     }
     let before = topology::line_transfer_ns();
     let (mut repeated, mut disturbed) = (0, 0);
-    for _ in 0..options.rounds {
+    for round in 0..options.rounds {
         for row in &mut rows {
             let at = RATIOS.iter().position(|r| *r == row.ratio).expect("listed");
             // A slice in which somebody else had a core says little: again, if not for ever. With
             // more threads than cores they always wait, for each other.
             let mut patience = if row.threads <= cores { 8 } else { 0 };
             let slice = loop {
-                let (slice, _) = row.strategy.run(works[at], row.threads, cores);
+                // Cores differ, on virtual machines from moment to moment: one thread runs on each in turn.
+                let on = On {
+                    threads: row.threads,
+                    cores,
+                    first: round % cores,
+                };
+                let (slice, _) = row.strategy.run(works[at], on);
                 if slice.waited < slice.took / 50 || patience == 0 {
                     break slice;
                 }

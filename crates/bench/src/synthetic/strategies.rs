@@ -2,20 +2,24 @@
 
 use super::{Outcome, WORDS, Work, parallel, plain, request, sequential, table};
 use crate::pin;
-use dominoes::{Assignment, ByPosition, Log, NoBatch, Publisher, Role, SpinYield, channel};
+use dominoes::{Assignment, Greedy, Log, NoBatch, Publisher, Role, SpinYield, channel};
 use std::{
     sync::{
-        Barrier, Mutex,
-        atomic::{AtomicU64, Ordering},
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 /// Requests that a thread takes at once, and entries of the log that have one primary.
-const CHUNK: u64 = 16;
+const CHUNK: u64 = 8;
 /// Entries of the log.
 const CAPACITY: usize = 1024;
+/// Requests that are put into the log at once.
+const PUBLISHED: usize = 256;
+/// Chunks that may be open at once, and one on either side that is open in part.
+const OPEN: usize = 2 * CAPACITY / CHUNK as usize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strategy {
@@ -26,7 +30,8 @@ pub(crate) enum Strategy {
     /// The state is made of atomics, which all threads update.
     Atomics,
     /// A copy of the state in each thread; every copy sees all requests through one log, and one
-    /// thread does the parallelizable part of each.
+    /// thread does the parallelizable part of each: whoever comes first to its chunk. Chunks dealt
+    /// out in turn would make all wait for the slowest core.
     Replication,
 }
 
@@ -49,13 +54,28 @@ impl Strategy {
 
     /// Runs all requests on so many threads; returns how that went and what came out of each copy of
     /// the state.
-    pub(crate) fn run(self, work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+    pub(crate) fn run(self, work: Work, on: On) -> (Slice, Vec<Outcome>) {
         match self {
-            Strategy::CoarseLock => locked(work, threads, cores, true),
-            Strategy::StateLock => locked(work, threads, cores, false),
-            Strategy::Atomics => atomics(work, threads, cores),
-            Strategy::Replication => replicated(work, threads, cores),
+            Strategy::CoarseLock => locked(work, on, true),
+            Strategy::StateLock => locked(work, on, false),
+            Strategy::Atomics => atomics(work, on),
+            Strategy::Replication => replicated(work, on),
         }
+    }
+}
+
+/// Where a strategy runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct On {
+    pub(crate) threads: usize,
+    pub(crate) cores: usize,
+    /// The core of the first thread; the others follow in turn.
+    pub(crate) first: usize,
+}
+
+impl On {
+    fn is_crowded(self) -> bool {
+        self.threads > self.cores
     }
 }
 
@@ -78,19 +98,30 @@ fn waited() -> Duration {
     Duration::from_nanos(ns.unwrap_or(0))
 }
 
-/// Runs `body` on pinned threads that begin together.
-fn timed<R: Send>(
-    threads: usize,
-    cores: usize,
-    body: impl Fn(usize) -> R + Sync,
-) -> (Slice, Vec<R>) {
-    let barrier = Barrier::new(threads);
+/// Runs `body` on pinned threads that begin together: each spins until all are there, since one that slept would come
+/// late by the time that waking takes.
+fn timed<R: Send>(on: On, body: impl Fn(usize) -> R + Sync) -> (Slice, Vec<R>) {
+    let (
+        missing,
+        On {
+            threads,
+            cores,
+            first,
+        },
+    ) = (AtomicUsize::new(on.threads), on);
     let results: Vec<(Instant, Instant, Duration, R)> = thread::scope(|scope| {
         let run = |me: usize| {
-            let (barrier, body) = (&barrier, &body);
+            let (missing, body) = (&missing, &body);
             move || {
-                pin(me % cores);
-                barrier.wait();
+                pin((first + me) % cores);
+                missing.fetch_sub(1, Ordering::AcqRel);
+                while missing.load(Ordering::Acquire) > 0 {
+                    if on.is_crowded() {
+                        thread::yield_now();
+                    } else {
+                        std::hint::spin_loop();
+                    }
+                }
                 let (before, begin) = (waited(), Instant::now());
                 let result = body(me);
                 let end = Instant::now();
@@ -129,9 +160,9 @@ fn add(sums: Vec<u64>) -> u64 {
     sums.into_iter().fold(0, u64::wrapping_add)
 }
 
-fn locked(work: Work, threads: usize, cores: usize, whole: bool) -> (Slice, Vec<Outcome>) {
+fn locked(work: Work, on: On, whole: bool) -> (Slice, Vec<Outcome>) {
     let (state, next) = (Mutex::new(vec![0u64; WORDS]), AtomicU64::new(0));
-    let (took, sums) = timed(threads, cores, |_| {
+    let (took, sums) = timed(on, |_| {
         let (table, mut sum) = (table(), 0u64);
         for n in chunks(&next, work.requests) {
             let request = request(work.seed, n);
@@ -150,10 +181,10 @@ fn locked(work: Work, threads: usize, cores: usize, whole: bool) -> (Slice, Vec<
     (took, vec![Outcome { state, sum }])
 }
 
-fn atomics(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+fn atomics(work: Work, on: On) -> (Slice, Vec<Outcome>) {
     let state: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
     let next = AtomicU64::new(0);
-    let (took, sums) = timed(threads, cores, |_| {
+    let (took, sums) = timed(on, |_| {
         let (table, mut sum) = (table(), 0u64);
         for n in chunks(&next, work.requests) {
             let request = request(work.seed, n);
@@ -181,7 +212,7 @@ impl Source {
             self.publisher.close();
             return;
         }
-        let mut some = [0; 64];
+        let mut some = [0; PUBLISHED];
         let n = (work.requests - self.next).min(some.len() as u64);
         for (i, entry) in some[..n as usize].iter_mut().enumerate() {
             *entry = request(work.seed, self.next + i as u64);
@@ -196,22 +227,25 @@ impl Source {
     }
 }
 
-fn replicated(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>) {
+fn replicated(work: Work, on: On) -> (Slice, Vec<Outcome>) {
     let (publisher, log): (_, Log<u64, SpinYield>) = channel(CAPACITY);
     let source = Role::new(Source { publisher, next: 0 });
-    let subscriptions: Vec<_> = (0..threads)
+    let greedy = Greedy::new(&[OPEN]);
+    let subscriptions: Vec<_> = (0..on.threads)
         .map(|_| {
             let subscription = log.subscribe().expect("at most 16 threads");
             Role::new(Some(subscription))
         })
         .collect();
-    let (took, results) = timed(threads, cores, |me| {
+    let (took, results) = timed(on, |me| {
         let mut subscription = subscriptions[me]
             .try_take()
             .and_then(|mut mine| mine.take())
             .expect("each thread takes its own, once");
         subscription.set_batch_limit(64);
         let (table, mut state, mut sum) = (table(), vec![0u64; WORDS], 0u64);
+        // The chunk that was asked for last, and whether it is this thread's.
+        let (mut asked, mut mine) = (u64::MAX, false);
         loop {
             match subscription.try_next_batch() {
                 Ok(batch) => {
@@ -219,8 +253,12 @@ fn replicated(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>)
                         sequential(request, work.sequential, |i, x| {
                             state[i] = state[i].wrapping_add(x);
                         });
-                        let piece = dominoes::Work::chunk(seq / CHUNK);
-                        if ByPosition.is_mine(piece, me, threads) {
+                        let chunk = seq / CHUNK;
+                        if chunk != asked {
+                            asked = chunk;
+                            mine = greedy.is_mine(dominoes::Work::chunk(chunk), me, on.threads);
+                        }
+                        if mine {
                             sum = sum.wrapping_add(parallel(request, work.parallel, &table));
                         }
                     }
@@ -230,11 +268,11 @@ fn replicated(work: Work, threads: usize, cores: usize) -> (Slice, Vec<Outcome>)
                     Some(mut source) => {
                         let before = source.next;
                         source.publish(work);
-                        if source.next == before && threads > cores {
+                        if source.next == before && on.is_crowded() {
                             thread::yield_now(); // full: somebody else has to run
                         }
                     }
-                    None if threads > cores => thread::yield_now(),
+                    None if on.is_crowded() => thread::yield_now(),
                     None => std::hint::spin_loop(),
                 },
             }
@@ -251,7 +289,12 @@ pub(crate) fn verify(work: Work, cores: usize) {
     let expected = plain(work);
     for strategy in Strategy::ALL {
         for threads in [1, 2, 3, 5] {
-            for outcome in strategy.run(work, threads, cores).1 {
+            let on = On {
+                threads,
+                cores,
+                first: threads % cores,
+            };
+            for outcome in strategy.run(work, on).1 {
                 assert!(
                     outcome == expected,
                     "{} on {threads} threads computes something else",
