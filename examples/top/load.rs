@@ -23,10 +23,12 @@ pub(crate) fn wire() -> (MemoryDevice, MemoryDevice) {
     memory::pair(MemoryConfig::default().queue_depth(1024))
 }
 
+/// What is done with a connection.
+type Serve = fn(TcpStream) -> io::Result<()>;
+
 /// Serves whoever comes, on threads that end with the stack.
 pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error>> {
-    let services: [(u16, fn(TcpStream) -> io::Result<()>); 2] =
-        [(DISCARD, discard), (CHARGEN, generate)];
+    let services: [(u16, Serve); 2] = [(DISCARD, discard), (CHARGEN, generate)];
     for (port, service) in services {
         let listener = stack.listen(port, 64)?;
         thread::spawn(move || accept(&listener, service));
@@ -34,7 +36,7 @@ pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn accept(listener: &TcpListener, service: fn(TcpStream) -> io::Result<()>) {
+fn accept(listener: &TcpListener, service: Serve) {
     while let Ok((stream, _)) = listener.accept() {
         // A connection that breaks is its peer's business.
         thread::spawn(move || service(stream));
