@@ -143,7 +143,7 @@ fn how_many_groups_there_may_be_is_told() {
     for groups in [0, 65] {
         let (here, _there) = memory::pair(MemoryConfig::default());
         let started = Stack::builder("10.0.0.1/24").groups(groups).start(here);
-        let error = started.err().expect("that many are refused");
+        let error = started.expect_err("that many are refused");
         assert!(matches!(error, StackError::Config(_)), "{error}");
         assert!(error.to_string().contains("`groups`"), "{error}");
     }
