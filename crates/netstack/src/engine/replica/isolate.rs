@@ -53,7 +53,11 @@ impl Replica {
         #[cfg(feature = "testkit")]
         let planted = self.limits.panics_ppm > 0;
         #[cfg(feature = "testkit")]
-        let at = mix(self.position ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2));
+        let at = if planted {
+            mix(self.position ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2))
+        } else {
+            0
+        };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
             #[cfg(feature = "testkit")]
