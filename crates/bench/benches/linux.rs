@@ -11,6 +11,7 @@
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
+//! | `--together yes,no` | whether these and our application share a core | yes with one replica |
 //! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
 //! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
@@ -24,6 +25,10 @@
 //! kernel's threads for software interrupts (on a machine with other traffic also of that). `our end/Linux's` compares
 //! the near processes alone; work that the kernel does for one end in the time of the other blurs it. `pumps` is the
 //! part of the time awake that our stack spent in calls of the device.
+//!
+//! With one replica our application and our stack share a core, as a kernel's do, whose TCP works on the core that calls
+//! it; the other end may run where it likes, as both kernels' do. Text that goes from core to core on its way from the
+//! application costs more than all else together, and where threads run is chance otherwise.
 //!
 //! Buffers and rings are as short as the delay allows, since what passes through caches costs half: v3 hands frames over
 //! after a millisecond, the others at once. With small frames the kernel's TCP divides large pieces as they leave. Our
@@ -62,6 +67,7 @@ mod run {
         rounds: usize,
         millis: u64,
         replicas: usize,
+        together: Option<bool>,
         buffer: Option<u32>,
         ring: Option<usize>,
         merged: bool,
@@ -88,6 +94,7 @@ mod run {
             rounds: 5,
             millis: 1_000,
             replicas: 1,
+            together: None,
             buffer: None,
             ring: None,
             merged: true,
@@ -119,6 +126,7 @@ mod run {
                 "replicas" => options.replicas = value.parse()?,
                 "buffer" => options.buffer = Some(value.parse()?),
                 "ring" => options.ring = Some(value.parse()?),
+                "together" => options.together = Some(value == "yes"),
                 "merged" => options.merged = value == "yes",
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
@@ -169,6 +177,7 @@ mod run {
             frames: frames.name().to_owned(),
             offloads: true,
             replicas: options.replicas,
+            together: options.together.unwrap_or(options.replicas == 1),
             merged: options.merged,
             buffer: options.buffer.unwrap_or(buffer) << 10,
             ring: options.ring.unwrap_or(ring as usize) << 10,

@@ -57,6 +57,8 @@ pub(crate) struct Ours {
     pub(crate) merged: bool,
     /// Threads that run the stack.
     pub(crate) replicas: usize,
+    /// Whether they and the application share a core.
+    pub(crate) together: bool,
     /// Send and receive buffer of the connection, in bytes.
     pub(crate) buffer: u32,
     /// Ring of a packet socket, in bytes.
@@ -127,6 +129,13 @@ fn over_kernel(task: &Task) -> Outcome<Done> {
 }
 
 fn over_ours(task: &Task, ours: &Ours) -> Outcome<Done> {
+    if ours.together {
+        // The threads that are started from here on inherit it.
+        let core = core_affinity::get_core_ids().and_then(|cores| cores.last().copied());
+        if !core.is_some_and(core_affinity::set_for_current) {
+            return Err("cannot stay on one core".into());
+        }
+    }
     let (stack, times) = start(ours)?;
     let stream = if task.listens {
         let listener = stack.listen(task.server.port(), 1)?;
