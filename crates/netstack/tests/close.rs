@@ -90,8 +90,8 @@ fn a_peer_that_still_talks_is_reset_once_it_has_everything() {
     ours.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"bye");
     let error = loop {
-        match ours.write(b"and another thing") {
-            Ok(_) => thread::yield_now(),
+        match ours.write_all(b"and another thing") {
+            Ok(()) => thread::yield_now(),
             Err(error) => break error,
         }
     };

@@ -29,7 +29,6 @@ mod isolate;
 mod listen;
 
 use deadlines::Deadlines;
-use isolate::Before;
 use listen::{Listeners, Returned};
 
 /// First of the ports that an active open may be given (RFC 6056 section 3.2 asks for a wide range).
@@ -159,8 +158,8 @@ pub struct Replica {
     deadlines: Deadlines,
     udp: udp::Sockets,
     stats: StateStats,
-    /// What the short road saw when it began. Nothing outlives a request here: no part of the state.
-    before: Before,
+    /// Number of the next frame when the short road began. Nothing outlives a request here: no part of the state.
+    next_before: u64,
     /// Whether something is under way that no connection could answer for alone; the same.
     beyond_one: bool,
 }
@@ -194,7 +193,7 @@ impl Replica {
             deadlines: Deadlines::default(),
             udp: udp::Sockets::default(),
             stats: StateStats::default(),
-            before: Before::default(),
+            next_before: 0,
             beyond_one: false,
         }
     }
@@ -210,7 +209,7 @@ impl Replica {
     pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let apply = || self.apply_or_unwind(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
-            self.unwound(panic, out);
+            self.unwound(panic, request, out);
         }
     }
 
@@ -250,10 +249,7 @@ impl Replica {
         let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
             return false;
         };
-        self.before = Before {
-            next: self.frames.next,
-            seq: digest.seg_ack,
-        };
+        self.next_before = self.frames.next;
         self.touched = conn.index;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if digest.bits & Digest::PROGRESS != 0 {

@@ -18,18 +18,18 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 use super::Replica;
-use crate::digest::ConnId;
+use crate::digest::{ConnId, Request};
 use crate::effect::{Effect, EffectSink, Event, mix};
 use crate::seqnum::SeqNum;
 use crate::tcp::{self, Cx, Finish, Tcb};
 
 /// What was known before a call that may unwind.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Before {
+#[derive(Clone, Copy, Debug)]
+struct Before {
     /// Number of the next frame.
-    pub(super) next: u64,
+    next: u64,
     /// The number of a reset that the peer believes.
-    pub(super) seq: SeqNum,
+    seq: SeqNum,
 }
 
 impl Replica {
@@ -88,7 +88,12 @@ impl Replica {
     /// ends, and what follows from the request is done. Its segments count as none that arrived.
     #[cold]
     #[inline(never)]
-    pub(super) fn unwound(&mut self, panic: Box<dyn Any + Send>, out: &mut impl EffectSink) {
+    pub(super) fn unwound(
+        &mut self,
+        panic: Box<dyn Any + Send>,
+        request: &Request,
+        out: &mut impl EffectSink,
+    ) {
         let place = self.places.get(self.touched as usize);
         let Some(place) = place.filter(|_| !self.beyond_one) else {
             resume_unwind(panic);
@@ -100,7 +105,11 @@ impl Replica {
         out.take_back(0);
         // How far the receive stream reached nobody has noted: the application may miss the end of what other workers
         // are still copying.
-        self.isolate(conn, self.before, 0, out);
+        let before = Before {
+            next: self.next_before,
+            seq: request.digest.seg_ack,
+        };
+        self.isolate(conn, before, 0, out);
         self.follow_up(out);
     }
 
