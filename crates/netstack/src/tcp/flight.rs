@@ -10,9 +10,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(any(test, feature = "testkit"))]
-use super::walk::Flip;
-use super::walk::{Walk, walk, walk_variants};
+use super::walk::{walk, walk_variants};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -54,34 +52,7 @@ pub(super) struct Stretch {
     pub(super) again: bool,
 }
 
-/// There may be many, so two numbers say it all. A moment is below 2^61 ns, which is 73 years.
-impl Walk for Stretch {
-    #[inline(always)]
-    fn walk(&self, _: &'static str, each: &mut impl FnMut(&'static str, u64)) {
-        let Self {
-            begin,
-            end,
-            sent_at,
-            fate,
-            again,
-        } = *self;
-        (begin, end).walk("flight.stretch.begin, end", each);
-        let sent = u64::from(again) << 63 | (fate as u64) << 61;
-        each(
-            "flight.stretch.sent_at, fate, again",
-            sent_at.as_nanos() ^ sent,
-        );
-    }
-
-    #[cfg(any(test, feature = "testkit"))]
-    fn flip(&mut self, _: &'static str, flip: &mut Flip) {
-        self.begin.flip("flight.stretch.begin", flip);
-        self.end.flip("flight.stretch.end", flip);
-        self.sent_at.flip("flight.stretch.sent_at", flip);
-        self.fate.flip("flight.stretch.fate", flip);
-        self.again.flip("flight.stretch.again", flip);
-    }
-}
+walk!(Stretch, "flight.stretch", { begin, end, sent_at, fate, again });
 
 impl Stretch {
     /// Octets of sequence space.
