@@ -198,8 +198,9 @@ impl Replica {
         }
     }
 
-    /// Applies the next request of the log; `out` holds effects of no other request. `verdict` has one bit per segment of a run, set if its checksum
-    /// is good; other requests ignore it. What is to be done outside goes to `out`.
+    /// Applies the next request of the log; `out` holds effects of no other request. `verdict` has one bit per
+    /// segment of a run, set if its checksum is good; other requests ignore it. What is to be done outside goes to
+    /// `out`.
     ///
     /// A panic in the code of TCP ends the connection that it is about, in every replica alike
     /// ([`StateStats::panicked`]).

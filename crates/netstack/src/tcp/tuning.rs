@@ -29,8 +29,6 @@ pub(super) struct Tuning {
 
 walk!(Tuning, "tuning", { since, read });
 
-impl Tuning {}
-
 impl Tcb {
     /// The application has read, and the window is less than half open.
     pub(super) fn tune<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
