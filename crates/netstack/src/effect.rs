@@ -23,6 +23,7 @@ pub trait EffectSink {
 }
 
 impl EffectSink for Vec<Effect> {
+    #[inline(always)]
     fn push(&mut self, effect: Effect) {
         Vec::push(self, effect);
     }

@@ -7,7 +7,7 @@ use core::net::SocketAddrV4;
 use core::panic::AssertUnwindSafe;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
-use std::panic::catch_unwind;
+use std::panic::{catch_unwind, resume_unwind};
 
 use crate::config::Limits;
 use crate::digest::{
@@ -208,14 +208,53 @@ impl Replica {
     /// # Panics
     /// If something panics that is not one connection's. Nothing can be said of the replica then.
     pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
-        let apply = || self.apply_or_unwind(request, verdict, &mut *out);
+        let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
             self.unwound(panic, request, out);
         }
     }
 
+    /// Applies requests in a row. `what` says what an item asks for; as soon as it is applied `then` gets the item, and
+    /// takes its effects out of `out`. Cheaper than [`Replica::apply`] for each, as panics are caught once for all.
+    ///
+    /// # Panics
+    /// As [`Replica::apply`], and if `what` or `then` does.
+    pub fn apply_each<T, S: EffectSink>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        out: &mut S,
+        what: impl Fn(&T) -> (&Request, u16),
+        mut then: impl FnMut(T, &mut S),
+    ) {
+        let mut items = items.into_iter();
+        // The item that is being applied.
+        let mut current = None;
+        loop {
+            let batch = || {
+                for item in items.by_ref() {
+                    let (request, verdict) = what(current.insert(item));
+                    self.apply_in_batch(request, verdict, out);
+                    current.take().into_iter().for_each(|item| then(item, out));
+                }
+            };
+            match (catch_unwind(AssertUnwindSafe(batch)), current.take()) {
+                (Ok(()), _) => break,
+                (Err(panic), Some(item)) => {
+                    self.unwound(panic, what(&item).0, out);
+                    then(item, out);
+                }
+                (Err(panic), None) => resume_unwind(panic),
+            }
+        }
+    }
+
+    /// As [`Replica::apply`], for callers that catch panics themselves: a panic leaves here, and must be given to
+    /// [`Replica::unwound`] before anything else is done with the replica.
+    ///
+    /// # Panics
+    /// If anything does.
     #[inline(always)]
-    fn apply_or_unwind(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    pub fn apply_in_batch(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;

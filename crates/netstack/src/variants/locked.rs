@@ -36,7 +36,7 @@ use dominoes::Role;
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
-use crate::digest::{Kind, Request};
+use crate::digest::Kind;
 use crate::effect::{Effect, EffectSink};
 use crate::engine::Run;
 use crate::engine::pump::{BATCH, HOLDS, RxPump, TxPump};
@@ -47,7 +47,7 @@ use crate::socket::Sockets;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use crate::variants::Setup;
-use batch::{Batch, Intake};
+use batch::{Batch, Intake, Item};
 
 /// A worker's word while it carries nothing.
 const IDLE: u64 = u64::MAX;
@@ -132,30 +132,36 @@ struct State {
 }
 
 impl State {
-    #[inline]
-    fn apply(
-        &mut self,
-        position: u64,
-        request: &Request,
-        verdict: Option<u16>,
-        effects: &mut Vec<Effect>,
-        stats: &mut LockStats,
-    ) {
-        if request.digest.kind == Kind::Segments {
-            let segments = u64::from(request.digest.count);
-            stats.segments += segments;
-            if position < self.newest {
-                stats.misordered += segments;
-            } else {
-                self.newest = position + 1;
-            }
-        }
-        if let Some(order) = &mut self.order {
-            order.push(position);
-        }
+    /// Applies what a worker carries, and puts the effects behind those that it has.
+    fn apply(&mut self, items: &mut [Item], effects: &mut Vec<Effect>, stats: &mut LockStats) {
+        let State {
+            replica,
+            newest,
+            order,
+        } = self;
         let begin = effects.len();
-        let mut sink = OfOne { effects, begin };
-        self.replica.apply(request, verdict.unwrap_or(0), &mut sink);
+        let sink = &mut OfOne { effects, begin };
+        replica.apply_each(
+            items,
+            sink,
+            |item| (&item.request, item.verdict.unwrap_or(0)),
+            |item, sink| {
+                if item.request.digest.kind == Kind::Segments {
+                    let segments = u64::from(item.request.digest.count);
+                    stats.segments += segments;
+                    if item.position < *newest {
+                        stats.misordered += segments;
+                    } else {
+                        *newest = item.position + 1;
+                    }
+                }
+                if let Some(order) = order {
+                    order.push(item.position);
+                }
+                sink.begin = sink.effects.len();
+                item.effects_end = sink.begin;
+            },
+        );
     }
 }
 

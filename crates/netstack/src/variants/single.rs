@@ -25,6 +25,9 @@ const ROOM: usize = 1 << 10;
 /// Deliveries are performed at once and in order, so a few slots do.
 const DELIVERY_SLOTS: usize = 64;
 
+/// A request of the pump, its verdict if that is known, and the frames it is about.
+type Brought = (Request, Option<u16>, Run);
+
 /// A stack on one thread.
 pub struct Single {
     rx: RxPump,
@@ -37,9 +40,9 @@ struct Core {
     world: Arc<World>,
     replica: Replica,
     /// What the pump brought, with verdicts as far as they are known.
-    brought: Vec<(Request, Option<u16>, Run)>,
+    brought: Vec<Brought>,
     /// What was brought before, whose frames go back.
-    done: Vec<(Request, Option<u16>, Run)>,
+    done: Vec<Brought>,
     effects: Vec<Effect>,
     template: Template,
     stats: EffectStats,
@@ -84,48 +87,49 @@ impl Core {
         let world = Arc::clone(&self.world);
         let mut wakes = Wakes::new(&world);
         let brought = core::mem::take(&mut self.brought);
-        for (request, verdict, run) in &brought {
-            self.handle(request, verdict.unwrap_or(0), run, &mut wakes);
-        }
+        let Core {
+            replica,
+            effects,
+            template,
+            stats,
+            ..
+        } = self;
+        replica.apply_each(
+            &brought,
+            effects,
+            |one| (&one.0, one.1.unwrap_or(0)),
+            |(request, _, run), effects| {
+                for effect in &*effects {
+                    match effect {
+                        Effect::Deliver(deliver) => {
+                            let (seg_len, offset) = request.layout();
+                            perform::deliver(&world, deliver, seg_len, offset, run, stats);
+                            wakes.add(deliver.conn);
+                        }
+                        Effect::Transmit(transmit) => {
+                            for i in 0..transmit.count {
+                                perform::build(&world, transmit, i, template, stats);
+                            }
+                        }
+                        Effect::Queue(queue) => {
+                            perform::queue(&world, queue, run, stats);
+                            wakes.add_socket(queue.socket);
+                        }
+                        Effect::Send(send) => {
+                            for i in 0..send.count {
+                                perform::build_datagram(&world, send, i, stats);
+                            }
+                        }
+                        other => {
+                            perform::tell(&world, other, stats);
+                            wakes.after(other);
+                        }
+                    }
+                }
+                effects.clear();
+            },
+        );
         self.done = brought;
-    }
-
-    fn handle(&mut self, request: &Request, verdict: u16, run: &Run, wakes: &mut Wakes<'_>) {
-        self.replica.apply(request, verdict, &mut self.effects);
-        for effect in &self.effects {
-            match effect {
-                Effect::Deliver(deliver) => {
-                    let (seg_len, offset) = request.layout();
-                    perform::deliver(&self.world, deliver, seg_len, offset, run, &mut self.stats);
-                    wakes.add(deliver.conn);
-                }
-                Effect::Transmit(transmit) => {
-                    for i in 0..transmit.count {
-                        perform::build(
-                            &self.world,
-                            transmit,
-                            i,
-                            &mut self.template,
-                            &mut self.stats,
-                        );
-                    }
-                }
-                Effect::Queue(queue) => {
-                    perform::queue(&self.world, queue, run, &mut self.stats);
-                    wakes.add_socket(queue.socket);
-                }
-                Effect::Send(send) => {
-                    for i in 0..send.count {
-                        perform::build_datagram(&self.world, send, i, &mut self.stats);
-                    }
-                }
-                other => {
-                    perform::tell(&self.world, other, &mut self.stats);
-                    wakes.after(other);
-                }
-            }
-        }
-        self.effects.clear();
     }
 }
 

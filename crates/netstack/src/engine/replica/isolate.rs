@@ -9,9 +9,9 @@
 //! cannot be put right by forgetting one connection. In a program built with `panic = "abort"` nothing unwinds, and the
 //! first panic ends the process.
 //!
-//! The short road is not guarded by itself, since a request would be a tenth dearer if it were. [`Replica::apply`]
-//! catches whatever unwinds; what the short road needs in that case it leaves in the replica, and all other roads say
-//! when they do what is not one connection's.
+//! The short road is not guarded by itself, since a request would be a tenth dearer if it were. Whoever applies requests in
+//! a row catches what unwinds once for all of them ([`Replica::unwound`]); what the short road needs in that case it
+//! leaves in the replica, and all other roads say when they do what is not one connection's.
 
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
@@ -84,11 +84,15 @@ impl Replica {
         outcome.ok()
     }
 
-    /// Something unwound that nobody has caught. If that was the connection of the short road, which was touched last, it
-    /// ends, and what follows from the request is done. Its segments count as none that arrived.
+    /// [`Replica::apply_in_batch`] unwound while it applied `request`; `out` holds what that had asked for. If the panic was
+    /// of the connection on the short road, which was touched last, that one ends, and what follows from the request is
+    /// done. Its segments count as none that arrived.
+    ///
+    /// # Panics
+    /// With the same panic, if it is not one connection's. Nothing can be said of the replica then.
     #[cold]
     #[inline(never)]
-    pub(super) fn unwound(
+    pub fn unwound(
         &mut self,
         panic: Box<dyn Any + Send>,
         request: &Request,

@@ -14,13 +14,13 @@ use crate::engine::world::{Wakes, World};
 use crate::stats::EffectStats;
 
 /// A request on its way.
-struct Item {
-    position: u64,
-    request: Request,
-    verdict: Option<u16>,
+pub(super) struct Item {
+    pub(super) position: u64,
+    pub(super) request: Request,
+    pub(super) verdict: Option<u16>,
     run: Run,
     /// Where its effects end among those of the batch; known once applied.
-    effects_end: usize,
+    pub(super) effects_end: usize,
 }
 
 /// Requests in the order of the pump: the first `applied` of them went through the lock, the first
@@ -69,10 +69,7 @@ impl Batch {
         let effects = &mut self.effects;
         let stats = &mut self.lock_stats;
         let ((), waited) = timed(&*shared.state, |state: &mut State| {
-            for item in items {
-                state.apply(item.position, &item.request, item.verdict, effects, stats);
-                item.effects_end = effects.len();
-            }
+            state.apply(items, effects, stats);
             // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is checked by `apply`.
             let deadline = state.replica.next_deadline().as_nanos();
             shared.deadline.store(deadline, Ordering::Relaxed);

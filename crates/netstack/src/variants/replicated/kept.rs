@@ -42,6 +42,7 @@ pub(super) struct Kept {
 }
 
 impl EffectSink for Kept {
+    #[inline(always)]
     fn push(&mut self, effect: Effect) {
         self.effects.push_back(effect);
         self.pending += 1;

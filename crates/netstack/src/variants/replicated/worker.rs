@@ -1,6 +1,9 @@
 //! One replica, and its share of the work.
 
+use core::any::Any;
+use core::panic::AssertUnwindSafe;
 use core::sync::atomic::Ordering;
+use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
@@ -71,6 +74,8 @@ pub struct Worker<T: Tamper = ()> {
     /// Frames whose work this worker completed.
     shelf: Shelf,
     tamper: T,
+    /// Whether `tamper` has the effects of a request in its hands.
+    tampering: bool,
     template: Template,
     stats: EffectStats,
 }
@@ -106,6 +111,7 @@ impl<T: Tamper> Worker<T> {
             idle: 0,
             shelf: Shelf::default(),
             tamper,
+            tampering: false,
             template: Template::default(),
             stats,
         }
@@ -295,7 +301,7 @@ impl<T: Tamper> Worker<T> {
     fn do_work(&mut self) -> usize {
         self.log.poll();
         let mut done = self.prepare_mine();
-        done += self.apply_ready();
+        done += self.apply_ready(APPLY_BATCH);
         done += self.perform_mine();
         self.idle = if done == 0 { self.idle + 1 } else { 0 };
         done += self.send_in_turn(self.idle >= IDLE);
@@ -389,15 +395,39 @@ impl<T: Tamper> Worker<T> {
         true
     }
 
-    fn apply_ready(&mut self) -> usize {
+    /// Applies at most `most` requests. A panic of a connection ends that connection (see [`Replica::unwound`]).
+    fn apply_ready(&mut self, most: usize) -> usize {
         let mut done = 0;
-        while done < APPLY_BATCH && (self.apply_one() || self.apply_for_late()) {
+        loop {
+            let batch = || {
+                while done < most && (self.apply_one() || self.apply_for_late()) {
+                    done += 1;
+                }
+            };
+            match catch_unwind(AssertUnwindSafe(batch)) {
+                Ok(()) => break,
+                Err(panic) => self.after_panic(panic),
+            }
             done += 1;
         }
         if done > 0 {
             self.log.advance_to(self.replica.position());
         }
         done
+    }
+
+    /// Something unwound among requests. If one was being applied, it is completed.
+    #[cold]
+    fn after_panic(&mut self, panic: Box<dyn Any + Send>) {
+        let seq = self.kept.end();
+        match self.log.get(seq) {
+            Some(request) if self.replica.position() == seq + 1 && !self.tampering => {
+                self.replica.unwound(panic, request, &mut self.kept);
+                self.kept.commit(request);
+                self.post_if_due(seq + 1);
+            }
+            _ => resume_unwind(panic),
+        }
     }
 
     /// Applies the next request if who should prepare it is late, and so this worker does.
@@ -411,9 +441,7 @@ impl<T: Tamper> Worker<T> {
             return false;
         }
         self.log.poll();
-        let applied = self.apply_one();
-        self.log.advance_to(self.replica.position());
-        applied
+        self.apply_ready(1) > 0
     }
 
     #[inline]
@@ -441,17 +469,25 @@ impl<T: Tamper> Worker<T> {
             let frame = self.replica.frames().next;
             self.crews.begin(mask, &self.shared.layout, frame);
         }
-        self.replica.apply(request, verdict, &mut self.kept);
+        self.replica
+            .apply_in_batch(request, verdict, &mut self.kept);
         if T::ACTIVE {
+            // Whoever panics here is not the connection.
+            self.tampering = true;
             self.kept
                 .change_pending(|effects| self.tamper.effects(seq, effects));
+            self.tampering = false;
         }
         self.kept.commit(request);
-        let position = seq + 1;
+        self.post_if_due(seq + 1);
+        true
+    }
+
+    #[inline(always)]
+    fn post_if_due(&mut self, position: Seq) {
         if self.shared.posts.is_due(position) {
             self.post(position);
         }
-        true
     }
 
     #[inline(never)]
@@ -721,7 +757,7 @@ impl<T: Tamper> Worker<T> {
 
     /// Applies the ready prefix of the log, as far as one turn does. Returns how many requests.
     pub fn apply_all(&mut self) -> usize {
-        self.apply_ready()
+        self.apply_ready(APPLY_BATCH)
     }
 
     /// Performs all effects whose primary this worker is. Returns how many.
