@@ -88,6 +88,16 @@ impl Builder {
         self
     }
 
+    /// Lets the stack choose how many of up to `most` threads work: it begins with as many as
+    /// [`replicas`](Self::replicas) says, wakes one more when those have too much to do, and sends one to rest that brings
+    /// nothing. A thread that rests sleeps, and has no copy of the state. Default: as many as there are work.
+    #[must_use]
+    pub fn replicas_up_to(mut self, most: usize) -> Self {
+        self.layout.seats = most;
+        self.layout.adapt = true;
+        self
+    }
+
     /// How many groups run side by side, each with `replicas` threads and connections of its own; see
     /// [`shards`]. 1 to [`shards::MAX_GROUPS`]. Default 1.
     #[must_use]

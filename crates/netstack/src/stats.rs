@@ -171,6 +171,10 @@ pub struct MemberStats {
     pub died: u64,
     /// Replicas that differed from the majority, and were given its state.
     pub repaired: u64,
+    /// Times that a replica brought nothing, and was sent to rest ([`Layout::adapt`](crate::variants::replicated::Layout::adapt)).
+    pub rested: u64,
+    /// Times that one came back from rest.
+    pub recruited: u64,
     /// Times that two replicas were found to differ, and no majority could say which was right.
     pub undecided: u64,
 }
@@ -196,7 +200,7 @@ sums! {
     PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
         network_errors control_dropped log_full moves_doubted;
-    MemberStats: members joined left died repaired undecided;
+    MemberStats: members joined left died repaired rested recruited undecided;
 }
 
 impl StackStats {

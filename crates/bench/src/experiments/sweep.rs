@@ -22,7 +22,16 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>)
             panels.push(match targets.take() {
                 Some(targets) => panel.rows(wanted, &["*"]).targets(wanted, targets),
                 None if merge => panel
-                    .rows(wanted, &["limit", "single", "replicated", "smoltcp"])
+                    .rows(
+                        wanted,
+                        &[
+                            "limit",
+                            "single",
+                            "replicated",
+                            "replicated-auto",
+                            "smoltcp",
+                        ],
+                    )
                     .targets(wanted, side_targets(segment_bytes)),
                 // Merging is nothing to the others.
                 None => panel.rows(wanted, &["single", "replicated"]),

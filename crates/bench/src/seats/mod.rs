@@ -300,6 +300,19 @@ pub const VARIANTS: &[Variant] = &[
         },
     },
     Variant {
+        name: "replicated-auto",
+        about: "the same, beginning with one replica that works, the others when they bring something",
+        scales: true,
+        can: replicated::can,
+        make: |direction, workload, cores| {
+            replicated::row("replicated-auto", direction, workload, cores, |layout| {
+                layout.seats = layout.replicas;
+                layout.replicas = 1;
+                layout.adapt = true;
+            })
+        },
+    },
+    Variant {
         name: "replicated-by-position",
         about: "the same, primaries by chunks of the log in turn",
         scales: true,

@@ -159,6 +159,10 @@ impl Threads {
     }
 
     pub(super) fn end_watch(&self) {
+        if let Some(group) = &self.group {
+            // Who rests sees that the world is down.
+            group.rest.notify_all();
+        }
         self.deaths().over = true;
         self.died.notify_all();
     }
@@ -290,6 +294,14 @@ impl Domain for WorkerDomain {
             }
             Member::Gone => return,
         };
+        if worker.is_resting() {
+            let shared = worker.shared();
+            let key = shared.rest.prepare();
+            if worker.is_resting() && !shared.world.is_down() {
+                shared.rest.wait(key, None);
+            }
+            return;
+        }
         worker.put_back();
         post(worker);
         show(worker, &mut self.gauge);

@@ -22,6 +22,7 @@ mod kept;
 mod late;
 mod members;
 mod primaries;
+mod staff;
 mod worker;
 
 pub use handover::Joining;
@@ -30,6 +31,7 @@ use kept::{EFFECT_BITS, Kept};
 use members::{Crews, MAX_SEATS, Roll, seats};
 pub use primaries::Primaries;
 use primaries::{Assigned, Naming};
+use staff::{Done, Order, Staff};
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -65,6 +67,10 @@ pub struct Layout {
     /// Workers that there can be at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Below `replicas`: as many as
     /// that. Default 0.
     pub seats: usize,
+    /// Whether the group chooses by itself how many of its seats work, 1 to all; it begins with `replicas`. The others rest,
+    /// without a state, until those that work have too much to do and one more is found to bring something. Default
+    /// false: whoever is there works.
+    pub adapt: bool,
     /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound; it gets its state from those that
     /// are left. Default true.
     pub revive: bool,
@@ -102,6 +108,7 @@ impl Default for Layout {
         Layout {
             replicas: 2,
             seats: 0,
+            adapt: false,
             revive: true,
             primaries: Primaries::ByPublisher,
             log: 512,
@@ -187,8 +194,12 @@ pub(crate) struct Shared {
     posts: Fingerprints,
     /// For each worker, what it performed.
     shares: Box<[CachePadded<PostedStats>]>,
+    /// For each seat, how long turns took that found something to do, ns.
+    busy: Box<[CachePadded<AtomicU64>]>,
     /// Where workers wait that do not hold the pump.
     pub(crate) bell: EventCount,
+    /// Where workers wait that rest.
+    pub(crate) rest: EventCount,
     /// The log, to be looked at.
     pub(crate) log: dominoes::Log<Request, Spin>,
 }
@@ -199,6 +210,7 @@ pub(crate) struct RxSide {
     publisher: Publisher<Request, Spin>,
     stocker: Stocker<Run>,
     naming: Naming,
+    staff: Staff,
 }
 
 impl RxSide {
@@ -236,6 +248,24 @@ impl Shared {
     fn has_told(&self, id: usize, seq: Seq) -> bool {
         // ORDERING: Acquire, as in `performed_by`.
         self.performed[id].load(Ordering::Acquire) > seq
+    }
+
+    /// Asks whether more should work, or fewer, and lets it be so.
+    #[cold]
+    fn look_at_staff(&self, staff: &mut Staff, now: Instant) {
+        let mut done = Done::default();
+        for (share, busy) in self.shares.iter().zip(&self.busy) {
+            let share = share.load();
+            done.octets += share.delivered_bytes + share.sent_bytes;
+            done.requests += share.requests;
+            done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
+        }
+        let members = u64::from(self.roll.crew().count_ones());
+        match staff.look(now, done, members, self.roll.resting() != 0) {
+            Order::Nothing => {}
+            Order::Recruit => self.recruit(),
+            Order::Rest => self.send_to_rest(),
+        }
     }
 
     #[inline]
@@ -387,6 +417,7 @@ impl<T: Tamper> Group<T> {
                 publisher,
                 stocker,
                 naming: Naming::new(&layout),
+                staff: Staff::new(),
             }),
             tx: Role::new(base.tx),
             requests: (0..places)
@@ -407,8 +438,9 @@ impl<T: Tamper> Group<T> {
                 places,
                 layout.replicas,
                 slots / layout.request_chunk,
+                layout.adapt,
             )),
-            ledger: Ledger::new(places, layout.replicas),
+            ledger: Ledger::new(places, layout.replicas, layout.adapt),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may look at positions that are a log older than its own.
                 Fingerprints::new(places, 4 * slots, 1)
@@ -416,7 +448,9 @@ impl<T: Tamper> Group<T> {
                 Fingerprints::new(places, POSTS, layout.fingerprint_every)
             },
             shares: (0..places).map(|_| CachePadded::default()).collect(),
+            busy: (0..places).map(|_| CachePadded::default()).collect(),
             bell: EventCount::new(),
+            rest: EventCount::new(),
             log: log.clone(),
         });
         let mut workers = Vec::new();
@@ -439,6 +473,10 @@ impl<T: Tamper> Group<T> {
                 },
                 tamper(id),
             ));
+        }
+        if layout.adapt {
+            let others = layout.replicas..places;
+            workers.extend(others.map(|id| Worker::resting(id, Arc::clone(&shared), tamper(id))));
         }
         Ok(Group {
             shared,
@@ -519,8 +557,9 @@ impl<T: Tamper> Group<T> {
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
-            let index = entry.request.digest.primary as usize % self.workers.len();
-            let id = self.workers[index].id();
+            let members = || self.workers.iter().filter(|worker| worker.is_member());
+            let index = entry.request.digest.primary as usize % members().count().max(1);
+            let id = members().nth(index).map_or(0, Worker::id);
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(&entry.request, entry.verdict, run);

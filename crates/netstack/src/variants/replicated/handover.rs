@@ -18,6 +18,7 @@ use super::kept::Kept;
 use super::members::Crews;
 use super::worker::Worker;
 use super::{Shared, Tamper};
+use crate::config::Limits;
 use crate::digest::Request;
 use crate::engine::replica::Replica;
 use crate::error::MembersError;
@@ -31,6 +32,21 @@ pub(super) struct Snapshot {
     pub(super) crews: Crews,
 }
 
+impl Snapshot {
+    /// What a worker has that has none: nothing, of a log that nobody writes.
+    pub(super) fn none(limits: Limits) -> Snapshot {
+        // Nobody is to wait for a reader that rests.
+        let (_, log) = dominoes::channel_with_slots::<Request, Spin>(1, 1);
+        let log = log.subscribe().expect("a log has room for one reader");
+        Snapshot {
+            replica: Replica::new(limits),
+            log,
+            kept: Kept::default(),
+            crews: Crews::new(1),
+        }
+    }
+}
+
 /// How it stands with a seat.
 enum Seat {
     Free,
@@ -39,6 +55,18 @@ enum Seat {
     /// It is there.
     Served(Box<Snapshot>),
     Taken,
+    /// Its worker has no state, and waits to be recruited.
+    Resting,
+}
+
+/// How a worker came by its state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrival {
+    Joined,
+    /// It had differed from the majority.
+    Repaired,
+    /// It had rested.
+    Recruited,
 }
 
 /// Why a worker gets up from its seat.
@@ -48,6 +76,8 @@ pub(super) enum Exit {
     Left,
     /// It unwound, or was dropped.
     Died,
+    /// It was asked to rest, and owes nothing.
+    Rests,
     /// It differs from these, and wants the state of one of them.
     Differed(u64),
 }
@@ -64,10 +94,12 @@ pub(super) struct Book {
 pub(super) struct Ledger(Mutex<Book>);
 
 impl Ledger {
-    pub(super) fn new(seats: usize, members: usize) -> Self {
+    pub(super) fn new(seats: usize, members: usize, others_rest: bool) -> Self {
         let seat = |id| {
             if id < members {
                 Seat::Taken
+            } else if others_rest {
+                Seat::Resting
             } else {
                 Seat::Free
             }
@@ -154,12 +186,46 @@ impl Shared {
     }
 
     /// Counts a worker that came.
-    pub(super) fn count_arrival(&self, repaired: bool) {
+    pub(super) fn count_arrival(&self, arrival: Arrival) {
         let stats = &mut self.ledger.open().stats;
-        if repaired {
-            stats.repaired += 1;
-        } else {
-            stats.joined += 1;
+        match arrival {
+            Arrival::Joined => stats.joined += 1,
+            Arrival::Repaired => stats.repaired += 1,
+            Arrival::Recruited => stats.recruited += 1,
+        }
+    }
+
+    /// Lets the first worker that rests come back, unless somebody has the book.
+    pub(super) fn recruit(&self) {
+        let Ok(mut book) = self.ledger.0.try_lock() else {
+            return;
+        };
+        let sources = self.roll.present();
+        let resting = book
+            .seats
+            .iter()
+            .position(|seat| matches!(seat, Seat::Resting));
+        let (Some(id), true) = (resting, sources != 0) else {
+            return;
+        };
+        book.seats[id] = Seat::Wanted(u64::MAX);
+        drop(book);
+        self.roll.set_resting(id, false);
+        self.call(sources | 1 << id);
+        self.rest.notify_all();
+    }
+
+    /// Asks the last worker to rest, if another one stays.
+    pub(super) fn send_to_rest(&self) {
+        let Ok(_book) = self.ledger.0.try_lock() else {
+            return;
+        };
+        let staying = self.roll.crew();
+        if staying.count_ones() > 1 {
+            let last = staying.ilog2() as usize;
+            self.roll.tire(last);
+            self.roll.dismiss(last);
+            self.bell.notify_all();
         }
     }
 
@@ -204,6 +270,11 @@ impl Shared {
         match exit {
             Exit::Left => book.stats.left += 1,
             Exit::Died => book.stats.died += 1,
+            Exit::Rests => {
+                book.stats.rested += 1;
+                book.seats[id] = Seat::Resting;
+                self.roll.set_resting(id, true);
+            }
             Exit::Differed(from) => {
                 book.seats[id] = Seat::Wanted(from);
                 self.roll.call(from);
@@ -224,8 +295,9 @@ impl Shared {
         }
     }
 
-    /// Nobody waits for seat `id` any more.
-    fn withdraw(&self, id: usize) {
+    /// Nobody waits for seat `id`, or rests there, any more.
+    pub(super) fn withdraw(&self, id: usize) {
+        self.roll.set_resting(id, false);
         let unused = core::mem::replace(&mut self.ledger.open().seats[id], Seat::Free);
         // What nobody collects would hold the log.
         drop(unused);
@@ -301,7 +373,7 @@ impl<T: Tamper> Joining<T> {
     pub fn try_sit(&mut self) -> Option<Worker<T>> {
         self.tamper.as_ref()?;
         let snapshot = self.shared.collect(self.seat)?;
-        self.shared.count_arrival(false);
+        self.shared.count_arrival(Arrival::Joined);
         let tamper = self.tamper.take()?;
         let shared = Arc::clone(&self.shared);
         Some(Worker::new(self.seat, shared, snapshot, tamper))

@@ -265,6 +265,10 @@ pub(super) struct Roll {
     known: AtomicU64,
     /// Seats whose worker was asked to leave.
     leaving: AtomicU64,
+    /// Seats whose worker was asked to leave and to rest.
+    tired: AtomicU64,
+    /// Seats whose worker rests.
+    resting: AtomicU64,
     /// Seats whose worker is to look into the book.
     called: AtomicU64,
     /// Seats whose worker is said to differ from the majority.
@@ -276,14 +280,19 @@ pub(super) struct Roll {
 }
 
 impl Roll {
-    /// For `seats`, the first `members` of which are taken, and as many open chunks of the log.
-    pub(super) fn new(seats: usize, members: usize, chunks: usize) -> Self {
+    /// For `seats`, the first `members` of which are taken, and as many open chunks of the log; the other seats rest, if
+    /// `others_rest`.
+    pub(super) fn new(seats: usize, members: usize, chunks: usize, others_rest: bool) -> Self {
         let all = u64::MAX >> (64 - members);
+        let others = u64::MAX >> (64 - seats) & !all;
+        let resting = if others_rest { others } else { 0 };
         Roll {
             present: AtomicU64::new(all),
             known: AtomicU64::new(all),
             leaving: AtomicU64::new(0),
-            called: AtomicU64::new(0),
+            tired: AtomicU64::new(0),
+            resting: AtomicU64::new(resting),
+            called: AtomicU64::new(resting),
             accused: AtomicU64::new(0),
             crews: (0..chunks).map(|_| AtomicU64::new(all)).collect(),
             since: (0..seats).map(|_| AtomicU64::new(0)).collect(),
@@ -340,7 +349,7 @@ impl Roll {
 
     /// Worker `id` takes part from now on, with the state at `since`. Its share is told of before.
     pub(super) fn sit(&self, id: usize, since: Seq) {
-        self.leaving.fetch_and(!(1 << id), Ordering::Relaxed);
+        self.keep(id);
         self.accused.fetch_and(!(1 << id), Ordering::Relaxed);
         self.since[id].store(since, Ordering::Relaxed);
         self.known.fetch_or(1 << id, Ordering::Release);
@@ -363,6 +372,33 @@ impl Roll {
     /// Worker `id` stays.
     pub(super) fn keep(&self, id: usize) {
         self.leaving.fetch_and(!(1 << id), Ordering::Relaxed);
+        self.tired.fetch_and(!(1 << id), Ordering::Relaxed);
+    }
+
+    /// Worker `id`, when it leaves, is to rest.
+    pub(super) fn tire(&self, id: usize) {
+        self.tired.fetch_or(1 << id, Ordering::Relaxed);
+    }
+
+    /// Whether worker `id` is to rest when it leaves. Asked once.
+    pub(super) fn takes_rest(&self, id: usize) -> bool {
+        self.tired.fetch_and(!(1 << id), Ordering::Relaxed) >> id & 1 != 0
+    }
+
+    /// Worker `id` rests from now on, or does no longer.
+    pub(super) fn set_resting(&self, id: usize, rests: bool) {
+        // ORDERING: Relaxed: what there is to know stands in the book.
+        if rests {
+            self.resting.fetch_or(1 << id, Ordering::Relaxed);
+        } else {
+            self.resting.fetch_and(!(1 << id), Ordering::Relaxed);
+        }
+    }
+
+    /// Seats whose worker rests.
+    #[inline]
+    pub(super) fn resting(&self) -> u64 {
+        self.resting.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_leaving(&self, id: usize) -> bool {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
-use super::handover::{Exit, Snapshot};
+use super::handover::{Arrival, Exit, Snapshot};
 use super::hands::{Hands, Held, Step, pinned};
 use super::kept::{Cursor, Kept};
 use super::late::{BITE, Walk, Watch};
@@ -43,6 +43,8 @@ pub(super) enum Standing {
     Gone,
     /// It differed from the majority, and waits for a state.
     Waiting,
+    /// It has no state, and waits to be wanted; then, for one.
+    Resting,
 }
 
 /// One replica, and its share of the work.
@@ -71,6 +73,8 @@ pub struct Worker<T: Tamper = ()> {
     unsent: (u32, u64),
     /// Turns in a row without work.
     idle: u32,
+    /// Whether the last turn found any.
+    was_busy: bool,
     /// Frames whose work this worker completed.
     shelf: Shelf,
     tamper: T,
@@ -109,12 +113,21 @@ impl<T: Tamper> Worker<T> {
             told,
             unsent: (0, 0),
             idle: 0,
+            was_busy: false,
             shelf: Shelf::default(),
             tamper,
             tampering: false,
             template: Template::default(),
             stats,
         }
+    }
+
+    /// A worker that rests from the beginning.
+    pub(super) fn resting(id: usize, shared: Arc<Shared>, tamper: T) -> Self {
+        let nothing = Snapshot::none(shared.world.limits);
+        let mut worker = Worker::new(id, shared, nothing, tamper);
+        worker.standing = Standing::Resting;
+        worker
     }
 
     /// Begins anew where `snapshot` stands.
@@ -146,6 +159,10 @@ impl<T: Tamper> Worker<T> {
 
     #[cold]
     fn attend(&mut self) -> bool {
+        if self.is_resting() {
+            // Those who work have the words to themselves that it would write.
+            return true;
+        }
         let shared = Arc::clone(&self.shared);
         shared.roll.answer_call(self.id);
         if shared.roll.take_accusation(self.id)
@@ -160,19 +177,25 @@ impl<T: Tamper> Worker<T> {
                 shared.roll.call(1 << self.id);
                 return true;
             }
-            Standing::Waiting => match shared.collect(self.id) {
-                Some(snapshot) => {
-                    self.renew(snapshot);
-                    shared.count_arrival(true);
+            Standing::Waiting | Standing::Resting => {
+                match shared.collect(self.id) {
+                    Some(snapshot) => {
+                        let arrival = match self.standing {
+                            Standing::Waiting => Arrival::Repaired,
+                            _ => Arrival::Recruited,
+                        };
+                        self.renew(snapshot);
+                        shared.count_arrival(arrival);
+                    }
+                    None => {
+                        // What it does not read would hold the log.
+                        let end = self.log.poll();
+                        self.log.advance_to(end);
+                        shared.roll.call(1 << self.id);
+                        return true;
+                    }
                 }
-                None => {
-                    // What it does not read would hold the log.
-                    let end = self.log.poll();
-                    self.log.advance_to(end);
-                    shared.roll.call(1 << self.id);
-                    return true;
-                }
-            },
+            }
             Standing::Member if shared.roll.is_leaving(self.id) => {
                 self.standing = Standing::Leaving(self.log.poll());
             }
@@ -182,7 +205,11 @@ impl<T: Tamper> Worker<T> {
             && self.cursor.seq >= end
         {
             if shared.may_go(self.id) {
-                self.standing = Standing::Gone;
+                if shared.roll.takes_rest(self.id) {
+                    self.rest();
+                } else {
+                    self.standing = Standing::Gone;
+                }
                 shared.roll.call(1 << self.id);
                 return true;
             }
@@ -199,6 +226,20 @@ impl<T: Tamper> Worker<T> {
         self.standing == Standing::Member && !self.shared.roll.is_leaving(self.id)
     }
 
+    /// Gives its state away. It has performed its share.
+    fn rest(&mut self) {
+        self.put_back();
+        self.shared.leave(self.id, Exit::Rests);
+        self.renew(Snapshot::none(self.shared.world.limits));
+        self.standing = Standing::Resting;
+    }
+
+    /// Whether this worker brings nothing at present, and so has no state: its turns do nothing until the others have too
+    /// much to do.
+    pub fn is_resting(&self) -> bool {
+        self.standing == Standing::Resting && self.shared.roll.resting() >> self.id & 1 != 0
+    }
+
     /// Whether this worker was asked to leave, and has: nothing is left to do but to drop it.
     pub fn has_left(&self) -> bool {
         self.standing == Standing::Gone
@@ -209,11 +250,27 @@ impl<T: Tamper> Worker<T> {
     /// Whoever gets a pump keeps it for a chunk of work, all of which then is its own: frames come in and go out
     /// through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
+        if self.shared.layout.adapt {
+            self.count_busy(now);
+        }
         self.watch.now = self.watch.now.max(now);
         if self.attends() {
+            self.was_busy = false;
             return 0;
         }
-        self.pump_in_turn(now) + self.do_work()
+        let done = self.pump_in_turn(now) + self.do_work();
+        self.was_busy = done > 0;
+        done
+    }
+
+    /// A turn begins: the time since the last one was spent on work, if that found any.
+    fn count_busy(&mut self, now: Instant) {
+        if self.was_busy {
+            // ORDERING: Relaxed: this worker's own, and for others a measurement.
+            let busy = &self.shared.busy[self.id];
+            let passed = now.since(self.watch.now).as_nanos();
+            busy.store(busy.load(Ordering::Relaxed) + passed, Ordering::Relaxed);
+        }
     }
 
     /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
@@ -241,6 +298,9 @@ impl<T: Tamper> Worker<T> {
             }
         }
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
+        if self.shared.layout.adapt && side.staff.is_due(now) {
+            self.shared.look_at_staff(&mut side.staff, now);
+        }
         drop(side);
         if done > 0 {
             self.shared.bell.notify_all();
@@ -736,6 +796,9 @@ impl<T: Tamper> core::fmt::Debug for Worker<T> {
 
 impl<T: Tamper> Drop for Worker<T> {
     fn drop(&mut self) {
+        if self.standing == Standing::Resting {
+            return self.shared.withdraw(self.id);
+        }
         // What it had begun, it let go of on the way here.
         let exit = if self.has_left() {
             Exit::Left

@@ -1,0 +1,145 @@
+//! A group that chooses how many of its replicas work: nothing is lost when one comes or rests.
+
+use std::io::{Read, Write};
+use std::net::SocketAddrV4;
+use std::thread;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{SocketError, Stack, TcpStream};
+
+fn setup(last: u8) -> Setup {
+    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+fn octet(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What would block has moved no octet yet.
+fn moved(done: Result<usize, SocketError>) -> u64 {
+    match done {
+        Ok(octets) => octets as u64,
+        Err(SocketError::WouldBlock) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A group of up to three, and a peer that writes to it, in virtual time.
+struct Lab {
+    group: Group,
+    peer: Single,
+    now: Instant,
+    ends: Option<(TcpStream, TcpStream)>,
+    written: u64,
+    read: u64,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let (left, right) = memory::pair(MemoryConfig::default());
+        let mut layout = Layout::default();
+        (layout.replicas, layout.seats, layout.adapt) = (1, 3, true);
+        let mut lab = Lab {
+            group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
+            peer: Single::new(setup(2), Box::new(right)).unwrap(),
+            now: Instant::ZERO,
+            ends: None,
+            written: 0,
+            read: 0,
+        };
+        let listener = lab.group.sockets().listen(7, 4).unwrap();
+        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let mut opening = lab.peer.sockets().begin_connect(at).unwrap();
+        let (mut from, mut to) = (None, None);
+        while from.is_none() || to.is_none() {
+            lab.turn();
+            from = from.or_else(|| opening.try_finish().unwrap());
+            to = to.or_else(|| listener.try_accept().ok());
+        }
+        lab.ends = from.zip(to.map(|(to, _)| to));
+        lab
+    }
+
+    fn turn(&mut self) {
+        self.now += Duration::from_micros(100);
+        self.peer.turn(self.now);
+        self.group.turn(self.now);
+    }
+
+    /// Lets so many milliseconds pass, in which octets move or do not.
+    fn pass(&mut self, ms: u64, busy: bool) {
+        for _ in 0..10 * ms {
+            self.turn();
+            let (from, to) = self.ends.as_mut().unwrap();
+            if busy {
+                let octets: Vec<u8> = (self.written..self.written + 200_000).map(octet).collect();
+                self.written += moved(from.try_write(&octets));
+            }
+            let mut octets = vec![0; 200_000];
+            let got = moved(to.try_read(&mut octets));
+            for found in &octets[..got as usize] {
+                assert_eq!(*found, octet(self.read), "octet {}", self.read);
+                self.read += 1;
+            }
+        }
+    }
+
+    fn working(&mut self) -> usize {
+        let workers = self.group.workers().iter();
+        workers.filter(|worker| worker.is_member()).count()
+    }
+}
+
+#[test]
+fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
+    let mut lab = Lab::new();
+    lab.pass(100, false);
+    assert_eq!(lab.group.member_stats().recruited, 0, "nothing to do");
+    let mut before = 0;
+    for round in 1..=3 {
+        lab.pass(400, true);
+        let stats = lab.group.member_stats();
+        assert!(stats.recruited > before, "round {round}: {stats:?}");
+        before = stats.recruited;
+        lab.pass(500, false);
+        let stats = lab.group.member_stats();
+        assert_eq!(
+            (lab.working(), stats.members, stats.rested),
+            (1, 1, stats.recruited),
+            "round {round}"
+        );
+    }
+    assert_eq!(lab.read, lab.written);
+    assert!(lab.read > 10_000_000, "{} octets", lab.read);
+    lab.group.compare().unwrap();
+    let stats = lab.group.member_stats();
+    assert_eq!((stats.died, stats.left, stats.joined), (0, 0, 0));
+}
+
+#[test]
+fn threads_that_rest_wake_when_the_stack_ends() {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let server = Stack::builder("10.0.0.1/24").replicas_up_to(3);
+    let server = server.start(left).unwrap();
+    let client = Stack::builder("10.0.0.2/24").start(right).unwrap();
+    let listener = server.listen(7, 4).unwrap();
+    let mut ours = client.connect("10.0.0.1:7".parse().unwrap()).unwrap();
+    let (mut theirs, _) = listener.accept().unwrap();
+    let octets: Vec<u8> = (0..4_000_000).map(octet).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            ours.write_all(&octets).unwrap();
+            ours.shutdown_write();
+        });
+        let mut came = Vec::new();
+        theirs.read_to_end(&mut came).unwrap();
+        assert!(came == octets, "other octets came");
+    });
+    let stats = server.stats().members;
+    assert!((1..=3).contains(&stats.members), "{stats:?}");
+    server.compare().unwrap();
+}
