@@ -34,7 +34,7 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>)
                     )
                     .targets(wanted, side_targets(segment_bytes)),
                 // Merging is nothing to the others.
-                None => panel.rows(wanted, &["single", "replicated"]),
+                None => panel.rows(wanted, &["single", "replicated", "replicated-auto"]),
             });
         }
         if size == 0 && !wanted.base.timestamps {

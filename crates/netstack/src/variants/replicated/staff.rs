@@ -7,9 +7,11 @@
 //! - Have all that work been busy for [`BUSY_LOOKS`] looks, one that rests is *recruited*, and begins with a snapshot of the
 //!   state as whoever joins.
 //! - After [`SETTLES`] the work done per second is measured for [`TRIAL`]. If it has not grown by an eighth of what each did
-//!   before, the recruit goes back to *rest*, and none is tried again for a *pause*: [`PAUSE`] at first, twice as
-//!   long after each trial in vain, up to [`LONGEST_PAUSE`].
-//! - If what a request is about on average has become twice or half of what it was in vain, the pause is over.
+//!   before, the recruit goes back to *rest*.
+//! - What was found is tried again, the other way round, since machine and load change: one more where that was in vain,
+//!   one less where more were found to bring something. That is after [`PAUSE`] at first, and twice as long each time that
+//!   nothing new is found, up to [`LONGEST_PAUSE`]; at once, if what a request is about on average has become twice or
+//!   half of what it was.
 //! - Has so little been done for [`IDLE_LOOKS`] looks that three quarters of the time of one replica less would do, the last
 //!   one rests.
 //!
@@ -22,17 +24,17 @@ use crate::time::{Duration, Instant};
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 /// Busy looks in a row before one more is tried.
-const BUSY_LOOKS: u32 = 4;
+const BUSY_LOOKS: usize = 4;
 /// Looks in a row with little to do before one less is enough.
-const IDLE_LOOKS: u32 = 20;
+const IDLE_LOOKS: usize = 20;
 /// How long a recruit has to warm its caches.
 const SETTLES: Duration = Duration::from_millis(10);
 /// How long it is measured.
 const TRIAL: Duration = Duration::from_millis(20);
-/// The shortest pause after a trial in vain.
+/// Time from one trial to the next, at first.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest.
-const LONGEST_PAUSE: Duration = Duration::from_secs(16);
+/// ... and at last.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// What a request counts for besides its payload, in octets.
 const OF_A_REQUEST: u64 = 64;
 
@@ -76,44 +78,60 @@ pub(super) enum Order {
     Rest,
 }
 
+/// What is being tried: another number of members, of which `fewer` is the lower one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trial {
+    /// Whether one was recruited; one was sent to rest otherwise.
+    more: bool,
+    fewer: u64,
+    /// The work done in a second before.
+    before: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The number is right as far as is known.
     Settled,
-    /// One was recruited; the work done in a second before.
-    Settling(u64),
-    /// It is being measured against that.
-    Trial(u64),
+    /// It was changed, and caches are not warm.
+    Settling(Trial),
+    /// The other number is being measured.
+    Trying(Trial),
 }
 
 /// Who decides.
 #[derive(Debug)]
 pub(super) struct Staff {
     next: Instant,
-    /// When the last look was, and what had been done by then.
-    last: (Instant, Done),
+    /// When the last looks were, newest first, and what had been done by then.
+    looks: [(Instant, Done); BUSY_LOOKS + 1],
     phase: Phase,
     /// When the phase began, and what had been done by then.
     began: (Instant, Done),
-    /// Looks in a row at which all were busy; at which one less would have done.
-    busy: u32,
-    idle: u32,
+    /// Looks in a row at which all were busy; at which one less would have done; at which there was a load.
+    busy: usize,
+    idle: usize,
+    loaded: usize,
+    /// Time from the last trial to the next.
     pause: Duration,
-    /// Until when nobody is tried, and what requests were about when the last trial was in vain.
-    paused: Option<(Instant, u64)>,
+    /// When that is, and what requests were about in the last one; `None` before any.
+    again: Option<(Instant, u64)>,
+    /// Whether the next one is of one more, rather than of one less.
+    up: bool,
 }
 
 impl Staff {
     pub(super) fn new() -> Self {
         Staff {
             next: Instant::ZERO,
-            last: (Instant::ZERO, Done::default()),
+            looks: [(Instant::ZERO, Done::default()); BUSY_LOOKS + 1],
             phase: Phase::Settled,
             began: (Instant::ZERO, Done::default()),
             busy: 0,
             idle: 0,
+            loaded: 0,
             pause: PAUSE,
-            paused: None,
+            again: None,
+            up: true,
         }
     }
 
@@ -123,7 +141,7 @@ impl Staff {
         now >= self.next
     }
 
-    /// `members` work, and have `done` so much by `now`. `can_recruit`: somebody rests.
+    /// `members` work, and all have `done` so much by `now`. `can_recruit`: somebody rests.
     pub(super) fn look(
         &mut self,
         now: Instant,
@@ -132,84 +150,101 @@ impl Staff {
         can_recruit: bool,
     ) -> Order {
         self.next = now + LOOK;
-        let (then, before) = core::mem::replace(&mut self.last, (now, done));
+        let (then, before) = self.looks[0];
+        self.looks.rotate_right(1);
+        self.looks[0] = (now, done);
         let passed = now.since(then).as_nanos();
-        // Nobody looked for long because there was nothing to do.
         let lately = done.since(before);
         let busy = lately.busy.as_nanos();
         let all_busy = busy >= members * (passed - passed / 8);
         let one_less_would_do = members > 1 && busy <= (members - 1) * (passed - passed / 4);
-        self.busy = if all_busy { self.busy + 1 } else { 0 };
-        self.idle = if one_less_would_do { self.idle + 1 } else { 0 };
+        // Replicas that wait for each other are loaded, and not busy all the time.
+        let is_loaded = all_busy || members > 1 && !one_less_would_do;
+        let count = |looks: usize, is: bool| if is { looks + 1 } else { 0 };
+        self.busy = count(self.busy, all_busy);
+        self.idle = count(self.idle, one_less_would_do);
+        self.loaded = count(self.loaded, is_loaded);
         match self.phase {
-            Phase::Settled => self.settled(now, done, lately.mean(), can_recruit),
-            Phase::Settling(before) => {
+            Phase::Settled => self.settled(lately.mean(), members, can_recruit),
+            Phase::Settling(trial) => {
                 if now.since(self.began.0) >= SETTLES {
-                    self.enter(Phase::Trial(before));
+                    self.enter(Phase::Trying(trial));
                 }
                 Order::Nothing
             }
-            Phase::Trial(before) if now.since(self.began.0) >= TRIAL => {
-                self.judge(before, members - 1)
-            }
-            Phase::Trial(_) => Order::Nothing,
+            Phase::Trying(trial) if now.since(self.began.0) >= TRIAL => self.judge(trial),
+            Phase::Trying(_) => Order::Nothing,
         }
     }
 
-    fn settled(&mut self, now: Instant, done: Done, mean: u64, can_recruit: bool) -> Order {
-        if self.busy == 0 {
-            // What is compared with a trial are busy looks.
-            self.began = (now, done);
-        }
+    fn settled(&mut self, mean: u64, members: u64, can_recruit: bool) -> Order {
         if self.idle >= IDLE_LOOKS {
             self.enter(Phase::Settled);
             return Order::Rest;
         }
-        if let Some((until, in_vain)) = self.paused {
-            let is_other = mean > 2 * in_vain || 2 * mean < in_vain;
-            if now < until && !is_other {
+        if let Some((at, about)) = self.again {
+            let is_other = mean > 2 * about || 2 * mean < about;
+            if is_other {
+                (self.pause, self.up) = (PAUSE, true);
+            } else if self.looks[0].0 < at {
                 return Order::Nothing;
             }
-            if is_other {
-                self.pause = PAUSE;
-            }
-            self.paused = None;
         }
-        if !can_recruit || self.busy < BUSY_LOOKS {
+        let can_do_more = can_recruit && self.busy >= BUSY_LOOKS;
+        let can_do_less = members > 1 && self.loaded >= BUSY_LOOKS;
+        if !can_do_more && !can_do_less {
             return Order::Nothing;
         }
-        let before = self.per_second();
-        self.enter(Phase::Settling(before));
-        Order::Recruit
+        let more = can_do_more && (self.up || !can_do_less);
+        let trial = Trial {
+            more,
+            fewer: if more { members } else { members - 1 },
+            before: self.per_second(self.looks[BUSY_LOOKS]),
+        };
+        self.enter(Phase::Settling(trial));
+        if more { Order::Recruit } else { Order::Rest }
     }
 
-    /// A trial is over, before which `members` did so much.
-    fn judge(&mut self, before: u64, members: u64) -> Order {
-        let (now, done) = self.last;
-        let after = self.per_second();
+    /// A trial is over.
+    fn judge(&mut self, trial: Trial) -> Order {
+        let (now, done) = self.looks[0];
+        let after = self.per_second(self.began);
         let mean = done.since(self.began.1).mean();
-        self.enter(Phase::Settled);
-        if after >= before + before / (8 * members.max(1)) {
-            self.pause = PAUSE;
-            return Order::Nothing;
+        let (with_fewer, with_more) = match trial.more {
+            true => (trial.before, after),
+            false => (after, trial.before),
+        };
+        let more_pays = with_more >= with_fewer + with_fewer / (8 * trial.fewer);
+        let is_news = more_pays == trial.more;
+        if is_news {
+            // What was good once may be good again.
+            (self.pause, self.up) = (PAUSE, trial.more);
+            self.again = Some((now, mean));
+        } else {
+            self.up = !trial.more;
+            self.again = Some((now + self.pause, mean));
+            self.pause = self.pause.times(2).min(LONGEST_PAUSE);
         }
-        self.paused = Some((now + self.pause, mean));
-        self.pause = self.pause.times(2).min(LONGEST_PAUSE);
-        Order::Rest
+        self.enter(Phase::Settled);
+        match (is_news, more_pays) {
+            (true, _) => Order::Nothing,
+            (false, true) => Order::Recruit,
+            (false, false) => Order::Rest,
+        }
     }
 
-    /// Work done in a second, in this phase.
-    fn per_second(&self) -> u64 {
-        let (now, done) = self.last;
-        let passed = now.since(self.began.0).as_nanos().max(1);
-        let work = u128::from(done.since(self.began.1).work());
+    /// Work done in a second since a look.
+    fn per_second(&self, (then, before): (Instant, Done)) -> u64 {
+        let (now, done) = self.looks[0];
+        let passed = now.since(then).as_nanos().max(1);
+        let work = u128::from(done.since(before).work());
         (work * 1_000_000_000 / u128::from(passed)) as u64
     }
 
     fn enter(&mut self, phase: Phase) {
         self.phase = phase;
-        self.began = self.last;
-        (self.busy, self.idle) = (0, 0);
+        self.began = self.looks[0];
+        (self.busy, self.idle, self.loaded) = (0, 0, 0);
     }
 }
 
@@ -277,13 +312,26 @@ mod tests {
         }
     }
 
+    /// Lets half a minute pass, and returns for how much of it how many worked, in percent.
+    fn shares(group: &mut Group) -> [u32; 4] {
+        let mut shares = [0; 4];
+        for _ in 0..3000 {
+            group.pass(10);
+            shares[group.members as usize] += 1;
+        }
+        shares.map(|share| share / 30)
+    }
+
     #[test]
     fn as_many_work_as_bring_something() {
         let mut group = Group::new([0, 100, 170, 240]);
-        assert_eq!(group.pass(1000), (2, 0));
+        group.pass(200);
+        assert_eq!(group.members, 3);
+        assert!(shares(&mut group)[3] >= 97);
         let mut group = Group::new([0, 100, 170, 175]);
-        let (recruited, rested) = group.pass(1000);
-        assert_eq!((group.members, recruited), (2, rested + 1));
+        assert!(shares(&mut group)[2] >= 97);
+        let mut group = Group::new([0, 100, 90, 80]);
+        assert!(shares(&mut group)[1] >= 97);
     }
 
     #[test]
@@ -291,8 +339,22 @@ mod tests {
         let mut group = Group::new([0, 100, 90, 80]);
         let (recruited, rested) = group.pass(60_000);
         assert_eq!((group.members, recruited), (1, rested));
-        // After 1/4, 3/4, 7/4, 15/4, 31/4, 63/4, 127/4, 191/4 seconds, and once at first.
-        assert!((7..=9).contains(&recruited), "{recruited}");
+        // At first, after 1/4, 3/4, 7/4, 15/4, 31/4 seconds, and then every eight.
+        assert!((10..=13).contains(&recruited), "{recruited}");
+    }
+
+    #[test]
+    fn what_no_longer_brings_something_rests() {
+        let mut group = Group::new([0, 100, 170, 240]);
+        group.pass(20_000);
+        assert_eq!(group.members, 3);
+        // The cores have moved apart.
+        group.together = [0, 100, 80, 60];
+        group.pass(9_000);
+        assert_eq!(group.members, 1);
+        group.together = [0, 100, 170, 240];
+        group.pass(9_000);
+        assert_eq!(group.members, 3);
     }
 
     #[test]
@@ -311,12 +373,14 @@ mod tests {
         let mut group = Group::new([0, 100, 170, 240]);
         group.pass(1000);
         group.wanted = 60;
-        assert_eq!((group.pass(1000), group.members), ((0, 2), 1));
+        group.pass(1000);
+        assert_eq!(group.members, 1);
         // Enough for one, but not for nothing.
         group.wanted = 80;
         assert_eq!(group.pass(1000), (0, 0));
         group.wanted = 1000;
-        assert_eq!((group.pass(1000).0, group.members), (2, 3));
+        group.pass(200);
+        assert_eq!(group.members, 3);
     }
 
     #[test]
