@@ -6,11 +6,13 @@
 //!
 //! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
 //! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
-//! that primaries share with applications and devices; `processor` is what they do to octets on the way. Which
+//! that primaries share with applications and devices; `processor` is what they do to octets on the way. `direct` does
+//! all of it at once, for a thread that has the state to itself. Which
 //! thread calls what, and whether there is a log in between, is the business of [`crate::variants`].
 
 pub(crate) mod checksum;
 pub(crate) mod demux;
+pub(crate) mod direct;
 pub(crate) mod ingress;
 pub(crate) mod neighbor;
 pub(crate) mod perform;

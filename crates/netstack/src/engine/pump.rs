@@ -224,7 +224,7 @@ impl RxPump {
     /// Nothing comes in, perhaps since the device has nothing left to receive into: frames come back by chunks of the
     /// log, and the last one is not full. Fills it up with requests that say nothing.
     #[cold]
-    fn fill_up(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    pub(crate) fn fill_up(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let gap = log.gap();
         if log.room() < gap {
             return 0;

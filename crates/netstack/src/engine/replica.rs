@@ -130,8 +130,10 @@ impl Place {
 pub struct Replica {
     now: Instant,
     frames: FrameNumbers,
-    /// How many requests were applied: the position of the next one.
+    /// How many requests of the log were applied: the position of the next one.
     position: u64,
+    /// How many were applied besides, while there was no log.
+    besides: u64,
     fold: u64,
     /// The place that was touched last.
     touched: u32,
@@ -175,6 +177,7 @@ impl Replica {
                 ..FrameNumbers::default()
             },
             position: 0,
+            besides: 0,
             fold: 0,
             touched: 0,
             next_deadline: Instant::NEVER,
@@ -806,9 +809,15 @@ impl Replica {
         self.places.len()
     }
 
-    /// How many requests were applied.
+    /// How many requests of the log were applied.
     pub fn position(&self) -> u64 {
         self.position
+    }
+
+    /// What was applied from `position` on stood in no log: that is the position of the next request again.
+    pub(crate) fn stay_at(&mut self, position: u64) {
+        self.besides += self.position - position;
+        self.position = position;
     }
 
     /// Time as this replica knows it.
@@ -829,7 +838,7 @@ impl Replica {
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
         StateStats {
-            requests: self.position,
+            requests: self.position + self.besides,
             resets_withheld: self.frames.resets.refused,
             challenges_withheld: self.frames.challenges.refused,
             ..self.stats
@@ -867,6 +876,7 @@ impl Replica {
         let mut add = |word: u64| h = mix(h ^ word);
         add(self.now.as_nanos());
         add(self.position);
+        add(self.besides);
         add(u64::from(self.shard.index) << 16 | u64::from(self.shard.of));
         add(self.frames.next);
         add(self.frames.limit);

@@ -204,7 +204,7 @@ fn post(worker: &Worker) {
 fn show(worker: &mut Worker, gauge: &mut Gauge) {
     let stats = worker.stats();
     let counted = Counted {
-        handled: worker.replica().position(),
+        handled: worker.replica().stats().requests,
         primary: stats.requests,
         steals: stats.stolen,
     };

@@ -15,6 +15,7 @@
 //! No step waits for another worker. Who is primary of what is a choice ([`Primaries`]); outgoing frames always have
 //! theirs by chunks of their own number, so that one request that causes many frames is many workers' work.
 
+mod alone;
 mod handover;
 mod hands;
 mod judge;

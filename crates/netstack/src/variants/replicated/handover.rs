@@ -143,6 +143,7 @@ impl Shared {
         };
         let id = id.ok_or(MembersError::NoSeat)?;
         book.seats[id] = Seat::Wanted(u64::MAX);
+        self.roll.expect(id);
         drop(book);
         self.call(sources);
         Ok(id)
@@ -182,6 +183,7 @@ impl Shared {
         // ORDERING: Release, as in `Worker::after_performing`.
         self.performed[id].store(told, Ordering::Release);
         self.roll.sit(id, snapshot.replica.position());
+        self.roll.expect_no_more(id);
         Some(*snapshot)
     }
 
@@ -209,6 +211,7 @@ impl Shared {
             return;
         };
         book.seats[id] = Seat::Wanted(u64::MAX);
+        self.roll.expect(id);
         drop(book);
         self.roll.set_resting(id, false);
         self.call(sources | 1 << id);
@@ -267,6 +270,7 @@ impl Shared {
         self.roll.rise(id);
         self.posts.forget(id);
         let unserved = core::mem::replace(&mut book.seats[id], Seat::Free);
+        self.roll.expect_no_more(id);
         match exit {
             Exit::Left => book.stats.left += 1,
             Exit::Died => book.stats.died += 1,
@@ -277,6 +281,7 @@ impl Shared {
             }
             Exit::Differed(from) => {
                 book.seats[id] = Seat::Wanted(from);
+                self.roll.expect(id);
                 self.roll.call(from);
             }
         }
@@ -299,6 +304,7 @@ impl Shared {
     pub(super) fn withdraw(&self, id: usize) {
         self.roll.set_resting(id, false);
         let unused = core::mem::replace(&mut self.ledger.open().seats[id], Seat::Free);
+        self.roll.expect_no_more(id);
         // What nobody collects would hold the log.
         drop(unused);
     }

@@ -269,6 +269,8 @@ pub(super) struct Roll {
     tired: AtomicU64,
     /// Seats whose worker rests.
     resting: AtomicU64,
+    /// Seats that somebody waits for who wants a state, or has been given one and does not take part yet.
+    expected: AtomicU64,
     /// Seats whose worker is to look into the book.
     called: AtomicU64,
     /// Seats whose worker is said to differ from the majority.
@@ -292,6 +294,7 @@ impl Roll {
             leaving: AtomicU64::new(0),
             tired: AtomicU64::new(0),
             resting: AtomicU64::new(resting),
+            expected: AtomicU64::new(0),
             called: AtomicU64::new(resting),
             accused: AtomicU64::new(0),
             crews: (0..chunks).map(|_| AtomicU64::new(all)).collect(),
@@ -393,6 +396,25 @@ impl Roll {
         } else {
             self.resting.fetch_and(!(1 << id), Ordering::Relaxed);
         }
+    }
+
+    /// Somebody waits for seat `id`.
+    pub(super) fn expect(&self, id: usize) {
+        // ORDERING: Relaxed: whoever gives away a state has the lock of the book, in which this was said.
+        self.expected.fetch_or(1 << id, Ordering::Relaxed);
+    }
+
+    /// Who waited for seat `id` sits there, or waits no longer.
+    pub(super) fn expect_no_more(&self, id: usize) {
+        // ORDERING: Release, pairs with the Acquire in `has_none_but`.
+        self.expected.fetch_and(!(1 << id), Ordering::Release);
+    }
+
+    /// Whether nobody but worker `id` takes part, nor is about to.
+    #[inline]
+    pub(super) fn has_none_but(&self, id: usize) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `expect_no_more`: who is expected no more is seen to sit.
+        self.expected.load(Ordering::Acquire) == 0 && self.present() == 1 << id
     }
 
     /// Seats whose worker rests.

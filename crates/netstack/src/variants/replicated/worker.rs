@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
+use super::alone::Company;
 use super::handover::{Arrival, Exit, Snapshot};
 use super::hands::{Hands, Held, Step, pinned};
 use super::kept::{Cursor, Kept};
@@ -18,6 +19,7 @@ use super::{Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Shelf;
+use crate::engine::direct::Direct;
 use crate::engine::perform::Template;
 use crate::engine::prepare::prepare;
 use crate::engine::pump::BATCH;
@@ -75,13 +77,17 @@ pub struct Worker<T: Tamper = ()> {
     idle: u32,
     /// Whether the last turn found any.
     was_busy: bool,
+    /// Whether others work, too.
+    pub(super) company: Company,
+    /// What it does without the log.
+    pub(super) direct: Direct,
     /// Frames whose work this worker completed.
-    shelf: Shelf,
+    pub(super) shelf: Shelf,
     tamper: T,
     /// Whether `tamper` has the effects of a request in its hands.
     tampering: bool,
-    template: Template,
-    stats: EffectStats,
+    pub(super) template: Template,
+    pub(super) stats: EffectStats,
 }
 
 impl<T: Tamper> Worker<T> {
@@ -114,6 +120,8 @@ impl<T: Tamper> Worker<T> {
             unsent: (0, 0),
             idle: 0,
             was_busy: false,
+            company: Company::Others,
+            direct: Direct::default(),
             shelf: Shelf::default(),
             tamper,
             tampering: false,
@@ -258,7 +266,10 @@ impl<T: Tamper> Worker<T> {
             self.was_busy = false;
             return 0;
         }
-        let done = self.pump_in_turn(now) + self.do_work();
+        if !self.shared.layout.adapt {
+            return self.pump_in_turn(now) + self.do_work();
+        }
+        let done = self.turn_in_company(now);
         self.was_busy = done > 0;
         done
     }
@@ -276,6 +287,7 @@ impl<T: Tamper> Worker<T> {
     /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
     /// up a chunk of full runs.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
+        self.return_to_log();
         if self.ahead >= self.shared.layout.ahead_bytes
             || self.standing != Standing::Member
             || self.shared.rx.is_taken()
@@ -358,7 +370,7 @@ impl<T: Tamper> Worker<T> {
     }
 
     #[inline]
-    fn do_work(&mut self) -> usize {
+    pub(super) fn do_work(&mut self) -> usize {
         self.log.poll();
         let mut done = self.prepare_mine();
         done += self.apply_ready(APPLY_BATCH);
@@ -378,6 +390,7 @@ impl<T: Tamper> Worker<T> {
         if self.attends() || self.standing != Standing::Member {
             return None;
         }
+        self.return_to_log();
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
