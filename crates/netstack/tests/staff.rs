@@ -112,6 +112,7 @@ fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
             (1, 1, stats.recruited),
             "round {round}"
         );
+        assert!(lab.group.workers().iter().any(|worker| worker.is_alone()));
     }
     assert_eq!(lab.read, lab.written);
     assert!(lab.read > 10_000_000, "{} octets", lab.read);

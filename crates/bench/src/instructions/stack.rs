@@ -144,16 +144,24 @@ impl Stack for Single {
     }
 }
 
-/// A log with one replica, driven by turns or step by step.
-struct Replicated<const STEPS: bool> {
+/// One replica that is driven by turns, and so does without a log while it is alone.
+const ALONE: u8 = 0;
+/// One that keeps its log.
+const LOGGED: u8 = 1;
+/// The same, driven step by step.
+const STEP_BY_STEP: u8 = 2;
+
+/// A group of one.
+struct Replicated<const HOW: u8> {
     sockets: Sockets,
     worker: Worker,
 }
 
-impl<const STEPS: bool> Stack for Replicated<STEPS> {
+impl<const HOW: u8> Stack for Replicated<HOW> {
     fn make(setup: Setup, device: Box<dyn Device>) -> Self {
         let mut layout = Layout::default();
         layout.replicas = 1;
+        layout.always_log = HOW != ALONE;
         let group = Group::new(setup, layout, device).expect("the bounds are right");
         Replicated {
             sockets: group.sockets(),
@@ -167,7 +175,7 @@ impl<const STEPS: bool> Stack for Replicated<STEPS> {
 
     fn turn(&mut self, now: Instant) -> usize {
         let worker = &mut self.worker;
-        if !STEPS {
+        if HOW != STEP_BY_STEP {
             return worker.turn(now);
         }
         counted_pump(worker, now)
@@ -440,12 +448,18 @@ pub fn cases() -> Vec<Case> {
         );
     }
     for setting in settings() {
-        let case = case::<Replicated<false>>("replicated", setting);
+        let case = case::<Replicated<ALONE>>("replicated", setting);
+        cases.push(case.shares(SHARES).key_if(is_key(&setting)));
+    }
+    for setting in settings() {
+        let case = case::<Replicated<LOGGED>>("logged", setting);
         cases.push(case.shares(SHARES).key_if(is_key(&setting)));
     }
     for setting in settings() {
         if is_key(&setting) && setting.using != Use::Read {
-            cases.push(case::<Replicated<true>>("replicated, step by step", setting).shares(STEPS));
+            cases.push(
+                case::<Replicated<STEP_BY_STEP>>("logged, step by step", setting).shares(STEPS),
+            );
         }
     }
     cases

@@ -72,6 +72,9 @@ pub struct Layout {
     /// without a state, until those that work have too much to do and one more is found to bring something. Default
     /// false: whoever is there works.
     pub adapt: bool,
+    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs. Default false: a turn of it
+    /// does everything at once, as [`single`](crate::variants::single) does, until somebody joins.
+    pub always_log: bool,
     /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound; it gets its state from those that
     /// are left. Default true.
     pub revive: bool,
@@ -110,6 +113,7 @@ impl Default for Layout {
             replicas: 2,
             seats: 0,
             adapt: false,
+            always_log: false,
             revive: true,
             primaries: Primaries::ByPublisher,
             log: 512,

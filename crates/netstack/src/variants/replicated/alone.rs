@@ -1,7 +1,7 @@
 //! A worker that nobody else works with needs no log.
 //!
-//! While all others of a group that chooses its staff rest, what the receive pump brings is applied and performed at once,
-//! as `single` does. Nothing of it has a position: the log stands still meanwhile, with everything in it performed. As
+//! While there is nobody else in a group, or all others rest, what the receive pump brings is applied and performed at
+//! once, as `single` does. Nothing of it has a position: the log stands still meanwhile, with everything in it performed. As
 //! soon as somebody is expected, and before a state is given away, the next turn uses the log again, from the
 //! position on at which it stood. So whoever joins finds a state, a position, and nothing that is not done.
 //!
@@ -28,12 +28,14 @@ pub(super) enum Company {
 }
 
 impl<T: Tamper> Worker<T> {
-    /// One turn of a group that chooses its staff.
-    pub(super) fn turn_in_company(&mut self, now: Instant) -> usize {
-        if !self.shared.roll.has_none_but(self.id) {
-            self.return_to_log();
-            return self.pump_in_turn(now) + self.do_work();
-        }
+    /// Whether others work, or are about to.
+    #[inline]
+    pub(super) fn is_in_company(&self) -> bool {
+        self.shared.layout.always_log || !self.shared.roll.has_none_but(self.id)
+    }
+
+    /// One turn when nobody else works.
+    pub(super) fn turn_without_others(&mut self, now: Instant) -> usize {
         if self.company == Company::Nobody {
             return self.turn_alone(now);
         }
@@ -55,6 +57,7 @@ impl<T: Tamper> Worker<T> {
     }
 
     /// The log goes on where it stood.
+    #[inline]
     pub(super) fn return_to_log(&mut self) {
         if core::mem::replace(&mut self.company, Company::Others) == Company::Nobody {
             self.direct.reclaim(&mut |run| self.shelf.put(run));
@@ -94,7 +97,7 @@ impl<T: Tamper> Worker<T> {
         }
         pump.stores_ahead = false;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
-        if side.staff.is_due(now) {
+        if shared.layout.adapt && side.staff.is_due(now) {
             shared.look_at_staff(&mut side.staff, now);
         }
         drop(side);

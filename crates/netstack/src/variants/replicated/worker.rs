@@ -248,6 +248,11 @@ impl<T: Tamper> Worker<T> {
         self.standing == Standing::Resting && self.shared.roll.resting() >> self.id & 1 != 0
     }
 
+    /// Whether this worker is the only one that works, and so uses no log.
+    pub fn is_alone(&self) -> bool {
+        self.company == Company::Nobody
+    }
+
     /// Whether this worker was asked to leave, and has: nothing is left to do but to drop it.
     pub fn has_left(&self) -> bool {
         self.standing == Standing::Gone
@@ -266,10 +271,10 @@ impl<T: Tamper> Worker<T> {
             self.was_busy = false;
             return 0;
         }
-        if !self.shared.layout.adapt {
-            return self.pump_in_turn(now) + self.do_work();
-        }
-        let done = self.turn_in_company(now);
+        let done = match self.is_in_company() {
+            true => self.pump_in_turn(now) + self.do_work(),
+            false => self.turn_without_others(now),
+        };
         self.was_busy = done > 0;
         done
     }
