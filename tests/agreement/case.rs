@@ -65,6 +65,11 @@ pub(crate) struct Case<'p, T: Tamper> {
     /// The highest of them, and one.
     order_end: u64,
     pub(crate) seen: Seen,
+    /// The seat whose state was changed, and how many had been repaired then.
+    pub(crate) flipped: Option<usize>,
+    pub(crate) repaired: u64,
+    /// The seats of those whose changed state made them panic.
+    pub(crate) lost: Vec<usize>,
     /// The seat of a worker that is held up, and the stretches of steps for which it still is.
     stalled: Option<(usize, u64)>,
     /// Position of the worker on each seat as last marked.
@@ -151,6 +156,9 @@ pub(crate) fn run<T: Tamper>(
         order: Vec::new(),
         order_end: 0,
         seen: Seen::default(),
+        flipped: None,
+        repaired: 0,
+        lost: Vec::new(),
         stalled: None,
         marked: vec![0; plan.replicas + plan.living.free],
         watched,
@@ -278,13 +286,21 @@ impl<T: Tamper> Case<'_, T> {
 
     fn published(&mut self) -> u64 {
         let workers = self.group.workers().iter_mut();
-        workers.map(|worker| worker.published()).max().unwrap_or(0)
+        let published = workers.map(|worker| {
+            let besides = worker.replica().applied() - worker.replica().position();
+            worker.published() + besides
+        });
+        published.max().unwrap_or(0)
     }
 
     /// The index of a worker that knows the state.
     fn knowing(&mut self) -> usize {
+        let flipped = self.flipped;
         let mut workers = self.group.workers().iter();
-        workers.position(|worker| worker.is_member()).unwrap_or(0)
+        let knows = |id| Some(id) != flipped;
+        workers
+            .position(|worker| worker.is_member() && knows(worker.id()))
+            .unwrap_or(0)
     }
 
     fn step(&mut self, step: Step, index: usize) -> Result<(), Failure> {
@@ -314,6 +330,7 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::Turn => {
                 worker.turn(now);
+                self.seen.alone |= worker.is_alone();
                 self.mark(index)?;
                 return self.collect(&plan.bad);
             }
@@ -359,10 +376,11 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// A worker may have applied something: its state at a position is everybody's.
-    fn mark(&mut self, index: usize) -> Result<(), Failure> {
+    pub(crate) fn mark(&mut self, index: usize) -> Result<(), Failure> {
+        let is_flipped = self.is_flipped(index);
         let worker = &self.group.workers()[index];
         let (id, replica) = (worker.id(), worker.replica());
-        let position = replica.position();
+        let position = replica.applied();
         if self.marked[id] == position {
             return Ok(());
         }
@@ -371,7 +389,12 @@ impl<T: Tamper> Case<'_, T> {
             self.found = Some(replica.clone());
         }
         self.seen.credit_ran_out |= replica.frames().room() == 0;
-        self.marks.note(id, position, replica.fingerprint())
+        let mark = replica.fingerprint();
+        if is_flipped {
+            // It may look right again, and yet have left something wrong that follows from what is compared.
+            return Ok(());
+        }
+        self.marks.note(id, position, mark)
     }
 
     /// What the device took goes on the wire.
@@ -638,8 +661,10 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     fn next_deadline(&mut self) -> u64 {
+        let flipped = self.flipped;
         let workers = self.group.workers().iter();
         let ours = workers
+            .filter(|worker| Some(worker.id()) != flipped)
             .map(|worker| worker.next_deadline().as_nanos())
             .min();
         let theirs = self.peers.iter().map(Peer::next_deadline).min();

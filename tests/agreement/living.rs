@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use dominoes::Mismatch;
+use dominoes_netstack::Replica;
 use dominoes_netstack::digest::Request;
 use dominoes_netstack::effect::Effect;
 use dominoes_netstack::variants::replicated::Tamper;
@@ -21,6 +23,9 @@ pub(crate) struct Living {
     pub(crate) deaths: u32,
     /// Steps that end in a panic, if they come to where one can, per mille of those that are tried.
     pub(crate) panics: u32,
+    /// Bits of a state that flip behind its replica's back. Only where states are confirmed before anything is
+    /// performed.
+    pub(crate) flips: u32,
 }
 
 /// Steps between two thoughts about it.
@@ -39,7 +44,13 @@ impl Living {
             leaves: rng.below(200) as u32,
             deaths: rng.below(200) as u32,
             panics: rng.below(300) as u32,
+            flips: if rng.chance(400) { 600 } else { 0 },
         }
+    }
+
+    /// Whether a majority has to agree before anything is performed.
+    pub(crate) fn confirms(&self) -> bool {
+        self.flips > 0
     }
 
     pub(crate) fn is_still(&self) -> bool {
@@ -62,13 +73,29 @@ struct OnPurpose;
 
 thread_local! {
     static FUSE: Cell<Fuse> = const { Cell::new(Fuse::Never) };
+    /// The connection and the bit that are to flip before the next request is applied.
+    static FLIP: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
 }
 
-/// A worker that panics when the fuse says so.
+/// A worker that panics when the fuse says so, and whose state changes.
 pub(crate) struct Mortal<T>(pub(crate) T);
 
 impl<T: Tamper> Tamper for Mortal<T> {
     const ACTIVE: bool = true;
+
+    fn state(&mut self, _seq: u64, replica: &mut Replica) {
+        let Some((nth, bit)) = FLIP.take() else {
+            return;
+        };
+        let open: Vec<u32> = replica.connections().map(|(conn, _)| conn.index).collect();
+        match nth.checked_rem(open.len()) {
+            Some(at) => {
+                let bits = replica.bits(open[at]).max(1);
+                replica.flip(open[at], bit % bits);
+            }
+            None => FLIP.set(Some((nth, bit))),
+        }
+    }
 
     fn request(&mut self, seq: u64, request: &mut Request) {
         self.0.request(seq, request);
@@ -121,8 +148,15 @@ impl<T: Tamper> Case<'_, T> {
     pub(crate) fn live(&mut self) -> Result<(), Failure> {
         let plan = self.plan;
         let living = &plan.living;
-        if living.is_still() {
+        if living.is_still() || self.flipped.is_some() {
+            // With one of three different, nobody else may go missing.
             return Ok(());
+        }
+        if self.rng.chance(living.flips) {
+            self.flip()?;
+            if self.flipped.is_some() {
+                return Ok(());
+            }
         }
         if self.rng.chance(living.joins) {
             let tamper = (self.tamper)(self.group.workers().len());
@@ -141,6 +175,58 @@ impl<T: Tamper> Case<'_, T> {
             self.seen.died = true;
         }
         self.come_and_go()
+    }
+
+    /// A bit of somebody's state flips, if there are enough others to say so.
+    fn flip(&mut self) -> Result<(), Failure> {
+        let workers = self.group.workers().len();
+        if self.staying() < 3 || self.staying() < workers || self.group.joining() > 0 {
+            return Ok(());
+        }
+        let index = self.rng.index(workers);
+        let id = self.group.workers()[index].id();
+        self.repaired = self.group.member_stats().repaired;
+        FLIP.set(Some((self.rng.index(8), self.rng.next() as u32)));
+        self.flipped = Some(id);
+        let applied = catch_unwind(AssertUnwindSafe(|| {
+            self.group.workers()[index].apply();
+        }));
+        if FLIP.take().is_some() {
+            // There was nothing to apply, or no connection.
+            self.flipped = None;
+            return self.mark(index);
+        }
+        self.seen.flipped = true;
+        if applied.is_err() {
+            self.lose_flipped(index)?;
+        }
+        Ok(())
+    }
+
+    /// What a changed state led to was too much for its worker.
+    fn lose_flipped(&mut self, index: usize) -> Result<(), Failure> {
+        self.lost.extend(self.flipped.take());
+        self.seen.unwound = true;
+        self.bury(index)
+    }
+
+    /// Whether those who differ had changed, and died before they were found.
+    pub(crate) fn is_of_the_lost(&self, mismatch: &Mismatch) -> bool {
+        let wrong = mismatch.minority().unwrap_or_default();
+        !wrong.is_empty() && wrong.iter().all(|seat| self.lost.contains(seat))
+    }
+
+    /// Whether what worker `index` knows may be wrong.
+    pub(crate) fn is_flipped(&mut self, index: usize) -> bool {
+        let Some(id) = self.flipped else {
+            return false;
+        };
+        if self.group.member_stats().repaired > self.repaired {
+            self.seen.repaired = true;
+            self.flipped = None;
+            return false;
+        }
+        self.group.workers()[index].id() == id
     }
 
     /// Those who were given a state sit down, and those who have left go.
@@ -176,8 +262,21 @@ impl<T: Tamper> Case<'_, T> {
         index: usize,
         what: impl FnOnce(&mut Self) -> R,
     ) -> Result<Option<R>, Failure> {
+        if self.is_flipped(index) {
+            return match catch_unwind(AssertUnwindSafe(|| what(self))) {
+                Ok(done) => Ok(Some(done)),
+                Err(_) => {
+                    self.lose_flipped(index)?;
+                    Ok(None)
+                }
+            };
+        }
         let panics = self.plan.living.panics;
-        if panics == 0 || !self.rng.chance(panics / 16) || self.staying() < 2 {
+        if panics == 0
+            || self.flipped.is_some()
+            || !self.rng.chance(panics / 16)
+            || self.staying() < 2
+        {
             return Ok(Some(what(self)));
         }
         let fuse = if self.rng.chance(300) {

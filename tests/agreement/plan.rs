@@ -32,12 +32,15 @@ pub(crate) struct Plan {
     pub(crate) device: Device,
     /// Members that come and go.
     pub(crate) living: Living,
+    /// Whether a worker that is alone keeps its log.
+    pub(crate) always_log: bool,
 }
 
 impl Plan {
-    /// The same, but nobody comes or goes.
+    /// The same, but nobody comes or goes, and all stands in the log.
     pub(crate) fn still(mut self) -> Plan {
         self.living = Living::default();
+        self.always_log = true;
         self
     }
 }
@@ -290,6 +293,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 turns,
                 device,
                 living: Living::of(seed),
+                always_log: seed.is_multiple_of(2),
             },
         )
 }

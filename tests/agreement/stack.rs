@@ -40,6 +40,8 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     let mut layout = Layout::default();
     layout.replicas = plan.replicas;
     layout.seats = plan.replicas + plan.living.free;
+    layout.confirm = plan.living.confirms();
+    layout.always_log = plan.always_log;
     layout.log = plan.log;
     layout.request_chunk = plan.request_chunk;
     layout.frame_chunk = plan.frame_chunk;

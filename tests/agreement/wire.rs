@@ -34,10 +34,14 @@ pub(crate) struct Seen {
     pub(crate) died: bool,
     pub(crate) died_performing: bool,
     pub(crate) died_applying: bool,
+    pub(crate) flipped: bool,
+    pub(crate) repaired: bool,
+    pub(crate) unwound: bool,
+    pub(crate) alone: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 26;
+    pub(crate) const COUNT: usize = 30;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -67,6 +71,10 @@ impl Seen {
         ("a worker that died between two steps", true),
         ("a worker that died performing", true),
         ("a worker that died applying", true),
+        ("a bit of a state that flipped", true),
+        ("a worker that was repaired", true),
+        ("a worker whose changed state made it panic", false),
+        ("a worker that was alone, and used no log", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -97,6 +105,10 @@ impl Seen {
             self.died,
             self.died_performing,
             self.died_applying,
+            self.flipped,
+            self.repaired,
+            self.unwound,
+            self.alone,
         ]
     }
 }

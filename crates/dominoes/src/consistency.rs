@@ -180,6 +180,18 @@ impl Fingerprints {
         }
     }
 
+    /// Forgets what `replica` has posted at `position` and later.
+    ///
+    /// # Panics
+    /// If there is no such replica.
+    pub fn forget_from(&self, replica: usize, position: Seq) {
+        for post in self.rings[replica].iter() {
+            if Self::read(post).is_none_or(|(found, _)| found >= position) {
+                post.position.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Compares what is there. Returns how many positions were found in at least two replicas, all
     /// equal.
     ///

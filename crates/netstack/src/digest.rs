@@ -225,7 +225,7 @@ pub enum Options {
 }
 
 /// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section 3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sack {
     /// How many blocks there are, 1 to 4.
     count: u8,
@@ -275,7 +275,7 @@ pub struct Acks {
 }
 
 /// Options of a SYN or SYN-ACK.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SynOptions {
     /// Maximum segment size in octets (RFC 9293 section 3.7.1).
     pub mss: Option<u16>,

@@ -38,7 +38,7 @@ impl EffectSink for Vec<Effect> {
 }
 
 /// Something to be done outside the protocol state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Copy received octets into the stream. Every octet of a stream is named by exactly one of these.
     Deliver(Deliver),
@@ -113,7 +113,7 @@ pub enum Effect {
 }
 
 /// Copies of the run's datagrams into a socket's queue, one behind the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Queue {
     /// The socket.
     pub socket: ConnId,
@@ -130,7 +130,7 @@ pub struct Queue {
 }
 
 /// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or fragments of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendDatagrams {
     /// Whose send ring holds them.
     pub socket: ConnId,
@@ -159,7 +159,7 @@ pub struct SendDatagrams {
 }
 
 /// A copy from the run's payloads into the receive ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deliver {
     /// The connection.
     pub conn: ConnId,
@@ -181,7 +181,7 @@ pub struct Deliver {
 ///
 /// Frame i carries the octets from `payload_offset + i * frame_len` on, `frame_len` of them but for the
 /// last. A frame longer than `mss` is for the device to cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmit {
     /// Number of the first frame.
     pub first_frame: u64,
@@ -241,7 +241,7 @@ impl Transmit {
 }
 
 /// What a socket learns of its connection. Each can be told once, in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
     /// The handshake is complete.

@@ -91,7 +91,7 @@ impl BuildHasher for Keyed {
     }
 }
 
-/// The table of connections by flow. It is only ever asked, never walked: its order means nothing.
+/// The table of connections by flow. It is only ever asked, and never walked for what it says: its order means nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demux {
     table: HashMap<Flow, ConnId, Keyed>,
@@ -114,5 +114,12 @@ impl Demux {
 
     pub(crate) fn remove(&mut self, flow: &Flow) {
         self.table.remove(flow);
+    }
+
+    /// All of it as one number, whatever the order.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let keyed = self.table.hasher();
+        let entries = self.table.iter().map(|entry| keyed.hash_one(entry));
+        entries.fold(0, u64::wrapping_add)
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct RxPump {
     shard: Shard,
     /// Whether payload may be stored while it is verified.
     pub(crate) stores_ahead: bool,
+    /// How often it began to do so.
+    stint: u64,
     /// Where frames are claimed into; empty between turns.
     batch: Vec<Frame>,
     /// What the holder brought along.
@@ -137,6 +139,7 @@ impl RxPump {
             announce: false,
             shard: Shard::ONLY,
             stores_ahead: false,
+            stint: 0,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
             held: 0,
@@ -159,6 +162,12 @@ impl RxPump {
             received: 0,
             stats: PumpStats::default(),
         }
+    }
+
+    /// From now on payload may be stored while it is verified, whenever [`stores_ahead`](Self::stores_ahead) says so; it was
+    /// not before.
+    pub(crate) fn begin_storing_ahead(&mut self) {
+        self.stint += 1;
     }
 
     /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
@@ -635,7 +644,7 @@ impl RxPump {
             digest.app_written = app_written as u32;
             digest.bits |= Digest::PROGRESS;
             if self.stores_ahead && digest.len > 0 {
-                let place = stream.reserve(digest.seg_seq, digest.len, app_read);
+                let place = stream.reserve(digest.seg_seq, digest.len, app_read, self.stint);
                 run.place = place.filter(|_| verdict.is_none());
             }
         }

@@ -814,6 +814,11 @@ impl Replica {
         self.position
     }
 
+    /// How many requests were applied, of the log and besides.
+    pub fn applied(&self) -> u64 {
+        self.position + self.besides
+    }
+
     /// What was applied from `position` on stood in no log: that is the position of the next request again.
     pub(crate) fn stay_at(&mut self, position: u64) {
         self.besides += self.position - position;
@@ -838,7 +843,7 @@ impl Replica {
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
         StateStats {
-            requests: self.position + self.besides,
+            requests: self.applied(),
             resets_withheld: self.frames.resets.refused,
             challenges_withheld: self.frames.challenges.refused,
             ..self.stats
@@ -875,8 +880,7 @@ impl Replica {
         let mut h = self.fold;
         let mut add = |word: u64| h = mix(h ^ word);
         add(self.now.as_nanos());
-        add(self.position);
-        add(self.besides);
+        add(self.applied());
         add(u64::from(self.shard.index) << 16 | u64::from(self.shard.of));
         add(self.frames.next);
         add(self.frames.limit);
@@ -904,10 +908,17 @@ impl Replica {
         h
     }
 
+    /// The same with what follows from the state: the tables in which connections and deadlines are found. What once
+    /// was changed behind a replica's back may have left something there, and be overwritten itself.
+    pub(crate) fn whole_fingerprint(&self) -> u64 {
+        let tables = mix(self.demux.fingerprint()) ^ self.deadlines.fingerprint();
+        mix(self.fingerprint() ^ tables)
+    }
+
     /// Names the first field in which two replicas differ, if they do.
     pub fn first_difference(&self, other: &Replica) -> Option<String> {
-        if self.position != other.position {
-            return Some(format!("position {} / {}", self.position, other.position));
+        if self.applied() != other.applied() {
+            return Some(format!("applied {} / {}", self.applied(), other.applied()));
         }
         if self.now != other.now {
             return Some(format!("now {:?} / {:?}", self.now, other.now));

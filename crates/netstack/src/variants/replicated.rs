@@ -23,6 +23,7 @@ mod kept;
 mod late;
 mod members;
 mod primaries;
+mod proof;
 mod staff;
 mod worker;
 
@@ -491,7 +492,7 @@ impl<T: Tamper> Group<T> {
     }
 
     /// Another worker, on seat `seat` or on any that is free. It sits among the workers once one of them has had a
-    /// step, and [`seat`](Self::seat) was called.
+    /// step, or more than half of three and more, and [`seat`](Self::seat) was called.
     ///
     /// # Errors
     /// If no seat is free, or no worker is left.

@@ -4,6 +4,7 @@
 //! entry may be early, never late: deadlines move back with every acknowledgment, and who is looked at too early says
 //! when to look again.
 
+use crate::effect::mix;
 use crate::time::Instant;
 
 /// Not in the heap.
@@ -54,6 +55,13 @@ impl Deadlines {
             self.position[moved as usize] = i as u32;
             self.settle(i);
         }
+    }
+
+    /// All of it as one number: where an entry stands in the heap means nothing.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let entries = self.heap.iter();
+        let entries = entries.map(|(at, place)| mix(at.as_nanos() ^ mix(u64::from(*place))));
+        entries.fold(0, u64::wrapping_add)
     }
 
     /// Takes out the earliest place, if it is due at `now`.

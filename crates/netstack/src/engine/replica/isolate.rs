@@ -54,7 +54,7 @@ impl Replica {
         let planted = self.limits.panics_ppm > 0;
         #[cfg(feature = "testkit")]
         let at = if planted {
-            mix(self.position ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2))
+            mix((self.position + self.besides) ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2))
         } else {
             0
         };

@@ -72,7 +72,9 @@ impl<T: Tamper> Worker<T> {
         let (pump, mut log) = side.parts(&self.shared, self.id);
         log.reclaim(&mut |run| self.shelf.put(run));
         let is_full = log.gap() == 0;
-        if !is_full {
+        if is_full {
+            pump.begin_storing_ahead();
+        } else {
             pump.fill_up(now, &mut log);
         }
         is_full

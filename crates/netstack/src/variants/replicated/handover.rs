@@ -6,6 +6,8 @@
 //! does. The book is behind a lock, into which nobody looks unless a relaxed bit says that there is something in it for
 //! them; and a worker that finds it locked goes on with its work, and comes back.
 //!
+//! What was given is [proven](super::proof) before it counts.
+//!
 //! Nothing stops meanwhile. The joiner has all requests from the snapshot's position on before it, since the fork holds
 //! the log there, and all effects below that may not be done.
 
@@ -16,7 +18,8 @@ use dominoes::{Seq, Spin, Subscription};
 
 use super::kept::Kept;
 use super::members::Crews;
-use super::worker::Worker;
+use super::proof::Offer;
+use super::worker::{Standing, Worker};
 use super::{Shared, Tamper};
 use crate::config::Limits;
 use crate::digest::Request;
@@ -48,12 +51,12 @@ impl Snapshot {
 }
 
 /// How it stands with a seat.
-enum Seat {
+pub(super) enum Seat {
     Free,
     /// Somebody waits for a snapshot of one of these workers.
     Wanted(u64),
-    /// It is there.
-    Served(Box<Snapshot>),
+    /// It is there, or already where it was wanted, and others say whether it is right.
+    Offered(Box<Offer>),
     Taken,
     /// Its worker has no state, and waits to be recruited.
     Resting,
@@ -74,6 +77,8 @@ pub(super) enum Arrival {
 pub(super) enum Exit {
     /// It was asked to, and owes nothing.
     Left,
+    /// It was never there.
+    Withdrew,
     /// It unwound, or was dropped.
     Died,
     /// It was asked to rest, and owes nothing.
@@ -84,7 +89,7 @@ pub(super) enum Exit {
 
 /// Who has which seat.
 pub(super) struct Book {
-    seats: Vec<Seat>,
+    pub(super) seats: Vec<Seat>,
     stats: MemberStats,
     /// Members are known to differ, and not who is right.
     is_undecided: bool,
@@ -111,7 +116,7 @@ impl Ledger {
         }))
     }
 
-    fn open(&self) -> MutexGuard<'_, Book> {
+    pub(super) fn open(&self) -> MutexGuard<'_, Book> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,25 +161,27 @@ impl Shared {
         self.world.ring();
     }
 
-    /// Worker `id` takes its seat, if the snapshot it waits for is there.
+    /// The snapshot that seat `id` waits for, if it is there.
     pub(super) fn collect(&self, id: usize) -> Option<Snapshot> {
         let mut book = self.ledger.open();
-        if !matches!(book.seats[id], Seat::Served(_)) {
-            // Those who were asked may be gone by now.
-            if let Seat::Wanted(from) = book.seats[id] {
+        match &mut book.seats[id] {
+            Seat::Offered(offer) => offer.take(),
+            Seat::Wanted(from) => {
+                // Those who were asked may be gone by now.
                 let there = self.roll.present();
-                if from & there == 0 {
-                    book.seats[id] = Seat::Wanted(u64::MAX);
+                if *from & there == 0 {
+                    *from = u64::MAX;
                 }
                 self.roll.call(there);
+                None
             }
-            return None;
+            Seat::Free | Seat::Taken | Seat::Resting => None,
         }
-        let Seat::Served(snapshot) = core::mem::replace(&mut book.seats[id], Seat::Taken) else {
-            return None;
-        };
-        self.posts.forget(id);
-        let first = snapshot.kept.first;
+    }
+
+    /// Worker `id`, which keeps requests from `first` on and stands at `position`, takes its seat. Returns what is told
+    /// of its share.
+    pub(super) fn sit(&self, id: usize, first: Seq, position: Seq) -> Seq {
         // ORDERING: Relaxed: nobody else changes the word of a seat, and `Roll::sit` publishes it.
         let told = match self.performed[id].load(Ordering::Relaxed) {
             NOBODY => first,
@@ -182,9 +189,9 @@ impl Shared {
         };
         // ORDERING: Release, as in `Worker::after_performing`.
         self.performed[id].store(told, Ordering::Release);
-        self.roll.sit(id, snapshot.replica.position());
+        self.roll.sit(id, position);
         self.roll.expect_no_more(id);
-        Some(*snapshot)
+        told
     }
 
     /// Counts a worker that came.
@@ -268,11 +275,11 @@ impl Shared {
         let mut book = self.ledger.open();
         book.is_undecided = false;
         self.roll.rise(id);
-        self.posts.forget(id);
         let unserved = core::mem::replace(&mut book.seats[id], Seat::Free);
         self.roll.expect_no_more(id);
         match exit {
             Exit::Left => book.stats.left += 1,
+            Exit::Withdrew => {}
             Exit::Died => book.stats.died += 1,
             Exit::Rests => {
                 book.stats.rested += 1;
@@ -314,25 +321,32 @@ impl Shared {
 pub(super) const NOBODY: Seq = Seq::MAX;
 
 impl<T: Tamper> Worker<T> {
-    /// Gives snapshots to those who wait for one. Says whether somebody still does.
+    /// Gives snapshots to those who wait for one, and says what is to be said of others'. Says whether somebody still
+    /// waits for this worker.
     pub(super) fn serve(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let Ok(mut book) = shared.ledger.0.try_lock() else {
             return true;
         };
         let me = 1u64 << self.id;
-        let mut waiting = false;
+        let (mut waiting, mut offered) = (false, false);
         for seat in &mut book.seats {
-            if !matches!(seat, Seat::Wanted(from) if *from & me != 0) {
-                continue;
-            }
-            match self.snapshot() {
-                Some(snapshot) => *seat = Seat::Served(Box::new(snapshot)),
-                None => waiting = true,
+            match seat {
+                Seat::Wanted(from) if *from & me != 0 => match self.snapshot() {
+                    Some(snapshot) => {
+                        *seat = Seat::Offered(Box::new(Offer::new(self.id, snapshot)));
+                        offered = true;
+                    }
+                    None => waiting = true,
+                },
+                Seat::Offered(offer) => waiting |= !offer.hear(self.id, &self.replica),
+                _ => {}
             }
         }
         drop(book);
-        if !waiting {
+        if offered {
+            shared.call(shared.roll.present() & !me);
+        } else if !waiting {
             shared.bell.notify_all();
         }
         waiting
@@ -343,8 +357,10 @@ impl<T: Tamper> Worker<T> {
 pub struct Joining<T: Tamper = ()> {
     shared: Arc<Shared>,
     seat: usize,
-    /// `None` once it sits.
+    /// `None` once it was given a state.
     tamper: Option<T>,
+    /// It was given a state, which is to be proven.
+    worker: Option<Box<Worker<T>>>,
 }
 
 impl<T: Tamper> Joining<T> {
@@ -358,6 +374,7 @@ impl<T: Tamper> Joining<T> {
             seat: shared.want(seat)?,
             shared: Arc::clone(shared),
             tamper: Some(tamper),
+            worker: None,
         })
     }
 
@@ -368,27 +385,36 @@ impl<T: Tamper> Joining<T> {
 
     /// Whether it still does.
     pub fn is_waiting(&self) -> bool {
-        self.tamper.is_some()
+        self.tamper.is_some() || self.worker.is_some()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// The worker, once it was given a state; `None` before, and after it was given away.
+    /// The worker, once it was given a state that is proven; `None` before, and after it was given away.
     pub fn try_sit(&mut self) -> Option<Worker<T>> {
-        self.tamper.as_ref()?;
-        let snapshot = self.shared.collect(self.seat)?;
+        if self.tamper.is_some() {
+            let snapshot = self.shared.collect(self.seat)?;
+            let tamper = self.tamper.take()?;
+            let shared = Arc::clone(&self.shared);
+            let mut worker = Worker::new(self.seat, shared, snapshot, tamper);
+            worker.standing = Standing::Proving;
+            self.worker = Some(Box::new(worker));
+        }
+        if !self.worker.as_mut()?.try_sit() {
+            return None;
+        }
         self.shared.count_arrival(Arrival::Joined);
-        let tamper = self.tamper.take()?;
-        let shared = Arc::clone(&self.shared);
-        Some(Worker::new(self.seat, shared, snapshot, tamper))
+        self.worker.take().map(|worker| *worker)
     }
 }
 
 impl<T: Tamper> Drop for Joining<T> {
     fn drop(&mut self) {
-        if self.tamper.is_some() {
+        if let Some(worker) = &mut self.worker {
+            worker.standing = Standing::Withdrawn;
+        } else if self.tamper.is_some() {
             self.shared.withdraw(self.seat);
         }
     }

@@ -3,14 +3,15 @@
 //! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug that only one machine
 //! shows. Replicas post fingerprints of their states at equal positions. Whoever posts looks what the others posted
 //! there; so the last of them sees all. A value that more than half of the *voters* posted is right: those are the workers
-//! that take part, and came to the position by themselves and not by a snapshot behind it. Others are accused. Who is
+//! that take part, and came to the position by themselves and not by a snapshot behind it; and whoever has posted there
+//! and is gone since, unless it differed. What was decided once stays so, whoever leaves. Others are accused. Who is
 //! accused looks once more by itself, gets up from its seat, throws its state away, and joins again with that of one of the
 //! majority. Where nobody has a majority, as among two, it is counted and [compared](super::Group::compare) by whoever
 //! wants to know, and all go on.
 //!
 //! By default a change is found when the next fingerprint is posted, and what the replica performed until then is done.
-//! With [`Layout::confirm`](super::Layout) each position is posted, and nothing is performed that a majority does not
-//! agree with. Then what comes of a changed state reaches neither the wire nor an application: the pace is that of the
+//! With [`Layout::confirm`](super::Layout) each position is posted, together with what the request there asked for, and
+//! nothing is performed that a majority does not agree with. Then what comes of a changed state reaches neither the wire nor an application: the pace is that of the
 //! majority, and each replica computes a fingerprint per request.
 
 use dominoes::Seq;
@@ -34,11 +35,11 @@ enum Finding {
 
 impl Shared {
     fn judge(&self, position: Seq) -> Finding {
-        let voters = self.roll.voters(position);
         let posted = |id: usize| self.posts.at(id, position);
-        let all = seats(voters)
+        let all = seats(self.roll.known())
             .filter(|id| posted(*id).is_some())
             .fold(0, |all, id| all | 1u64 << id);
+        let voters = self.roll.voters(position) | all;
         for print in seats(all).filter_map(posted) {
             let alike = seats(all).filter(|id| posted(*id) == Some(print));
             let right = alike.fold(0, |mask, id| mask | 1u64 << id);
@@ -68,22 +69,43 @@ impl Shared {
         }
     }
 
-    /// The majority that worker `id` differs from, at some position that is still known.
-    fn opponents(&self, id: usize) -> Option<u64> {
+    /// The majority that worker `id` differs from, at some position that is still known, and the first position at which
+    /// anybody has something else.
+    fn opponents(&self, id: usize) -> Option<(u64, Seq)> {
+        // Others may have sat there before.
         let posts = self.posts.all(id).into_iter();
-        posts
-            .filter_map(|(position, _)| match self.judge(position) {
-                Finding::Majority { wrong, right } if wrong >> id & 1 != 0 => Some(right),
-                _ => None,
-            })
-            .next()
+        let own = posts.filter(|(position, _)| *position > self.roll.since(id));
+        let (mut majority, mut first) = (None, Seq::MAX);
+        for (position, print) in own {
+            let mut others = seats(self.roll.known()).filter_map(|id| self.posts.at(id, position));
+            if others.any(|other| other != print) {
+                first = first.min(position);
+            }
+            if let Finding::Majority { wrong, right } = self.judge(position)
+                && wrong >> id & 1 != 0
+            {
+                majority = Some(right);
+            }
+        }
+        majority.map(|right| (right, first))
+    }
+
+    /// Whether a majority has `print` at `position`; `None` if that is not known.
+    pub(super) fn is_right(&self, position: Seq, print: u64) -> Option<bool> {
+        match self.judge(position) {
+            Finding::Majority { right, .. } => {
+                let theirs = seats(right).find_map(|id| self.posts.at(id, position));
+                theirs.map(|theirs| theirs == print)
+            }
+            Finding::Open | Finding::Undecided => None,
+        }
     }
 }
 
 impl<T: Tamper> Worker<T> {
     /// Somebody says that this worker differs. If it does, it gets up. Says whether it did.
     pub(super) fn face_accusation(&mut self) -> bool {
-        let Some(right) = self.shared.opponents(self.id) else {
+        let Some((right, first_wrong)) = self.shared.opponents(self.id) else {
             return false;
         };
         if matches!(self.standing, Standing::Leaving(_)) && self.shared.may_go(self.id) {
@@ -94,6 +116,8 @@ impl<T: Tamper> Worker<T> {
         let first = self.cursor.seq;
         self.kept = Kept::from(first);
         self.cursor = Cursor::at_first(&self.kept);
+        // What it posted before counts on.
+        self.shared.posts.forget_from(self.id, first_wrong);
         self.shared.leave(self.id, Exit::Differed(right));
         true
     }

@@ -1,8 +1,10 @@
 //! What a worker keeps of what it applied: everything that it does not know to be done yet.
 
+use core::hash::{Hash, Hasher};
 use std::collections::VecDeque;
 
 use dominoes::Seq;
+use siphasher::sip::SipHasher13;
 
 use crate::digest::Request;
 use crate::effect::{Effect, EffectSink};
@@ -87,6 +89,16 @@ impl Kept {
         change(&mut effects);
         self.pending = effects.len() as u32;
         self.effects.extend(effects);
+    }
+
+    /// What the newest request asks for, as one number.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let newest = self.applied.back().map_or(0, |newest| newest.effects);
+        let mut hasher = SipHasher13::new();
+        for effect in self.effects.range(self.effects.len() - newest as usize..) {
+            effect.hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// The position after the newest request that is kept.

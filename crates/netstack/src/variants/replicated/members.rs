@@ -455,10 +455,15 @@ impl Roll {
         self.accused.fetch_and(!(1 << id), Ordering::Relaxed) >> id & 1 != 0
     }
 
+    /// Where the worker on seat `id` began.
+    pub(super) fn since(&self, id: usize) -> Seq {
+        self.since[id].load(Ordering::Relaxed)
+    }
+
     /// Those whose state at `position` is one that they came to by themselves.
     pub(super) fn voters(&self, position: Seq) -> u64 {
         let there = self.present();
-        let voters = seats(there).filter(|id| self.since[*id].load(Ordering::Relaxed) < position);
+        let voters = seats(there).filter(|id| self.since(*id) < position);
         voters.fold(0, |mask, id| mask | 1 << id)
     }
 }

@@ -43,10 +43,14 @@ pub(super) enum Standing {
     Leaving(Seq),
     /// It has left, and only is to be dropped.
     Gone,
-    /// It differed from the majority, and waits for a state.
+    /// It differed from the majority, or comes anew, and waits for a state.
     Waiting,
-    /// It has no state, and waits to be wanted; then, for one.
+    /// It has no state, and waits to be wanted.
     Resting,
+    /// It was given a state, which is to be proven.
+    Proving,
+    /// It was to come, and is not wanted any more.
+    Withdrawn,
 }
 
 /// One replica, and its share of the work.
@@ -62,6 +66,10 @@ pub struct Worker<T: Tamper = ()> {
     pub(super) standing: Standing,
     /// The position below which a majority has its state, if that is asked for.
     pub(super) confirmed: Seq,
+    /// How it comes by the state that it waits for.
+    pub(super) arrival: Arrival,
+    /// Fingerprints of positions that it came to before its state was proven.
+    pub(super) unposted: Vec<(Seq, u64)>,
     /// Next request to be looked at for preparing.
     prepared: Seq,
     /// Payload octets of requests that are prepared and not performed.
@@ -91,7 +99,7 @@ pub struct Worker<T: Tamper = ()> {
 }
 
 impl<T: Tamper> Worker<T> {
-    /// A worker that goes on where `snapshot` stands, on a seat that is taken for it.
+    /// A worker that goes on where `snapshot` stands, on a seat that is kept for it.
     pub(super) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, tamper: T) -> Self {
         // What its predecessor performed counts on.
         let stats = shared.shares[id].load();
@@ -110,6 +118,8 @@ impl<T: Tamper> Worker<T> {
             log,
             prepared: replica.position(),
             confirmed: replica.position(),
+            arrival: Arrival::Repaired,
+            unposted: Vec::new(),
             cursor: Cursor::at_first(&kept),
             replica,
             kept,
@@ -149,13 +159,37 @@ impl<T: Tamper> Worker<T> {
         } = snapshot;
         self.watch = Watch::new(self.shared.layout.seats());
         self.watch.now = now;
-        self.prepared = replica.position();
-        self.confirmed = replica.position();
         self.cursor = Cursor::at_first(&kept);
-        self.told = self.shared.performed[self.id].load(Ordering::Relaxed);
+        self.unposted.clear();
         self.ahead = 0;
         self.unsent = (0, 0);
         (self.replica, self.log, self.kept, self.crews) = (replica, log, kept, crews);
+        self.standing = Standing::Proving;
+    }
+
+    /// Gets a state, if one is there, and goes on until it is proven. Says whether it takes part from now on.
+    pub(super) fn try_sit(&mut self) -> bool {
+        if self.standing == Standing::Waiting {
+            let Some(snapshot) = self.shared.collect(self.id) else {
+                // What it does not read would hold the log.
+                let end = self.log.poll();
+                self.log.advance_to(end);
+                return false;
+            };
+            self.renew(snapshot);
+        }
+        self.prove()
+    }
+
+    /// Takes part from where its state stands.
+    pub(super) fn sit(&mut self) {
+        self.told = self
+            .shared
+            .sit(self.id, self.kept.first, self.replica.position());
+        self.prepared = self.replica.position();
+        self.confirmed = self.replica.position();
+        self.cursor = Cursor::at_first(&self.kept);
+        self.unposted = Vec::new();
         self.standing = Standing::Member;
     }
 
@@ -171,6 +205,8 @@ impl<T: Tamper> Worker<T> {
             // Those who work have the words to themselves that it would write.
             return true;
         }
+        // Who is given a state may come and go before this worker's next turn.
+        self.return_to_log();
         let shared = Arc::clone(&self.shared);
         shared.roll.answer_call(self.id);
         if shared.roll.take_accusation(self.id)
@@ -181,28 +217,21 @@ impl<T: Tamper> Worker<T> {
             return true;
         }
         match self.standing {
-            Standing::Gone => {
+            Standing::Gone | Standing::Withdrawn => {
                 shared.roll.call(1 << self.id);
                 return true;
             }
-            Standing::Waiting | Standing::Resting => {
-                match shared.collect(self.id) {
-                    Some(snapshot) => {
-                        let arrival = match self.standing {
-                            Standing::Waiting => Arrival::Repaired,
-                            _ => Arrival::Recruited,
-                        };
-                        self.renew(snapshot);
-                        shared.count_arrival(arrival);
-                    }
-                    None => {
-                        // What it does not read would hold the log.
-                        let end = self.log.poll();
-                        self.log.advance_to(end);
-                        shared.roll.call(1 << self.id);
-                        return true;
-                    }
+            Standing::Resting => {
+                (self.standing, self.arrival) = (Standing::Waiting, Arrival::Recruited);
+                shared.roll.call(1 << self.id);
+                return true;
+            }
+            Standing::Waiting | Standing::Proving => {
+                if !self.try_sit() {
+                    shared.roll.call(1 << self.id);
+                    return true;
                 }
+                shared.count_arrival(core::mem::replace(&mut self.arrival, Arrival::Repaired));
             }
             Standing::Member if shared.roll.is_leaving(self.id) => {
                 self.standing = Standing::Leaving(self.log.poll());
@@ -523,7 +552,7 @@ impl<T: Tamper> Worker<T> {
     }
 
     #[inline]
-    fn apply_one(&mut self) -> bool {
+    pub(super) fn apply_one(&mut self) -> bool {
         let seq = self.replica.position();
         let Some(request) = self.log.get(seq) else {
             return false;
@@ -571,7 +600,15 @@ impl<T: Tamper> Worker<T> {
     #[inline(never)]
     fn post(&mut self, position: Seq) {
         let posts = &self.shared.posts;
-        let print = self.replica.post(position / posts.every());
+        let mut print = self.replica.post(position / posts.every());
+        if self.shared.layout.confirm {
+            // A change may be overwritten by the request that something comes of it.
+            print = print.rotate_left(1) ^ self.kept.fingerprint();
+        }
+        if self.standing == Standing::Proving {
+            self.unposted.push((position, print));
+            return;
+        }
         posts.post(self.id, position, print);
         self.shared.compare_at(position);
     }
@@ -662,24 +699,25 @@ impl<T: Tamper> Worker<T> {
         self.forget(self.shared.performed_by(self.crews.owners()));
         if !self.watch.look(&self.shared, &self.kept, &self.crews) {
             // Who is missing tells nothing more; that all is done nevertheless has to be told.
-            if self.shared.roll.misses_somebody() {
-                self.verify();
-            }
-            return 0;
+            let told = self.shared.roll.misses_somebody() && self.verify();
+            return usize::from(told);
         }
         let walk = self.walk(most);
         self.forget(walk.verified);
-        self.verify();
+        let told = self.verify();
         self.shared.shares[self.id].post(&self.stats);
-        walk.done
+        walk.done.max(usize::from(told))
     }
 
-    /// Tells that all it has forgotten is done, by whomever.
-    fn verify(&self) {
-        if self.shared.verified[self.id].load(Ordering::Relaxed) < self.kept.first {
-            // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-            self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
+    /// Tells that all it has forgotten is done, by whomever. Says whether that was news: the pump may have waited for it.
+    fn verify(&self) -> bool {
+        let told = self.shared.verified[self.id].load(Ordering::Relaxed);
+        if told >= self.kept.first {
+            return false;
         }
+        // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
+        self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
+        true
     }
 
     #[cold]
@@ -818,10 +856,10 @@ impl<T: Tamper> Drop for Worker<T> {
             return self.shared.withdraw(self.id);
         }
         // What it had begun, it let go of on the way here.
-        let exit = if self.has_left() {
-            Exit::Left
-        } else {
-            Exit::Died
+        let exit = match self.standing {
+            Standing::Gone => Exit::Left,
+            Standing::Withdrawn => Exit::Withdrew,
+            _ => Exit::Died,
         };
         self.shared.leave(self.id, exit);
     }
