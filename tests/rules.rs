@@ -1,0 +1,11 @@
+//! The conformance scripts alone: a small binary for `.ci/mutants`, which links it once for every rule it breaks.
+//! `tests/main.rs` has them too, so this is not run by default.
+
+mod conformance;
+#[allow(dead_code)]
+mod support;
+
+#[allow(dead_code)]
+mod agreement {
+    pub(crate) mod segment;
+}
