@@ -406,6 +406,21 @@ mod tests {
     }
 
     #[test]
+    fn what_rests_keeps_the_room_of_a_few_stretches_and_no_more() {
+        let rests = |count: u64| {
+            let sends: Vec<_> = (0..count).map(|i| (10, i)).collect();
+            let mut f = flight(&sends);
+            let room = f.stretches.capacity();
+            f.acked(UNA + 10 * count as u32, |_| ());
+            assert!(f.stretches.is_empty());
+            (room, f.stretches.capacity())
+        };
+        assert_eq!(rests(100).1, 0);
+        let (before, after) = rests(IDLE as u64);
+        assert_eq!(before, after);
+    }
+
+    #[test]
     fn memory_is_bounded_whatever_blocks_say() {
         let mut f = Flight::new();
         let mut begin = UNA;

@@ -286,6 +286,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_acknowledged_beyond_a_step_of_reno_counts_for_the_next_one() {
+        let mut cubic = Cubic::default();
+        cubic.fallen(20 * MSS, 20 * MSS, MSS);
+        // Section 4.3: W_est grows by alpha * acked / cwnd segments, 9/17 * 7/10 each time: 4.08 after eleven.
+        let cwnd = 10 * MSS;
+        for _ in 0..11 {
+            cubic.grown(cwnd, &ack(Instant::from_millis(1), 7 * MSS, cwnd));
+        }
+        assert_eq!(cubic.w_est, cwnd + 4 * MSS);
+    }
+
+    #[test]
     fn a_window_that_falls_short_of_the_last_one_leaves_room_to_others() {
         let mut cubic = Cubic::default();
         cubic.fallen(1000 * MSS, 1000 * MSS, MSS);

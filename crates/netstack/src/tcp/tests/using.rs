@@ -22,6 +22,15 @@ fn abort_resets_at_once_and_tells_why() {
 }
 
 #[test]
+fn a_connection_that_is_over_remembers_nothing_of_what_was_in_flight() {
+    let mut solo = Solo::established();
+    solo.write(8000);
+    assert!(solo.tcb().flight.first().is_some());
+    solo.call(|tcb, cx| tcb.abort(cx));
+    assert!(solo.tcb().flight.first().is_none());
+}
+
+#[test]
 fn a_reset_without_credit_waits_and_the_connection_is_not_closed_before() {
     let limits = Limits {
         tx_slots: 4,
