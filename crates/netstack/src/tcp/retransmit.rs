@@ -467,6 +467,16 @@ mod tests {
     }
 
     #[test]
+    fn an_echo_of_what_was_not_said_yet_is_no_measurement() {
+        let now = Instant::from_nanos(77 << TICK_SHIFT);
+        let ago = |ticks: u32| measured_by(77_u32.wrapping_sub(ticks), now);
+        let ticks = |count: u64| Some(Duration::from_nanos(count << TICK_SHIFT));
+        assert_eq!((ago(0), ago(5)), (ticks(0), ticks(5)));
+        assert_eq!(ago((1 << 31) - 1), ticks((1 << 31) - 1));
+        assert_eq!((ago(1 << 31), ago(u32::MAX)), (None, None));
+    }
+
+    #[test]
     fn the_next_deadline_is_the_earliest_of_all() {
         let mut timers = Timers::new();
         timers.start(Timer::Linger, Instant::from_millis(5));

@@ -350,6 +350,50 @@ mod tests {
         assert_eq!((flip.hit(), same), (None, three));
     }
 
+    #[derive(Clone, Debug, Default, PartialEq)]
+    struct Nested {
+        pair: (u64, u64),
+        few: [u16; 2],
+        far: Option<Box<bool>>,
+        three: Some3,
+    }
+    walk!(Nested, "nested", { pair, few, far, three });
+
+    #[test]
+    fn a_change_of_any_bit_changes_the_fingerprint_and_is_found_by_the_name_of_its_field() {
+        let nested = Nested {
+            far: Some(Box::new(true)),
+            ..Nested::default()
+        };
+        let mut names = Vec::new();
+        for bit in 0..Flip::bits(&nested) {
+            let mut other = nested.clone();
+            let mut flip = Flip::new(bit);
+            other.flip("", &mut flip);
+            assert_ne!(fingerprint(&other), fingerprint(&nested), "bit {bit}");
+            assert_eq!(first_difference(&nested, &other), flip.hit());
+            names.extend(flip.hit());
+        }
+        let count = |name| names.iter().filter(|is| **is == name).count();
+        assert_eq!((count("nested.pair"), count("nested.few")), (128, 32));
+        assert!(count("nested.far") > 1 && count("three.flag") == 1);
+        assert_eq!(fingerprint(&nested.clone()), fingerprint(&nested));
+        assert_eq!(first_difference(&nested.clone(), &nested), None);
+    }
+
+    #[test]
+    fn a_step_of_the_hash_loses_no_bit_of_either_argument() {
+        for start in [0, u64::MAX, 0x0123_4567_89ab_cdef] {
+            for bit in 0..64 {
+                let other = start ^ 1 << bit;
+                for same in [0, u64::MAX] {
+                    assert_ne!(fold(start, same), fold(other, same), "bit {bit}");
+                    assert_ne!(fold(same, start), fold(same, other), "bit {bit}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_is_nothing_can_become_something() {
         let mut empty = Some3::default();

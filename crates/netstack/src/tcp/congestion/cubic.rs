@@ -304,6 +304,29 @@ mod tests {
         assert_eq!(cubic.w_max, 1000 * MSS);
         cubic.fallen(800 * MSS, 800 * MSS, MSS);
         assert_eq!(cubic.w_max, 680 * MSS);
+        // Section 4.7: only if it is less.
+        cubic.fallen(680 * MSS, 680 * MSS, MSS);
+        assert_eq!(cubic.w_max, 680 * MSS);
+    }
+
+    #[test]
+    fn a_window_does_not_fall_below_two_segments() {
+        let mut cubic = Cubic::default();
+        assert_eq!(cubic.fallen(2 * MSS, 2 * MSS, MSS), 2 * MSS);
+        assert_eq!(cubic.fallen(3 * MSS, 3 * MSS, MSS), 3 * MSS * 7 / 10);
+    }
+
+    #[test]
+    fn a_pause_is_no_time_in_which_the_curve_rises() {
+        let at = |second: u64| ack(Instant::from_millis(1000 * second), MSS, 10 * MSS);
+        let mut cubic = Cubic::default();
+        cubic.grown(10 * MSS, &at(1));
+        cubic.grown(10 * MSS, &at(2));
+        assert_eq!(cubic.epoch, Instant::from_millis(1000));
+        // Section 5.8: the time in which the application sent nothing is not counted.
+        cubic.restarted();
+        cubic.grown(10 * MSS, &at(90));
+        assert_eq!(cubic.epoch, Instant::from_millis(90_000));
     }
 
     #[test]

@@ -36,3 +36,48 @@ impl Algorithm for Reno {
         self.acked = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seqnum::SeqNum;
+    use crate::time::{Duration, Instant};
+
+    const MSS: u32 = 1000;
+
+    fn ack(acked: u32) -> Acked {
+        Acked {
+            una: SeqNum(0),
+            nxt: SeqNum(0),
+            acked,
+            flight: 10 * MSS,
+            marked: false,
+            mss: MSS,
+            now: Instant::ZERO,
+            srtt: Duration::ZERO,
+            rtt: None,
+        }
+    }
+
+    #[test]
+    fn what_is_acknowledged_beyond_a_window_counts_for_the_next_segment() {
+        let mut reno = Reno::default();
+        assert_eq!(reno.grown(10 * MSS, &ack(7 * MSS)), 10 * MSS);
+        assert_eq!(reno.grown(10 * MSS, &ack(7 * MSS)), 11 * MSS);
+        // Four are left over, and with seven more it is eleven.
+        assert_eq!(reno.grown(11 * MSS, &ack(7 * MSS)), 12 * MSS);
+        assert_eq!(reno.acked, 0);
+    }
+
+    #[test]
+    fn a_loss_halves_what_was_in_flight_and_it_and_a_pause_begin_the_count_anew() {
+        let mut reno = Reno::default();
+        reno.grown(10 * MSS, &ack(7 * MSS));
+        assert_eq!(reno.fallen(10 * MSS, 9 * MSS, MSS), 9 * MSS / 2);
+        assert_eq!(reno.acked, 0);
+        assert_eq!(reno.fallen(10 * MSS, 3 * MSS, MSS), 2 * MSS);
+        reno.grown(10 * MSS, &ack(7 * MSS));
+        reno.restarted();
+        assert_eq!(reno.acked, 0);
+    }
+}

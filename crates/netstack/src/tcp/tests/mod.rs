@@ -1,6 +1,7 @@
 //! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary segments.
 
 mod arriving;
+mod asking;
 mod end;
 mod fuzz;
 mod pair;
