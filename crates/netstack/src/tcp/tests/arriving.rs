@@ -6,7 +6,7 @@ use crate::config::Limits;
 use crate::digest::{Flags, Mac, Options, Segment};
 use crate::effect::{Effect, Event, FrameNumbers};
 use crate::seqnum::SeqNum;
-use crate::tcp::{CHALLENGES_PER_SECOND, Cx, DELAYED_ACK, MSL, State, reset_for};
+use crate::tcp::{CHALLENGES_PER_SECOND, Cx, DELAYED_ACK, MSL, State, reset_at, reset_for};
 use crate::time::Instant;
 
 const ACK: Flags = Flags::ACK;
@@ -271,6 +271,31 @@ fn a_segment_without_a_connection_is_reset_as_the_rfc_says() {
             (Flags::RST.with(ACK), SeqNum(0), SeqNum(11)),
             (Flags::RST, SeqNum(77), SeqNum(0)),
         ]
+    );
+}
+
+#[test]
+fn a_reset_that_our_own_mistake_asks_for_leaves_if_there_is_room_and_no_limit_holds_it() {
+    let mut frames = FrameNumbers {
+        next: 7,
+        limit: 8,
+        ..FrameNumbers::default()
+    };
+    let limits = Limits {
+        resets_per_second: 0,
+        ..Limits::default()
+    };
+    let mut out = Vec::new();
+    let mut cx = Cx::new(Instant::ZERO, &mut frames, &limits, &mut out);
+    assert!(reset_at(SeqNum(77), flow(0), Mac::default(), &mut cx));
+    assert!(!reset_at(SeqNum(77), flow(0), Mac::default(), &mut cx));
+    assert_eq!(frames.next, 8);
+    let [Effect::Transmit(t)] = out.as_slice() else {
+        panic!("{out:?}");
+    };
+    assert_eq!(
+        (t.first_frame, t.flags, t.seq, t.flow),
+        (7, Flags::RST, SeqNum(77), flow(0))
     );
 }
 

@@ -89,6 +89,25 @@ fn no_frame_is_numbered_without_credit_and_all_leave_with_it() {
 }
 
 #[test]
+fn what_fills_the_credit_exactly_leaves_with_its_small_end_and_its_fin() {
+    let limits = Limits {
+        tx_slots: 4,
+        ..Solo::limits()
+    };
+    let mut solo = Solo::passive(limits, Solo::syn(Some(1000), None), None);
+    solo.hear(ACK, 1, 1, 0);
+    solo.sent();
+    solo.end.written = 3500;
+    solo.call(|tcb, cx| {
+        tcb.progress(0, 3500, cx);
+        tcb.shutdown(cx);
+    });
+    assert!(!solo.end.finish.blocked);
+    let sent = solo.sent();
+    assert_eq!((sent.len(), sent[3]), (4, (FIN_PSH_ACK, 3001, 1, 500)));
+}
+
+#[test]
 fn the_quantum_ends_a_turn() {
     let limits = Limits {
         quantum: 2,
