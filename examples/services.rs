@@ -44,6 +44,8 @@
 mod http;
 #[path = "services/iperf.rs"]
 mod iperf;
+#[path = "services/killer.rs"]
+mod killer;
 #[path = "services/self_test.rs"]
 mod self_test;
 #[path = "services/web.rs"]
@@ -66,6 +68,8 @@ use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::{
     Builder, Limits, Sockets, Stack, StackError, TcpListener, TcpStream, UdpSocket,
 };
+
+use killer::Killer;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -117,6 +121,7 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
   --gateway IP        who forwards to other networks [nobody]
   --replicas N        threads that run the stack, each with a copy of its state [2]
   --seconds N         stop after this time [never]
+  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
 enum Which {
@@ -136,6 +141,7 @@ struct Options {
     gateway: Option<Ipv4Addr>,
     replicas: usize,
     seconds: Option<u64>,
+    kill_every: Option<Duration>,
 }
 
 impl Options {
@@ -152,6 +158,7 @@ impl Options {
             gateway: None,
             replicas: 2,
             seconds: None,
+            kill_every: None,
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
@@ -174,9 +181,18 @@ impl Options {
                 Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("kill-every") => {
+                    let seconds: f64 = parser.value()?.parse()?;
+                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
+                }
                 Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
+        }
+        if options.kill_every.is_some() && options.replicas < 2 {
+            return Err(
+                "--kill-every needs two replicas: with the last one the state is gone".into(),
+            );
         }
         Ok(Some(options))
     }
@@ -251,7 +267,10 @@ fn run(options: &Options) -> Outcome<()> {
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let watched = watch(&stack, end);
+    let killer = options
+        .kill_every
+        .map(|every| Killer::new(every, options.replicas));
+    let watched = watch(&stack, end, killer);
     // Ends what waits: the listeners, and every connection, once its peer has all that was written.
     if let Err(error) = stack.close(Duration::from_secs(1)) {
         eprintln!("{error}");
@@ -295,7 +314,7 @@ impl Services {
 }
 
 /// Looks after a stack until the time is over, its device is gone, or its replicas disagree.
-fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
+fn watch(stack: &Stack, end: Option<Instant>, mut killer: Option<Killer>) -> Outcome<()> {
     while end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
             Some(error) if error.is_temporary() => eprintln!("services: {error}"),
@@ -306,7 +325,10 @@ fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
         if stack.shares().iter().any(|share| share.diverged > 0) {
             return Err("replicas differ in the work they found to do".into());
         }
-        thread::sleep(GLANCE);
+        if let Some(killer) = &mut killer {
+            killer.look(stack);
+        }
+        thread::sleep(killer.as_ref().map_or(GLANCE, Killer::pause));
     }
     Ok(())
 }

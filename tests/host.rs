@@ -12,6 +12,10 @@
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_OCTETS=1000000000` makes its files
 //!   longer.
 //!
+//! - `deaths`: replicas are killed and replaced while octets move. `HOST_OCTETS` counts here, too; `SOAK_SECONDS` is how long
+//!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
+//!   ten seconds.
+//!
 //! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,xdp,tools` makes
 //! that a failure. Tests run one after the other unless told otherwise, since each keeps all cores busy. In the end
 //! stand the rates that were seen, with the congestion control of who sent: the peer's is the machine's default. To
@@ -23,6 +27,8 @@
 
 #[path = "host/clients.rs"]
 mod clients;
+#[path = "host/deaths.rs"]
+mod deaths;
 #[path = "host/lab.rs"]
 mod lab;
 #[path = "host/services.rs"]
@@ -99,6 +105,23 @@ fn main() -> ExitCode {
             }
             // Checksums of ours are then complete where `tshark` looks.
             let mut lab = Lab::services(Device::Tap, &["--no-offloads"])?;
+            test(&lab, &|figure| figures.note(&name, &figure))
+                .and_then(|()| lab.check())
+                .map_err(|failed| lab.explain(&failed))?;
+            Ok(Completion::Completed)
+        }));
+    }
+    for &(name, device, arguments, test) in deaths::TESTS {
+        let missing = needs.missing_for_services(device);
+        let name = format!("deaths::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            let arguments = arguments()?;
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut lab = Lab::services(device, &arguments)?;
             test(&lab, &|figure| figures.note(&name, &figure))
                 .and_then(|()| lab.check())
                 .map_err(|failed| lab.explain(&failed))?;

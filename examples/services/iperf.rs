@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dominoes_netstack::{ReadHalf, TcpListener, TcpStream, WriteHalf};
 use serde_json::{Value, json};
@@ -38,6 +38,9 @@ const UNIMPLEMENTED: u32 = 13;
 pub(crate) const COOKIE: usize = 37;
 /// Longest JSON text that is read, in octets.
 const LONGEST: u32 = 1 << 20;
+/// How long a stream rests that is ahead of the rate it was given: as long as iperf3's do.
+const NAP: Duration = Duration::from_millis(1);
+
 /// Most streams of a test, as in iperf3.
 const STREAMS: u64 = 128;
 
@@ -56,6 +59,8 @@ struct Parameters {
     streams: u64,
     /// Octets written at once.
     block: usize,
+    /// Octets a second that each of our streams sends at most; zero: as fast as it can.
+    rate: u64,
     /// The client sends, and we send.
     directions: (bool, bool),
 }
@@ -73,6 +78,8 @@ impl Parameters {
         known.then_some(Parameters {
             streams,
             block: block.clamp(1, 1 << 20) as usize,
+            // `-b`, in bits a second.
+            rate: text["bandwidth"].as_u64().unwrap_or(0) / 8,
             directions: (!reverse || both, reverse || both),
         })
     }
@@ -118,11 +125,12 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
     let start = Instant::now();
     for (connection, stream) in begin {
         let (reader, writer) = connection.split();
-        let (over, block) = (Arc::clone(&over), parameters.block);
+        let over = Arc::clone(&over);
+        let (block, rate) = (parameters.block, parameters.rate);
         // They end when the client closes, which it does after it has the results.
         thread::Builder::new().spawn(move || {
             let _ = if stream.we_send {
-                fill(writer, &stream, &over, block)
+                fill(writer, &stream, &over, block, rate)
             } else {
                 empty(reader, writer, &stream)
             };
@@ -161,12 +169,24 @@ fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream
     }
 }
 
-/// Sends until the test is over.
-fn fill(mut writer: WriteHalf, stream: &Stream, over: &AtomicBool, block: usize) -> io::Result<()> {
+/// Sends until the test is over, no faster than `rate` says.
+fn fill(
+    mut writer: WriteHalf,
+    stream: &Stream,
+    over: &AtomicBool,
+    block: usize,
+    rate: u64,
+) -> io::Result<()> {
     let mut octets = vec![0; block];
     crate::web::octets(0, &mut octets);
+    let start = Instant::now();
     // ORDERING: Relaxed, it may be seen late.
     while !over.load(Relaxed) {
+        let allowed = start.elapsed().as_secs_f64() * rate as f64;
+        if rate > 0 && stream.octets.load(Relaxed) as f64 > allowed {
+            thread::sleep(NAP);
+            continue;
+        }
         let len = writer.write(&octets)?;
         // ORDERING: Relaxed, a count for people.
         stream.octets.fetch_add(len as u64, Relaxed);

@@ -145,6 +145,19 @@ impl Lab {
         }
     }
 
+    /// What the server has said so far.
+    pub(crate) fn said(&self) -> String {
+        self.server.said().clone()
+    }
+
+    /// Octets of memory that the server occupies.
+    pub(crate) fn server_memory(&self) -> Result<u64, Failed> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.server.process.0.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+    }
+
     /// A failure, with what the server has to say about it.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
         self.server.explain(failed.message().unwrap_or("failed"))
@@ -279,6 +292,12 @@ impl Running {
             process,
             deadline: Instant::now() + PATIENCE,
         })
+    }
+
+    /// Gives it more time than anything here takes.
+    pub(crate) fn allow(mut self, more: Duration) -> Running {
+        self.deadline += more;
+        self
     }
 
     /// Whether it has ended by itself. Fails when it takes too long.

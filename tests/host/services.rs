@@ -98,7 +98,7 @@ fn curl_gets_and_sends_the_same(lab: &Lab, figure: &dyn Fn(String)) -> Result<()
 }
 
 /// The hash of what `/bytes/N` answers (splitmix64 of each word's position).
-fn expected(octets: u64) -> crate::lab::Hash {
+pub(crate) fn expected(octets: u64) -> crate::lab::Hash {
     let mut hash = Sha256::new();
     let mut chunk = Vec::with_capacity(1 << 20);
     let mut at = 0;
@@ -151,7 +151,7 @@ fn nobody_at_a_port_is_told(lab: &Lab, _figure: &dyn Fn(String)) -> Result<(), F
     same(said.contains("Connection refused"), "what socat was told")
 }
 
-fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
+pub(crate) fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
     let bounded = [
         "--silent",
         "--show-error",

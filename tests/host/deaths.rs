@@ -1,0 +1,203 @@
+//! The example `services` while its replicas are killed one after the other, and others take their places.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use serde_json::Value;
+
+use crate::lab::{Device, Lab, OURS, Temporary};
+use crate::services::{curl, expected};
+use crate::{Test, same};
+
+/// Name, device, further arguments of the example, and the test.
+pub(crate) const TESTS: &[(&str, Device, Arguments, Test)] = &[
+    (
+        "a_download_outlives_the_replicas_that_serve_it",
+        Device::Tap,
+        often,
+        a_download_outlives_the_replicas_that_serve_it,
+    ),
+    (
+        "a_connection_both_ways_outlives_its_replicas_and_memory_does_not_grow",
+        Device::Packet,
+        now_and_then,
+        a_connection_both_ways_outlives_its_replicas,
+    ),
+];
+
+type Arguments = fn() -> Result<Vec<String>, Failed>;
+
+/// Octets of the download.
+const OCTETS: u64 = 1 << 30;
+/// Deaths that the download has to outlive, and segments that have to arrive between the first and the last.
+const DEATHS: u64 = 5;
+const SEGMENTS: u64 = 1_000;
+/// What memory may grow by after the first two deaths: a replica that joins before the other's memory is free takes less.
+const GROWTH: u64 = 2 << 20;
+/// Seconds at full speed before.
+const WARM: &str = "4";
+/// The rate of each way; with it both ends sleep now and then, too.
+const RATE: &str = "500M";
+/// A second of these that nothing arrives in is one that the connection was held up in.
+const RATE_BITS: f64 = 500e6;
+
+fn often() -> Result<Vec<String>, Failed> {
+    Ok(vec!["--kill-every".into(), "0.05".into()])
+}
+
+fn now_and_then() -> Result<Vec<String>, Failed> {
+    let (seconds, period) = (soak_seconds()?, soak_period()?);
+    let kill = ["--kill-every".into(), period.to_string()];
+    let end = ["--seconds".into(), (seconds + 300).to_string()];
+    Ok([kill, end].concat())
+}
+
+fn number(name: &str, default: u64) -> Result<u64, Failed> {
+    Ok(std::env::var(name).map_or(Ok(default), |text| text.parse())?)
+}
+
+fn soak_seconds() -> Result<u64, Failed> {
+    number("SOAK_SECONDS", 20)
+}
+
+fn soak_period() -> Result<u64, Failed> {
+    number("SOAK_PERIOD", 2)
+}
+
+/// What the server said of its members.
+struct Members {
+    died: u64,
+    joined: u64,
+    there: u64,
+    segments: u64,
+}
+
+/// All that it said so far.
+fn members(lab: &Lab) -> Vec<Members> {
+    let said = lab.said();
+    let lines = said.lines().filter(|line| line.starts_with("members "));
+    let read = |line: &str| {
+        let before = |what: &str| {
+            let words = line.split(what).next()?;
+            words.rsplit(' ').next()?.parse().ok()
+        };
+        Some(Members {
+            died: before(" died")?,
+            joined: before(" joined")?,
+            there: before(" there")?,
+            segments: before(" segments")?,
+        })
+    };
+    lines.filter_map(read).collect()
+}
+
+/// Its SHA-256 is right, replicas died and joined meanwhile, and segments arrived between that.
+fn a_download_outlives_the_replicas_that_serve_it(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    let octets = number("HOST_OCTETS", OCTETS)?;
+    let folder = Temporary::new()?;
+    let got = folder.file("got");
+    let before = members(lab).len();
+    let start = Instant::now();
+    curl(
+        lab,
+        &["--output", &got, &format!("http://{OURS}/bytes/{octets}")],
+    )?;
+    let took = start.elapsed();
+    let meanwhile = &members(lab)[before..];
+    same(
+        std::fs::metadata(&got)?.len() == octets,
+        "what curl got, by its length",
+    )?;
+    same(folder.hash("got")? == expected(octets), "what curl got")?;
+    let [first, .., last] = meanwhile else {
+        return Err("hardly a replica died meanwhile".into());
+    };
+    let [died, joined] = [last.died - first.died, last.joined - first.joined];
+    let segments = last.segments - first.segments;
+    figure(format!(
+        "{octets} octets in {} ms: {died} replicas died, {joined} joined, {segments} segments between",
+        took.as_millis()
+    ));
+    if died < DEATHS || joined < DEATHS || segments < SEGMENTS {
+        return Err(format!("{died} deaths, {joined} joined, {segments} segments").into());
+    }
+    Ok(())
+}
+
+/// One `iperf3` with a connection for each way: both arrive at their rate all the time.
+fn a_connection_both_ways_outlives_its_replicas(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    let (seconds, period) = (soak_seconds()?, soak_period()?);
+    // As fast as can be, so that every ring has been full once before memory is looked at.
+    lab.run("iperf3", &["-c", OURS, "-t", WARM, "--bidir"])?;
+    let duration = seconds.to_string();
+    let arguments = ["-c", OURS, "-t", &duration, "--bidir", "-b", RATE, "-J"];
+    let start = Instant::now();
+    let running = lab.start("iperf3", &arguments)?;
+    let running = running.allow(Duration::from_secs(seconds));
+    let mut memory = Vec::new();
+    while !running.has_ended()? {
+        if start.elapsed() >= Duration::from_secs(period) * (memory.len() as u32 + 1) {
+            memory.push(lab.server_memory()?);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said: Value = serde_json::from_str(&running.finish()?)?;
+    let deaths = members(lab);
+    let last = deaths.last().ok_or("no replica died")?;
+    figure(format!(
+        "{seconds} s: {} replicas died, {} joined, {} there",
+        last.died, last.joined, last.there
+    ));
+    // The last may have come after all else.
+    if last.died + 2 < seconds / period || last.joined + 1 < last.died {
+        return Err(format!("{} deaths, {} joined", last.died, last.joined).into());
+    }
+
+    for (sum, whose) in [("sum", "theirs"), ("sum_bidir_reverse", "ours")] {
+        let rates = rates(&said, sum)?;
+        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        figure(format!(
+            "{whose}: {:.0} Mbit/s of {RATE}bit/s, {:.0} in the slowest second of {}",
+            mean / 1e6,
+            slowest / 1e6,
+            rates.len()
+        ));
+        if mean < 0.9 * RATE_BITS || slowest <= 0.0 {
+            return Err(format!("{whose} was held up: {rates:?}").into());
+        }
+    }
+
+    let mega: Vec<u64> = memory.iter().map(|octets| octets >> 20).collect();
+    figure(format!("memory: {mega:?} MiB"));
+    let [_, first, rest @ ..] = &memory[..] else {
+        return Err("memory was hardly looked at".into());
+    };
+    let most = rest.iter().max().ok_or("memory was hardly looked at")?;
+    if *most > first + GROWTH {
+        return Err(format!("memory grows: {memory:?} octets").into());
+    }
+    Ok(())
+}
+
+/// Bits a second of each interval of a second.
+fn rates(said: &Value, sum: &str) -> Result<Vec<f64>, Failed> {
+    let intervals = said["intervals"].as_array().ok_or("no intervals")?;
+    let whole = intervals
+        .iter()
+        .filter(|interval| interval[sum]["seconds"].as_f64().unwrap_or(0.0) > 0.5);
+    let rates: Vec<f64> = whole
+        .filter_map(|interval| interval[sum]["bits_per_second"].as_f64())
+        .collect();
+    if rates.is_empty() {
+        return Err(format!("no intervals of {sum}").into());
+    }
+    Ok(rates)
+}
