@@ -11,7 +11,7 @@
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
-//! | `--together yes,no` | whether these and our application share a core | yes with one replica |
+//! | `--pinned yes,no` | whether each end, ours and the kernels' alike, stays on a core of its own | yes with one replica |
 //! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
 //! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
@@ -21,14 +21,16 @@
 //!
 //! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them. Kernels use CUBIC. Every
 //! slice is a connection of its own between two processes; its first 300 ms do not count. Linux is measured over the veth
-//! pair in the rows of TAP, too, since a TAP has one kernel only. CPU seconds are those of both processes and of the
-//! kernel's threads for software interrupts (on a machine with other traffic also of that). `our end/Linux's` compares
-//! the near processes alone; work that the kernel does for one end in the time of the other blurs it. `pumps` is the
-//! part of the time awake that our stack spent in calls of the device.
+//! pair in the rows of TAP, too, since a TAP has one kernel only. CPU seconds are those of both processes, with what the
+//! kernel did for the network in their time, and of its threads for software interrupts. `whole machine's` is the ratio
+//! of all that any core did (`/proc/stat`): it leaves out nothing, and counts other work on the machine, too. `our
+//! end/Linux's` compares the near processes alone; work that the kernel does for one end in the time of the other blurs
+//! it. `pumps` is the part of the time awake that our stack spent in calls of the device.
 //!
-//! With one replica our application and our stack share a core, as a kernel's do, whose TCP works on the core that calls
-//! it; the other end may run where it likes, as both kernels' do. Text that goes from core to core on its way from the
-//! application costs more than all else together, and where threads run is chance otherwise.
+//! With one replica the near end, be it our application with our stack or a kernel's application, stays on the last core
+//! and the other end on the first, in both rows alike; the kernel's threads run where it puts them. Text that goes from
+//! core to core on its way from the application costs more than all else together, and where threads run is chance
+//! otherwise. With several replicas only those stay where they are put, one a core, and nothing else is pinned.
 //!
 //! Buffers and rings are as short as the delay allows, since what passes through caches costs half: v3 hands frames over
 //! after a millisecond, the others at once. With small frames the kernel's TCP divides large pieces as they leave. Our
@@ -49,7 +51,7 @@ mod linux;
 
 #[cfg(target_os = "linux")]
 mod run {
-    use super::linux::end::{self, Ours, Task, task};
+    use super::linux::end::{self, Core, Ours, Task, task};
     use super::linux::lab::{Both, CubicAllowed, Lab, Namespace, Outcome, connection, server};
     use super::linux::report::{Row, Spread, heading};
     use super::linux::wire::{self, Laid, Wire};
@@ -67,7 +69,7 @@ mod run {
         rounds: usize,
         millis: u64,
         replicas: usize,
-        together: Option<bool>,
+        pinned: Option<bool>,
         buffer: Option<u32>,
         ring: Option<usize>,
         merged: bool,
@@ -76,6 +78,13 @@ mod run {
         rate: u64,
         delay: u64,
         queue: u64,
+    }
+
+    impl Options {
+        /// Whether each end stays on a core of its own.
+        fn is_pinned(&self) -> bool {
+            self.pinned.unwrap_or(self.replicas == 1)
+        }
     }
 
     /// The values of a list, each known.
@@ -94,7 +103,7 @@ mod run {
             rounds: 5,
             millis: 1_000,
             replicas: 1,
-            together: None,
+            pinned: None,
             buffer: None,
             ring: None,
             merged: true,
@@ -126,7 +135,7 @@ mod run {
                 "replicas" => options.replicas = value.parse()?,
                 "buffer" => options.buffer = Some(value.parse()?),
                 "ring" => options.ring = Some(value.parse()?),
-                "together" => options.together = Some(value == "yes"),
+                "pinned" => options.pinned = Some(value == "yes"),
                 "merged" => options.merged = value == "yes",
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
@@ -177,7 +186,6 @@ mod run {
             frames: frames.name().to_owned(),
             offloads: true,
             replicas: options.replicas,
-            together: options.together.unwrap_or(options.replicas == 1),
             merged: options.merged,
             buffer: options.buffer.unwrap_or(buffer) << 10,
             ring: options.ring.unwrap_or(ring as usize) << 10,
@@ -186,7 +194,15 @@ mod run {
 
     fn over_interfaces(options: &Options) -> Outcome<()> {
         let lab = Lab::new()?;
-        println!("{} rounds of {} ms each", options.rounds, options.millis);
+        let pinned = if options.is_pinned() {
+            "the near end stays on the last core and the other end on the first, ours and Linux's alike"
+        } else {
+            "no end is pinned, but each replica to a core"
+        };
+        println!(
+            "{} rounds of {} ms each; {pinned}",
+            options.rounds, options.millis
+        );
         heading();
         for &device in &options.devices {
             for &frames in &options.frames {
@@ -225,14 +241,15 @@ mod run {
         let ours = frames.map(|frames| ours(options, device, frames));
         let over_tap = device == Device::Tap && ours.is_some();
         let server = server(if over_tap { TAP_PEER } else { PEER });
-        let far = measured(task(None, true, way.other(), server), options);
-        let near = measured(task(ours, false, way, server), options);
+        let far = measured(task(None, true, way.other(), server), options, Core::First);
+        let near = measured(task(ours, false, way, server), options, Core::Last);
         // Our end of a TAP is the process that has it open.
         let place = if over_tap { &lab.peer } else { &lab.ours };
         connection((place, &near), (&lab.peer, &far))
     }
 
-    fn measured(mut task: Task, options: &Options) -> Task {
+    fn measured(mut task: Task, options: &Options, core: Core) -> Task {
+        task.core = options.is_pinned().then_some(core);
         task.millis = [WARM, options.millis];
         task.hash = !options.loss.is_empty();
         task
@@ -274,8 +291,9 @@ mod run {
                         });
                         let laid = Laid::new(&wire, &between, &left, &right)?;
                         let server = server(PEER);
-                        let far = measured(task(None, true, way.other(), server), options);
-                        let near = measured(task(ours, false, way, server), options);
+                        let far = task(None, true, way.other(), server);
+                        let far = measured(far, options, Core::First);
+                        let near = measured(task(ours, false, way, server), options, Core::Last);
                         let both = connection((&left, &near), (&right, &far))?;
                         let fate = laid.end()?;
                         if both.near.hash != both.far.hash || both.far.hash.is_none() {

@@ -38,6 +38,33 @@ pub(crate) struct Task {
     pub(crate) millis: [u64; 2],
     /// Whether all octets are hashed.
     pub(crate) hash: bool,
+    /// The core that all of it stays on; `None`: where it likes.
+    pub(crate) core: Option<Core>,
+}
+
+/// One of two cores, which may be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Core {
+    /// The machine's first.
+    First,
+    /// The machine's last.
+    Last,
+}
+
+impl Core {
+    /// Keeps this thread there, and those that it starts from here on.
+    fn take(self) -> Outcome<()> {
+        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        let core = match self {
+            Core::First => cores.first(),
+            Core::Last => cores.last(),
+        };
+        if core.is_some_and(|&core| core_affinity::set_for_current(core)) {
+            Ok(())
+        } else {
+            Err("cannot stay on one core".into())
+        }
+    }
 }
 
 /// How our stack is set up.
@@ -57,8 +84,6 @@ pub(crate) struct Ours {
     pub(crate) merged: bool,
     /// Threads that run the stack.
     pub(crate) replicas: usize,
-    /// Whether they and the application share a core.
-    pub(crate) together: bool,
     /// Send and receive buffer of the connection, in bytes.
     pub(crate) buffer: u32,
     /// Ring of a packet socket, in bytes.
@@ -76,6 +101,8 @@ pub(crate) struct Done {
     pub(crate) cpu_nanos: u64,
     /// The same of the kernel's threads that do the network's work when nobody else does.
     pub(crate) softirq_nanos: u64,
+    /// Time in which any core of the machine did anything, for whomever; in nanoseconds, to the tick.
+    pub(crate) machine_nanos: u64,
     /// Of our stack's device.
     pub(crate) device: DeviceTimes,
     /// Of all octets from the beginning to the end, and how many.
@@ -101,6 +128,9 @@ pub(crate) struct DeviceTimes {
 /// Whatever goes wrong.
 pub(crate) fn run(task: &str) -> Outcome<()> {
     let task: Task = serde_json::from_str(task)?;
+    if let Some(core) = task.core {
+        core.take()?;
+    }
     let done = match &task.ours {
         None => over_kernel(&task)?,
         Some(ours) => over_ours(&task, ours)?,
@@ -129,13 +159,6 @@ fn over_kernel(task: &Task) -> Outcome<Done> {
 }
 
 fn over_ours(task: &Task, ours: &Ours) -> Outcome<Done> {
-    if ours.together {
-        // The threads that are started from here on inherit it.
-        let core = core_affinity::get_core_ids().and_then(|cores| cores.last().copied());
-        if !core.is_some_and(core_affinity::set_for_current) {
-            return Err("cannot stay on one core".into());
-        }
-    }
     let (stack, times) = start(ours)?;
     let stream = if task.listens {
         let listener = stack.listen(task.server.port(), 1)?;
@@ -254,6 +277,7 @@ struct Mark {
     octets: u64,
     cpu: u64,
     softirq: u64,
+    machine: u64,
     device: [u64; 3],
     counts: [u64; 4],
 }
@@ -299,6 +323,7 @@ impl Meter {
             octets: self.moved,
             cpu: 0,
             softirq: 0,
+            machine: machine_nanos(),
             device: [0; 3],
             counts: [0; 4],
         };
@@ -332,6 +357,7 @@ impl Meter {
             nanos: (end.at - begin.at).as_nanos() as u64,
             cpu_nanos: end.cpu - begin.cpu,
             softirq_nanos: end.softirq - begin.softirq,
+            machine_nanos: end.machine - begin.machine,
             device: DeviceTimes {
                 receiving: device(0),
                 sending: device(1),
@@ -350,6 +376,21 @@ fn on_core(path: &std::path::Path) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let word = text.split_whitespace().next();
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// What all cores did since the machine began, as `/proc/stat` has it: all but waiting, and what a host took away.
+fn machine_nanos() -> u64 {
+    /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
+    const TICK_NANOS: u64 = 10_000_000;
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let words = text.lines().next().unwrap_or_default().split_whitespace();
+    let ticks: Vec<u64> = words.skip(1).map_while(|word| word.parse().ok()).collect();
+    match ticks[..] {
+        [user, nice, system, _idle, _iowait, irq, softirq, ..] => {
+            (user + nice + system + irq + softirq) * TICK_NANOS
+        }
+        _ => 0,
+    }
 }
 
 /// Where the times of `ksoftirqd` stand, a path for each core.
@@ -375,5 +416,6 @@ pub(crate) fn task(ours: Option<Ours>, listens: bool, way: Way, server: SocketAd
         server,
         millis: [0, 0],
         hash: false,
+        core: None,
     }
 }

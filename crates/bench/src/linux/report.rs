@@ -69,6 +69,11 @@ impl Both {
         [near, near + far + softirq]
     }
 
+    /// What the whole machine worked for each gigabyte, in seconds on cores.
+    fn machine(&self) -> f64 {
+        self.far.machine_nanos as f64 / self.far.octets.max(1) as f64
+    }
+
     /// The part of the time awake that the stack spent in its device.
     fn pumps(&self, replicas: usize) -> f64 {
         let device = &self.near.device;
@@ -80,7 +85,7 @@ impl Both {
 /// Prints the heading of the table.
 pub(crate) fn heading() {
     println!(
-        "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  pumps  frames/call",
+        "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  pumps  frames/call",
         "",
         "",
         "",
@@ -90,6 +95,7 @@ pub(crate) fn heading() {
         "ours CPU s/GB",
         "Linux CPU s/GB",
         "ratio",
+        "whole machine's",
         "our end/Linux's"
     );
 }
@@ -102,7 +108,7 @@ impl Row {
         let cpu = |i: usize, whose: usize| move |round: &[Both; 2]| round[i].cpu()[whose];
         let ratio = |[ours, linux]: [f64; 2]| ours / linux.max(f64::MIN_POSITIVE);
         println!(
-            "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:4.0} %  {:.1} in {:.1} out",
+            "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:4.0} %  {:.1} in {:.1} out",
             self.device.name(),
             self.frames.name(),
             self.way.name(),
@@ -112,6 +118,7 @@ impl Row {
             of(&cpu(0, 1)).to_string(),
             of(&cpu(1, 1)).to_string(),
             of(&|round| ratio([0, 1].map(|i| cpu(i, 1)(round)))).to_string(),
+            of(&|round| ratio([0, 1].map(|i| round[i].machine()))).to_string(),
             of(&|round| ratio([0, 1].map(|i| cpu(i, 0)(round)))).to_string(),
             of(&|round| round[0].pumps(replicas) * 100.0).median,
             of(&|round| round[0].near.device.batch[0]).median,
