@@ -179,6 +179,8 @@ impl Digest {
     pub const CE: u8 = 8;
     /// The run is acknowledgments without text, all but the first of which stand in [`Options::Acks`].
     pub const ACKS: u8 = 16;
+    /// The run is full, and the pump holds segments already that go on right behind it: the next request has them.
+    pub const FOLLOWED: u8 = 32;
 
     /// A digest that carries nothing but time and credit.
     pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
@@ -529,6 +531,8 @@ pub struct Segment<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// Whether congestion was marked.
     pub ce: bool,
+    /// Whether more text comes in the next request: an acknowledgment may wait for that.
+    pub followed: bool,
     /// Other options.
     pub options: &'a Options,
 }
@@ -585,6 +589,7 @@ impl Request {
             let end = first + good;
             if good > 0 {
                 let mut piece = d.segment(options);
+                piece.followed = false;
                 let offset = first * u32::from(d.seg_len);
                 piece.seq += offset;
                 piece.run_offset = offset;
@@ -615,6 +620,7 @@ impl Digest {
             flags: self.flags,
             timestamps: (self.bits & Digest::TIMESTAMPS != 0).then_some((self.ts_val, self.ts_ecr)),
             ce: self.bits & Digest::CE != 0,
+            followed: self.bits & Digest::FOLLOWED != 0,
             options,
         }
     }

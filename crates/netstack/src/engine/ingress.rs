@@ -250,6 +250,16 @@ impl OpenRun {
         follows.then_some((digest.seg_ack, digest.seg_wnd))
     }
 
+    /// A frame is there of which [`OpenRun::repeated_by`] said something: if only its length ends the run, says so. A
+    /// batch of frames ends this, so an acknowledgment waits for no more than those.
+    #[inline]
+    pub(crate) fn note_followed(&mut self) {
+        let digest = &mut self.request.digest;
+        if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
+            digest.bits |= Digest::FOLLOWED;
+        }
+    }
+
     /// Begins a run with a frame of which [`OpenRun::repeated_by`] said `what`, when there is none. If nobody needs the
     /// frame any more, it goes to `done_with`.
     #[inline]
@@ -408,6 +418,26 @@ mod tests {
         assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
         assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));
         assert!(!push(&mut run, 114, Flags::ACK, &[2; 4]));
+    }
+
+    #[test]
+    fn a_full_run_says_that_more_is_there_already_and_the_last_one_does_not() {
+        let mut run = OpenRun::default();
+        for i in 0..MAX_RUN as u32 {
+            assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
+        }
+        let next = frame(180, Flags::ACK, &[2; 10]).1;
+        let what = run.repeated_by(&next).unwrap();
+        run.note_followed();
+        run.take(Run::default).unwrap();
+        assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
+        assert_eq!(run.request.digest.count, 8);
+
+        run.repeat(next, what, true, &mut Vec::new());
+        // Only its length may have ended it.
+        run.note_followed();
+        run.take(Run::default).unwrap();
+        assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
     }
 
     #[test]

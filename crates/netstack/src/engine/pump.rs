@@ -540,6 +540,7 @@ impl RxPump {
                 self.frame(now, frame, log);
                 continue;
             };
+            self.open.note_followed();
             self.close_run(now, log);
             let done_with = &mut self.shelf.frames;
             self.open.repeat(frame, what, self.merge, done_with);

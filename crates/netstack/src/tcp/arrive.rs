@@ -399,7 +399,7 @@ impl Tcb {
         let cut = (first, last) != (from, end);
         if first == 0 && self.reassembly.is_empty() {
             self.take_in_order(run_offset, len, cx);
-            self.ack_soon(seg.count, len, cx);
+            self.ack_soon(seg, len, cx);
             if cut {
                 self.rcv.ack = AckDue::Now;
             }

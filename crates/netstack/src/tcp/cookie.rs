@@ -235,6 +235,7 @@ pub fn restore_from_cookie(
         flags,
         timestamps: ack.timestamps.map(|(value, _)| (value, 0)),
         ce: false,
+        followed: false,
         options: &Options::Syn(options),
     };
     let mut tcb = Tcb::passive(conn, flow, mac, iss, &syn, limits, now);

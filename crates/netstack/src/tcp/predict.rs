@@ -103,7 +103,7 @@ impl Tcb {
         }
         if seg.len > 0 {
             self.take_in_order(seg.run_offset, seg.len, cx);
-            self.ack_soon(seg.count, seg.len, cx);
+            self.ack_soon(seg, seg.len, cx);
         }
         true
     }

@@ -11,7 +11,7 @@ use super::retransmit::Timer;
 use super::walk::{walk, walk_variants};
 use super::{Cx, DELAYED_ACK, Held, Tcb};
 use crate::config::Limits;
-use crate::digest::{ConnId, Sack, SynOptions};
+use crate::digest::{ConnId, Sack, Segment, SynOptions};
 use crate::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -302,14 +302,16 @@ impl Tcb {
         (!sack.blocks().is_empty()).then_some(sack)
     }
 
-    /// Text arrived in order: acknowledge every second full segment at once, a single one soon
-    /// (RFC 9293 section 3.8.6.3).
+    /// `len` octets of `seg` arrived in order: acknowledge every second full segment at once, a single one soon
+    /// (RFC 9293 section 3.8.6.3). What is in the pump's hands already comes first: it is acknowledged with this.
     #[inline(always)]
-    pub(super) fn ack_soon<S: EffectSink>(&mut self, count: u8, len: u32, cx: &Cx<'_, S>) {
-        let several = count >= 2 || len > u32::from(cx.limits.mss());
-        if several || self.rcv.ack != AckDue::None {
+    pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
+        let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
+        let owed = self.rcv.ack;
+        if owed == AckDue::Now || !seg.followed && (several || owed == AckDue::Delayed) {
             self.rcv.ack = AckDue::Now;
         } else {
+            // Should the rest have been damaged on its way, the timer brings the acknowledgment.
             self.rcv.ack = AckDue::Delayed;
             self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
         }

@@ -169,6 +169,24 @@ fn a_single_segment_is_acknowledged_after_40_ms_and_the_second_at_once() {
 }
 
 #[test]
+fn text_that_more_follows_is_acknowledged_with_that_or_after_40_ms() {
+    let mut solo = Solo::established();
+    for (seq, followed) in [(1, true), (8001, true), (16_001, false)] {
+        solo.hear_run(seq, 8, 1000, followed);
+        let sent: &[_] = if followed {
+            &[]
+        } else {
+            &[(ACK, 1, 24_001, 0)]
+        };
+        assert_eq!(solo.sent(), sent);
+    }
+    solo.hear_run(24_001, 2, 1000, true);
+    assert_eq!(solo.sent(), []);
+    assert_eq!(solo.wait(), DELAYED_ACK);
+    assert_eq!(solo.sent(), [(ACK, 1, 26_001, 0)]);
+}
+
+#[test]
 fn an_older_timestamp_is_not_taken_but_answered() {
     let mut solo = Solo::passive(Solo::limits(), Solo::syn(Some(1000), None), Some(50));
     solo.sent();
@@ -225,6 +243,7 @@ fn time_wait_may_be_reopened_by_a_later_syn_only() {
         flags: Flags::SYN,
         timestamps: None,
         ce: false,
+        followed: false,
         options: &Options::None,
     };
     let nxt = solo.tcb().rcv.nxt;
@@ -251,6 +270,7 @@ fn a_segment_without_a_connection_is_reset_as_the_rfc_says() {
         flags: Flags::SYN.with(Flags::FIN),
         timestamps: None,
         ce: false,
+        followed: false,
         options: &Options::None,
     };
     let flow = flow(0);

@@ -63,6 +63,7 @@ impl Wire {
             flags: self.flags,
             timestamps: self.timestamps,
             ce: false,
+            followed: false,
             options: &self.options,
         }
     }

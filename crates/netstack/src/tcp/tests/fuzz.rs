@@ -59,6 +59,7 @@ impl Victim {
                 flags: [Flags::SYN, Flags(0xc2)][rng.below(2) as usize],
                 timestamps: rng.percent(50).then_some((7, 0)),
                 ce: false,
+                followed: false,
                 options: &options,
             };
             Tcb::passive(CONN, flow(0), mac, iss, &syn, &limits, now)
@@ -125,6 +126,7 @@ impl Victim {
             flags,
             timestamps: has_timestamps.then_some((ts_val, self.rng.next() as u32)),
             ce: self.rng.percent(5),
+            followed: self.rng.percent(20),
             options: &options,
         };
         self.request(|tcb, cx| {
@@ -330,6 +332,7 @@ proptest! {
                 flags: Flags(flags),
                 timestamps,
                 ce: false,
+                followed: false,
                 options: &options,
             };
             victim.request(|tcb, cx| {

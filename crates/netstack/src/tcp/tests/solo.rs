@@ -1,8 +1,8 @@
 //! One side whose peer is the test itself.
 
-use super::end::{CONN, End, Wire, flow};
+use super::end::{CONN, End, Wire, both_roads, flow};
 use crate::config::Limits;
-use crate::digest::{Flags, Mac, Options, SynOptions};
+use crate::digest::{Flags, Mac, Options, Segment, SynOptions};
 use crate::effect::Effect;
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State, Tcb};
@@ -128,6 +128,30 @@ impl Solo {
             options,
         };
         self.end.arrive(self.now, &[(0, wire)], false);
+    }
+
+    /// The other side says `count` segments of `len` octets, which are one run; `followed`: another one is there already.
+    pub(super) fn hear_run(&mut self, seq: u32, count: u32, len: u32, followed: bool) {
+        let wire = |i: u32| Wire {
+            seq: Self::IRS + seq + i * len,
+            ack: Self::ISS + 1,
+            len,
+            offset: u64::from(seq - 1 + i * len),
+            wnd: self.wnd,
+            flags: Flags::ACK,
+            timestamps: None,
+            options: Options::None,
+        };
+        let run: Vec<_> = (0..count).map(|i| (i * len, wire(i))).collect();
+        self.end.request(self.now, &run, |tcb, cx| {
+            let seg = Segment {
+                len: count * len,
+                count: count as u8,
+                followed,
+                ..run[0].1.segment()
+            };
+            both_roads(tcb, &seg, cx);
+        });
     }
 
     /// What left since this was asked last: flags, relative numbers, length.
