@@ -11,7 +11,7 @@
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
 //! | `--replicas N` | threads that run our stack | 1 |
-//! | `--pinned yes,no` | whether each end, ours and the kernels' alike, stays on a core of its own | yes with one replica |
+//! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay each on a core of its own, or both on one | apart with one replica |
 //! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
 //! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
@@ -30,7 +30,9 @@
 //! With one replica the near end, be it our application with our stack or a kernel's application, stays on the last core
 //! and the other end on the first, in both rows alike; the kernel's threads run where it puts them. Text that goes from
 //! core to core on its way from the application costs more than all else together, and where threads run is chance
-//! otherwise. With several replicas only those stay where they are put, one a core, and nothing else is pinned.
+//! otherwise. `--pinned together` puts both ends on the last core: then the rate says what they cost, and nothing goes from
+//! core to core. Free to choose, schedulers do that now and then, and it is the fastest that a kernel's connection gets.
+//! With several replicas only those stay where they are put, one a core, and nothing else is pinned.
 //!
 //! Buffers and rings are as short as the delay allows, since what passes through caches costs half: v3 hands frames over
 //! after a millisecond, the others at once. With small frames the kernel's TCP divides large pieces as they leave. Our
@@ -69,7 +71,7 @@ mod run {
         rounds: usize,
         millis: u64,
         replicas: usize,
-        pinned: Option<bool>,
+        pinned: Option<Pinned>,
         buffer: Option<u32>,
         ring: Option<usize>,
         merged: bool,
@@ -80,10 +82,43 @@ mod run {
         queue: u64,
     }
 
+    /// Where both ends run.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Pinned {
+        Apart,
+        Together,
+        No,
+    }
+
+    impl Pinned {
+        fn named(name: &str) -> Outcome<Pinned> {
+            match name {
+                "apart" => Ok(Pinned::Apart),
+                "together" => Ok(Pinned::Together),
+                "no" => Ok(Pinned::No),
+                _ => Err(format!("what is `{name}`?").into()),
+            }
+        }
+
+        fn describe(self) -> &'static str {
+            match self {
+                Pinned::Apart => {
+                    "the near end stays on the last core and the other end on the first, ours and Linux's alike"
+                }
+                Pinned::Together => "both ends stay on the last core, ours and Linux's alike",
+                Pinned::No => "no end is pinned, but each replica to a core",
+            }
+        }
+    }
+
     impl Options {
-        /// Whether each end stays on a core of its own.
-        fn is_pinned(&self) -> bool {
-            self.pinned.unwrap_or(self.replicas == 1)
+        fn pinned(&self) -> Pinned {
+            let usual = if self.replicas == 1 {
+                Pinned::Apart
+            } else {
+                Pinned::No
+            };
+            self.pinned.unwrap_or(usual)
         }
     }
 
@@ -135,7 +170,7 @@ mod run {
                 "replicas" => options.replicas = value.parse()?,
                 "buffer" => options.buffer = Some(value.parse()?),
                 "ring" => options.ring = Some(value.parse()?),
-                "pinned" => options.pinned = Some(value == "yes"),
+                "pinned" => options.pinned = Some(Pinned::named(&value)?),
                 "merged" => options.merged = value == "yes",
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
@@ -194,14 +229,11 @@ mod run {
 
     fn over_interfaces(options: &Options) -> Outcome<()> {
         let lab = Lab::new()?;
-        let pinned = if options.is_pinned() {
-            "the near end stays on the last core and the other end on the first, ours and Linux's alike"
-        } else {
-            "no end is pinned, but each replica to a core"
-        };
         println!(
-            "{} rounds of {} ms each; {pinned}",
-            options.rounds, options.millis
+            "{} rounds of {} ms each; {}",
+            options.rounds,
+            options.millis,
+            options.pinned().describe()
         );
         heading();
         for &device in &options.devices {
@@ -249,7 +281,11 @@ mod run {
     }
 
     fn measured(mut task: Task, options: &Options, core: Core) -> Task {
-        task.core = options.is_pinned().then_some(core);
+        task.core = match options.pinned() {
+            Pinned::Apart => Some(core),
+            Pinned::Together => Some(Core::Last),
+            Pinned::No => None,
+        };
         task.millis = [WARM, options.millis];
         task.hash = !options.loss.is_empty();
         task
