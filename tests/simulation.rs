@@ -1,6 +1,10 @@
 //! Connections over bad wires, in virtual time: every octet arrives, every connection ends, none is left behind.
 //!
-//! `SIMULATION_CONNECTIONS=50000` sets about how many connections there are, `SIMULATION_FIRST=0x...` begins with fresh
+//! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts stall, come, go, die
+//! and have bits flipped: one stall at least, and one that joins or dies. `SCHEDULES=20000` sets about how many there are,
+//! `SCHEDULES_FIRST=0x...` begins with fresh seeds, `SCHEDULES_SEED=0x...` repeats one, and `.ci/schedules` runs a million.
+//!
+//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many connections there are, `SIMULATION_FIRST=0x...` begins with fresh
 //! seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
 mod case;
@@ -9,10 +13,10 @@ mod eyes;
 use core::fmt;
 
 use dominoes_drivers::impair::LinkStats;
-use dominoes_netstack::testkit::{Cases, Net, Rng};
+use dominoes_netstack::testkit::{Cases, LifeStats, Net, Rng};
 use dominoes_netstack::time::Duration;
 
-use case::CONNECTIONS;
+use case::{About, CONNECTIONS};
 
 /// Declares the tally, so that adding up and showing leave nothing out.
 macro_rules! tally {
@@ -41,8 +45,12 @@ macro_rules! tally {
 tally! {
     /// Connections that were opened, moved what they should, and closed.
     connections,
+    /// Those that were schedules.
+    schedules,
     /// Octets that applications read.
     octets,
+    /// Requests in the logs of both stacks.
+    positions,
     frames,
     /// Virtual time.
     seconds,
@@ -65,8 +73,28 @@ tally! {
     panicked,
     /// Conversations that ended so.
     cut,
-    /// Replicas of both stacks.
+    /// Replicas of both stacks, in the end.
     replicas,
+    joins,
+    /// Joins in the place of one that died.
+    revivals,
+    leaves,
+    /// Workers that died between two steps.
+    deaths,
+    /// ... in the middle of an effect.
+    deaths_performing,
+    /// ... behind a request that they applied.
+    deaths_applying,
+    /// Bits of states that flipped.
+    flips,
+    /// Flips that were found.
+    found,
+    /// Workers that were given the state of the others.
+    repairs,
+    /// Flips that were overwritten before anything came of them.
+    overwritten,
+    /// Effects and frames that somebody else was late with.
+    steals,
 }
 
 impl Tally {
@@ -79,6 +107,43 @@ impl Tally {
             self.corrupted += link.faults.corrupted;
             self.overflowed += link.overflowed;
         }
+    }
+
+    fn life(&mut self, stats: &LifeStats) {
+        self.joins += stats.joins;
+        self.revivals += stats.revivals;
+        self.leaves += stats.leaves;
+        self.deaths += stats.deaths;
+        self.deaths_performing += stats.deaths_performing;
+        self.deaths_applying += stats.deaths_applying;
+        self.flips += stats.flips;
+        self.found += stats.found;
+        self.repairs += stats.repairs;
+        self.overwritten += stats.overwritten;
+    }
+
+    /// What must have happened for schedules to say anything.
+    fn changes(&self) -> [u64; 18] {
+        [
+            self.lost,
+            self.bursts,
+            self.duplicated,
+            self.reordered,
+            self.corrupted,
+            self.stalls,
+            self.retransmissions,
+            self.zero_windows,
+            self.joins,
+            self.revivals,
+            self.leaves,
+            self.deaths,
+            self.deaths_performing,
+            self.deaths_applying,
+            self.flips,
+            self.found,
+            self.repairs,
+            self.steals,
+        ]
     }
 
     /// What must have happened for the run to say anything.
@@ -100,28 +165,46 @@ impl Tally {
     }
 }
 
-/// `SIMULATION_CONNECTIONS`, or what a run of all tests can bear.
-fn connections() -> u64 {
-    let Ok(text) = std::env::var("SIMULATION_CONNECTIONS") else {
-        return 2_000;
+/// What the variable `name` says, or what a run of all tests can bear.
+fn wanted(name: &str, usual: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else {
+        return usual;
     };
     let number = text.parse();
-    number.unwrap_or_else(|error| panic!("SIMULATION_CONNECTIONS={text}: {error}"))
+    number.unwrap_or_else(|error| panic!("{name}={text}: {error}"))
+}
+
+/// All cases together.
+fn run(cases: Cases, about: About) -> Tally {
+    let mut sum = Tally::default();
+    for tally in cases.run(|seed| case::run(seed, about)) {
+        sum.add(&tally);
+    }
+    println!("tally {sum}");
+    sum
 }
 
 #[test]
 fn every_connection_over_a_bad_wire_ends_with_every_octet() {
     let command = "cargo test --release --test main every_connection_over_a_bad_wire";
-    let cases = connections().div_ceil(CONNECTIONS);
-    let tallies = Cases::new("SIMULATION", command, cases).run(case::run);
-    let mut sum = Tally::default();
-    for tally in &tallies {
-        sum.add(tally);
-    }
-    println!("tally {sum}");
+    let cases = wanted("SIMULATION_CONNECTIONS", 2_000).div_ceil(CONNECTIONS);
+    let sum = run(Cases::new("SIMULATION", command, cases), About::Wires);
     if sum.connections >= 1_000 {
         let calm = sum.faults().into_iter().any(|count| count == 0);
         assert!(!calm, "too calm: {sum}");
+    }
+}
+
+#[test]
+fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_octet() {
+    let command = "cargo test --release --test main every_schedule_of_stalls";
+    let cases = wanted("SCHEDULES", 400).div_ceil(CONNECTIONS);
+    let sum = run(Cases::new("SCHEDULES", command, cases), About::Members);
+    if sum.connections >= 400 {
+        let calm = sum.changes().into_iter().any(|count| count == 0);
+        assert!(!calm, "too calm: {sum}");
+        let few = sum.schedules * 10 < sum.connections * 9;
+        assert!(!few, "too few are schedules: {sum}");
     }
 }
 

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use dominoes_drivers::memory::Faults;
 use dominoes_netstack::testkit::{
-    HostConfig, HostId, LinkConfig, Moment, Net, Rng, RunError, Stalls, Talk, Trouble, Variant,
+    HostConfig, HostId, Life, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls, Talk,
+    Trouble, Variant,
 };
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{
@@ -21,6 +22,10 @@ use super::eyes::Eyes;
 pub(super) const CONNECTIONS: u64 = 8;
 /// Octets each way, about.
 const OCTETS: u64 = 20_000;
+/// Octets each way of a schedule, at least.
+const SCHEDULE_OCTETS: u64 = 64 << 10;
+/// Requests that the logs of both hosts take meanwhile, at least.
+const SCHEDULE_POSITIONS: u64 = 2 * 200;
 /// All conversations begin within so much time.
 const BEGIN: Duration = Duration::from_secs(20);
 /// The wire is mended after so much virtual time.
@@ -92,6 +97,51 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
         .wires(wire(rng), down)
 }
 
+/// A host whose workers come, go and fail all the time.
+fn lively_host(rng: &mut Rng) -> HostConfig {
+    let replicas = match rng.below(8) {
+        0 => 1,
+        1 => 5 + rng.below(4) as usize,
+        _ => 2 + rng.below(3) as usize,
+    };
+    let mut limits = Limits::default();
+    limits.connections = 2 * CONNECTIONS as u32;
+    limits.receive_buffer = 1 << (12 + rng.below(5));
+    limits.send_buffer = 1 << (12 + rng.below(5));
+    limits.tx_slots = 16 << rng.below(4);
+    limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
+    let mut life = Life::default();
+    life.free = (1 + rng.below(3) as usize).min(8 - replicas);
+    life.joins_ppm = 500 + rng.below(1_000) as u32;
+    life.leaves_ppm = rng.below(600) as u32;
+    life.deaths_ppm = rng.below(600) as u32;
+    life.panics_ppm = rng.below(3_000) as u32;
+    // Two of three must be left to say who is right, and what they say is waited for.
+    if replicas >= 3 && rng.chance(500_000) {
+        life.flips_ppm = 1_000 + rng.below(4_000) as u32;
+    }
+    let stalls = Stalls {
+        ppm: 1_000,
+        longest: Duration::from_millis(10),
+    };
+    let mut down = wire(rng);
+    down.faults.corrupt_ppm = 0;
+    HostConfig::new(Variant::Replicated(replicas))
+        .limits(limits)
+        .stalls(stalls)
+        .life(life)
+        .wires(wire(rng), down)
+}
+
+/// What a case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum About {
+    /// Bad wires, and code that panics.
+    Wires,
+    /// Workers that come, go and fail; and bad wires.
+    Members,
+}
+
 /// A connection between two applications.
 struct Conversation {
     number: u64,
@@ -115,6 +165,9 @@ struct Conversation {
     panics: bool,
     /// It did, for this connection.
     cut: bool,
+    /// What had happened when it began, and when it ended.
+    from: Option<Progress>,
+    until: Option<Progress>,
 }
 
 impl Conversation {
@@ -122,6 +175,7 @@ impl Conversation {
         number: u64,
         net: &Net,
         hosts: [HostId; 2],
+        about: About,
         panics: bool,
         rng: &mut Rng,
     ) -> Result<Self, SocketError> {
@@ -142,9 +196,10 @@ impl Conversation {
             talks: [None, None],
             rests: [Instant::ZERO; 2],
             keys: [rng.next(), rng.next()],
-            lens: [0, 1].map(|_| match rng.below(4) {
-                0 => 0,
-                _ => OCTETS / 2 + rng.below(OCTETS),
+            lens: [0, 1].map(|_| match (about, rng.below(4)) {
+                (About::Members, more) => SCHEDULE_OCTETS + more,
+                (About::Wires, 0) => 0,
+                (About::Wires, _) => OCTETS / 2 + rng.below(OCTETS),
             }),
             resting: rng.below(2) * rng.below(20),
             rng,
@@ -152,12 +207,26 @@ impl Conversation {
             settings: 0,
             panics,
             cut: false,
+            from: None,
+            until: None,
         })
     }
 
     fn is_over(&self) -> bool {
         let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
         self.cut || self.talks.iter().all(over)
+    }
+
+    /// Whether somebody stood still, and somebody joined or died, while it moved its octets through long enough logs.
+    fn is_schedule(&self) -> bool {
+        let (Some(from), Some(until)) = (self.from, self.until) else {
+            return false;
+        };
+        !self.cut
+            && self.lens.iter().all(|len| *len >= SCHEDULE_OCTETS)
+            && until.positions - from.positions >= SCHEDULE_POSITIONS
+            && until.stalls > from.stalls
+            && until.changes > from.changes
     }
 
     /// A call failed: with a panic behind it that is the end of the connection for both applications. Else it is wrong.
@@ -200,6 +269,7 @@ impl Conversation {
             moment.wake_at(self.begins);
             return Ok(());
         }
+        self.from.get_or_insert(moment.progress());
         if self.talks[0].is_none()
             && let Ok((stream, _)) = self.listener.try_accept()
         {
@@ -252,6 +322,9 @@ impl Conversation {
             self.failed(error)
                 .map_err(|error| format!("conversation {number}: {error}"))?;
         }
+        if self.is_over() {
+            self.until = Some(moment.progress());
+        }
         Ok(done)
     }
 }
@@ -275,9 +348,13 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
 }
 
 /// Runs the case of a seed.
-pub(super) fn run(seed: u64) -> Result<Tally, String> {
+pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(rng.next());
+    let host = match about {
+        About::Wires => host,
+        About::Members => lively_host,
+    };
     let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
     let limits = hosts.map(|id| net.host(id).replicas()[0].limits().panics_ppm);
@@ -287,7 +364,7 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
     let first = hosts[0];
     net.watch(move |_, from, frame| seen.borrow_mut().see(usize::from(from != first), frame));
     let conversations: Result<Vec<_>, _> = (0..CONNECTIONS)
-        .map(|number| Conversation::new(number, &net, hosts, panics, &mut rng))
+        .map(|number| Conversation::new(number, &net, hosts, about, panics, &mut rng))
         .collect();
     let mut conversations = conversations.map_err(|error| error.to_string())?;
 
@@ -339,6 +416,7 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
     };
     for conversation in &conversations {
         tally.connections += 1;
+        tally.schedules += u64::from(conversation.is_schedule());
         tally.reopened += conversation.reopened;
         tally.settings += conversation.settings;
         tally.cut += u64::from(conversation.cut);
@@ -353,7 +431,11 @@ pub(super) fn run(seed: u64) -> Result<Tally, String> {
         tally.links(net.link_stats(id));
         let host = net.host(id);
         tally.stalls += host.stall_count();
-        tally.frames += host.effect_stats().frames;
+        let effects = host.effect_stats();
+        tally.frames += effects.frames;
+        tally.steals += effects.stolen;
+        tally.positions += host.position();
+        tally.life(&host.life_stats());
         let replicas = host.replicas();
         tally.replicas += replicas.len() as u64;
         tally.panicked += replicas[0].stats().panicked;

@@ -3,16 +3,20 @@
 use core::fmt;
 use core::net::Ipv4Addr;
 
+use dominoes::Mismatch;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 
+use std::panic::resume_unwind;
+
 use super::Rng;
+use super::life::{End, Fuse, Life, LifeStats, Mortal, with_flip, with_fuse};
 use crate::engine::replica::Replica;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout, Primaries};
+use crate::variants::replicated::{Group, Layout, Primaries, Worker};
 use crate::variants::single::Single;
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
@@ -65,14 +69,25 @@ pub struct Host {
     sockets: Sockets,
     rng: Rng,
     stalls: Stalls,
-    /// Until when each worker stands still.
+    /// Until when the worker on each seat stands still.
     stalled: Vec<Instant>,
     stall_count: u64,
+    life: Life,
+    life_stats: LifeStats,
+    /// The seat whose state was changed and not repaired yet.
+    flipped: Option<usize>,
+    /// Whether it was found, and how many had been repaired when it changed.
+    found: bool,
+    repaired: u64,
+    /// Seats whose worker had changed and died of it.
+    lost: u64,
+    /// Seats whose worker died, and for which another one was asked.
+    revived: u64,
 }
 
 enum Engine {
     Single(Box<Single>),
-    Group(Box<Group>),
+    Group(Box<Group<Mortal>>),
 }
 
 impl fmt::Debug for Host {
@@ -87,13 +102,26 @@ impl Host {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(variant: Variant, setup: Setup, seed: u64) -> Result<Host, ConfigError> {
+        Self::with_life(variant, setup, Life::default(), seed)
+    }
+
+    /// The same; workers come, go and fail as `life` says.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn with_life(
+        variant: Variant,
+        setup: Setup,
+        life: Life,
+        seed: u64,
+    ) -> Result<Host, ConfigError> {
         let mac = Self::mac_of(setup.address);
         let mtu = usize::from(setup.limits.mtu);
         let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
         let (device, script) = scripted_with(config);
         let device = Box::new(device);
         let mut rng = Rng::new(seed);
-        let (engine, sockets, workers) = match variant {
+        let (engine, sockets, seats) = match variant {
             Variant::Single => {
                 let single = Single::new(setup, device)?;
                 let sockets = single.sockets();
@@ -103,6 +131,8 @@ impl Host {
                 // Small pieces, so that a short run crosses many boundaries.
                 let layout = Layout {
                     replicas,
+                    seats: replicas + life.free,
+                    confirm: life.flips_ppm > 0,
                     primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
                     log: 64 << rng.below(3),
                     request_chunk: 1 << rng.below(5),
@@ -112,9 +142,10 @@ impl Host {
                     fingerprint_every: 1 + rng.below(32),
                     ..Layout::default()
                 };
-                let group = Group::new(setup, layout, device)?;
+                let group = Group::with_tampers(setup, layout, device, |_| Mortal)?;
                 let sockets = group.sockets();
-                (Engine::Group(Box::new(group)), sockets, replicas)
+                let seats = replicas + life.free;
+                (Engine::Group(Box::new(group)), sockets, seats)
             }
         };
         Ok(Host {
@@ -123,8 +154,15 @@ impl Host {
             sockets,
             rng,
             stalls: Stalls::default(),
-            stalled: vec![Instant::ZERO; workers],
+            stalled: vec![Instant::ZERO; seats],
             stall_count: 0,
+            life,
+            life_stats: LifeStats::default(),
+            flipped: None,
+            found: false,
+            repaired: 0,
+            lost: 0,
+            revived: 0,
         })
     }
 
@@ -137,6 +175,16 @@ impl Host {
     /// Lets workers stand still now and then, from now on.
     pub const fn set_stalls(&mut self, stalls: Stalls) {
         self.stalls = stalls;
+    }
+
+    /// How workers come, go and fail from now on. Seats, and whether states are confirmed, stay as they are.
+    pub const fn set_life(&mut self, life: Life) {
+        self.life = life;
+    }
+
+    /// What became of the workers so far.
+    pub const fn life_stats(&self) -> LifeStats {
+        self.life_stats
     }
 
     /// The sockets.
@@ -175,63 +223,270 @@ impl Host {
                 }
                 done += 1;
             },
-            Engine::Group(_) => {
-                let mut fruitless = 0;
-                loop {
-                    let live: Vec<usize> = (0..self.stalled.len())
-                        .filter(|&id| self.stalled[id] <= now)
-                        .collect();
-                    if live.is_empty() {
-                        return done;
-                    }
-                    if fruitless < FRUITLESS * live.len() {
-                        let id = live[self.rng.below(live.len() as u64) as usize];
-                        if self.rng.chance(self.stalls.ppm) {
-                            self.stalled[id] = now + pause(&self.stalls, &mut self.rng);
-                            self.stall_count += 1;
-                        } else if self.step(id, now) {
-                            done += 1;
-                            fruitless = 0;
-                        } else {
-                            fruitless += 1;
-                        }
-                        continue;
-                    }
-                    let Engine::Group(group) = &mut self.engine else {
-                        return done;
-                    };
-                    let workers = group.workers();
-                    let round: usize = live.iter().map(|&id| workers[id].turn(now)).sum();
-                    if round == 0 {
-                        return done;
-                    }
-                    done += round;
-                    fruitless = 0;
-                }
-            }
+            Engine::Group(_) => self.turn_group(now),
         }
     }
 
-    /// One step of worker `id`. Says whether it did something.
-    fn step(&mut self, id: usize, now: Instant) -> bool {
+    fn turn_group(&mut self, now: Instant) -> usize {
+        let (mut done, mut fruitless) = (0, 0);
+        loop {
+            self.live();
+            let (live, seats) = self.awake(now);
+            if live == 0 {
+                return done;
+            }
+            if fruitless < FRUITLESS * live {
+                let seat = nth(seats, self.rng.below(live as u64));
+                if self.rng.chance(self.stalls.ppm) {
+                    self.stalled[seat] = now + pause(&self.stalls, &mut self.rng);
+                    self.stall_count += 1;
+                } else if self.step(seat, now) {
+                    done += 1;
+                    fruitless = 0;
+                } else {
+                    fruitless += 1;
+                }
+                self.come_and_go();
+                continue;
+            }
+            let mut round = 0;
+            for i in 0..live {
+                let seat = nth(seats, i as u64);
+                round += self.risk(seat, Fuse::Never, |worker, _| worker.turn(now));
+            }
+            round += self.come_and_go();
+            if round == 0 {
+                return done;
+            }
+            done += round;
+            fruitless = 0;
+        }
+    }
+
+    /// How many workers do not stand still, and their seats, a bit each.
+    fn awake(&mut self, now: Instant) -> (usize, u64) {
         let Engine::Group(group) = &mut self.engine else {
-            return false;
+            return (0, 0);
         };
-        let worker = &mut group.workers()[id];
+        let ids = group.workers().iter().map(Worker::id);
+        let awake = ids.filter(|id| self.stalled[*id] <= now);
+        let seats = awake.fold(0_u64, |mask, id| mask | 1 << id);
+        (seats.count_ones() as usize, seats)
+    }
+
+    /// One step of the worker on seat `seat`. Says whether it did something.
+    fn step(&mut self, seat: usize, now: Instant) -> bool {
+        let mut fuse = Fuse::Never;
+        if self.rng.chance(self.life.panics_ppm) && self.flipped.is_none() && self.staying() > 1 {
+            fuse = match self.rng.below(3) {
+                0 => Fuse::Applying,
+                _ => Fuse::Performing(self.rng.below(4)),
+            };
+        }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
-        match self.rng.below(8) {
+        let what = |worker: &mut Worker<Mortal>, rng: &mut Rng| match rng.below(8) {
             0 => did(worker.pump(now)),
             1 => {
                 let from = worker.replica().position();
                 let published = worker.published();
-                worker.prepare(from + self.rng.below(published.saturating_sub(from)))
+                worker.prepare(from + rng.below(published.saturating_sub(from)))
             }
             2 | 3 => worker.apply(),
             4 => worker.perform(),
             5 => did(worker.send()),
             6 => did(worker.send_one()),
             _ => worker.turn(now) > 0,
+        };
+        self.risk(seat, fuse, what)
+    }
+
+    /// Lets the worker on seat `seat` do `what`, which may end in a panic: then it is no more.
+    fn risk<R: Default>(
+        &mut self,
+        seat: usize,
+        fuse: Fuse,
+        what: impl FnOnce(&mut Worker<Mortal>, &mut Rng) -> R,
+    ) -> R {
+        let (Engine::Group(group), rng) = (&mut self.engine, &mut self.rng) else {
+            return R::default();
+        };
+        let workers = group.workers();
+        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == seat) else {
+            return R::default();
+        };
+        if fuse == Fuse::Never && self.flipped != Some(seat) {
+            return what(worker, rng);
         }
+        match with_fuse(fuse, || what(worker, rng)) {
+            End::Done(done) => return done,
+            End::Planted if fuse == Fuse::Applying => self.life_stats.deaths_applying += 1,
+            End::Planted => self.life_stats.deaths_performing += 1,
+            End::Other(panic) => self.unwound(seat, panic),
+        }
+        self.bury(seat);
+        R::default()
+    }
+
+    /// The worker on seat `seat` panicked, as one may whose state was changed.
+    fn unwound(&mut self, seat: usize, panic: Box<dyn core::any::Any + Send>) {
+        if self.flipped != Some(seat) {
+            resume_unwind(panic);
+        }
+        self.flipped = None;
+        self.lost |= 1 << seat;
+        self.life_stats.unwound += 1;
+    }
+
+    /// The worker on seat `seat` is no more. Mostly another one is to take its place.
+    fn bury(&mut self, seat: usize) {
+        let Engine::Group(group) = &mut self.engine else {
+            return;
+        };
+        let found = group
+            .workers()
+            .iter()
+            .position(|worker| worker.id() == seat);
+        let Some(index) = found else { return };
+        let left = group.workers()[index].has_left();
+        drop(group.take(index));
+        self.stalled[seat] = Instant::ZERO;
+        if left {
+            self.life_stats.leaves += 1;
+        } else if self.rng.chance(750_000) && group.join(Some(seat), Mortal).is_ok() {
+            self.revived |= 1 << seat;
+        }
+    }
+
+    /// Workers that have a state, and were not asked to leave.
+    fn staying(&mut self) -> usize {
+        let Engine::Group(group) = &mut self.engine else {
+            return 1;
+        };
+        let workers = group.workers().iter();
+        workers.filter(|worker| worker.is_member()).count()
+    }
+
+    /// Somebody may come, go or fail before the next step.
+    fn live(&mut self) {
+        if self.flipped.is_some() {
+            // With one of three wrong, nobody else may go missing.
+            return self.look_after_the_flipped();
+        }
+        let life = self.life;
+        if life.is_still() {
+            return;
+        }
+        let mut at = self.rng.below(1_000_000) as u32;
+        let mut is = |ppm: u32| {
+            let is = at < ppm;
+            at = at.saturating_sub(ppm).max(if is { u32::MAX } else { 0 });
+            is
+        };
+        let (joins, leaves) = (is(life.joins_ppm), is(life.leaves_ppm));
+        let (dies, flips) = (is(life.deaths_ppm), is(life.flips_ppm));
+        if !(joins || leaves || dies || flips) {
+            return;
+        }
+        let staying = self.staying();
+        let Engine::Group(group) = &mut self.engine else {
+            return;
+        };
+        let any = self.rng.below(group.workers().len() as u64) as usize;
+        let seat = group.workers()[any].id();
+        if joins {
+            // With every seat taken, nobody joins.
+            let _ = group.join(None, Mortal);
+        } else if leaves {
+            // The last one stays.
+            let _ = group.leave(Some(seat));
+        } else if dies && staying > 1 {
+            self.life_stats.deaths += 1;
+            self.bury(seat);
+        } else if flips && staying >= 3 && staying == group.workers().len() && group.joining() == 0
+        {
+            self.flip(seat);
+        }
+    }
+
+    /// A bit of the state of the worker on seat `seat` flips before it applies its next request, if it can.
+    fn flip(&mut self, seat: usize) {
+        let Engine::Group(group) = &mut self.engine else {
+            return;
+        };
+        self.repaired = group.member_stats().repaired;
+        let (nth, bit) = (self.rng.next(), self.rng.next() as u32);
+        let workers = group.workers();
+        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == seat) else {
+            return;
+        };
+        let (flipped, end) = with_flip(nth, bit, || worker.apply());
+        if flipped {
+            self.flipped = Some(seat);
+            self.found = false;
+            self.life_stats.flips += 1;
+        }
+        if let End::Other(panic) = end {
+            self.unwound(seat, panic);
+            self.bury(seat);
+        }
+    }
+
+    /// Whether the worker whose state was changed is right again.
+    fn look_after_the_flipped(&mut self) {
+        let (Some(seat), Engine::Group(group)) = (self.flipped, &mut self.engine) else {
+            return;
+        };
+        let workers = group.workers();
+        let Some(flipped) = workers.iter().find(|worker| worker.id() == seat) else {
+            return;
+        };
+        if !flipped.is_member() {
+            self.life_stats.found += u64::from(!self.found);
+            self.found = true;
+            return;
+        }
+        if self.found {
+            // It has a state again.
+            self.flipped = None;
+            self.life_stats.repairs += group.member_stats().repaired - self.repaired;
+            return;
+        }
+        // Seldom, since it takes long.
+        if self.rng.below(64) == 0 {
+            let replica = flipped.replica();
+            let others = workers.iter().filter(|worker| worker.id() != seat);
+            let mut others = others.map(Worker::replica);
+            let other = others.find(|other| other.position() == replica.position());
+            if other.is_some_and(|o| o.whole_fingerprint() == replica.whole_fingerprint()) {
+                self.flipped = None;
+                self.lost |= 1 << seat;
+                self.life_stats.overwritten += 1;
+            }
+        }
+    }
+
+    /// Those who were given a state sit down, and those who have left go. Returns how many sat down.
+    fn come_and_go(&mut self) -> usize {
+        let Engine::Group(group) = &mut self.engine else {
+            return 0;
+        };
+        if group.joining() == 0 && self.life.is_still() {
+            return 0;
+        }
+        let before = group.workers().len();
+        let came = group.seat();
+        for worker in &group.workers()[before..] {
+            let revived = self.revived >> worker.id() & 1;
+            self.revived &= !(1 << worker.id());
+            self.life_stats.joins += 1;
+            self.life_stats.revivals += revived;
+        }
+        let left = group.workers().iter().filter(|worker| worker.has_left());
+        let left = left.fold(0_u64, |mask, worker| mask | 1 << worker.id());
+        for i in 0..left.count_ones() {
+            self.bury(nth(left, u64::from(i)));
+        }
+        came
     }
 
     /// The first moment after `now` at which [`Host::turn`] has something to do though nothing comes from
@@ -264,13 +519,30 @@ impl Host {
         next
     }
 
-    /// The states, as far as each replica has come.
+    /// The states, as far as each replica has come, but for one that was changed.
     pub fn replicas(&mut self) -> Vec<&Replica> {
         match &mut self.engine {
             Engine::Single(single) => vec![single.replica()],
             Engine::Group(group) => {
-                let workers = group.workers();
-                workers.iter().map(|worker| worker.replica()).collect()
+                let flipped = self.flipped;
+                let workers = group.workers().iter();
+                let knowing =
+                    workers.filter(|worker| worker.is_member() && Some(worker.id()) != flipped);
+                knowing.map(Worker::replica).collect()
+            }
+        }
+    }
+
+    /// How many requests were applied, by who has come farthest.
+    pub fn position(&mut self) -> u64 {
+        match &mut self.engine {
+            Engine::Single(single) => single.replica().position(),
+            Engine::Group(group) => {
+                let positions = group
+                    .workers()
+                    .iter()
+                    .map(|worker| worker.replica().position());
+                positions.max().unwrap_or(0)
             }
         }
     }
@@ -287,7 +559,12 @@ impl Host {
         }
         let mut compared = match &self.engine {
             Engine::Single(_) => 0,
-            Engine::Group(group) => group.compare().map_err(|differ| format!("{differ:?}"))?,
+            Engine::Group(group) => match group.compare() {
+                Ok(compared) => compared,
+                // What was posted with a changed state may still be there.
+                Err(differ) if self.was_changed(&differ) => 0,
+                Err(differ) => return Err(format!("{differ:?}")),
+            },
         };
         let replicas = self.replicas();
         for pair in replicas.windows(2) {
@@ -299,6 +576,13 @@ impl Host {
             }
         }
         Ok(compared)
+    }
+
+    /// Whether those who differ were changed.
+    fn was_changed(&self, mismatch: &Mismatch) -> bool {
+        let wrong = mismatch.minority().unwrap_or_default();
+        let changed = |seat: &usize| self.lost >> seat & 1 != 0 || self.flipped == Some(*seat);
+        !wrong.is_empty() && wrong.iter().all(changed)
     }
 
     /// Counters of the state.
@@ -313,13 +597,15 @@ impl Host {
             Engine::Single(single) => single.effect_stats(),
             Engine::Group(group) => {
                 let mut sum = EffectStats::default();
-                for stats in group.workers().iter().map(|worker| worker.stats()) {
+                // Of those who are gone, too.
+                for stats in group.shared().shares() {
                     sum.prepared += stats.prepared;
                     sum.deliveries += stats.deliveries;
                     sum.delivered_bytes += stats.delivered_bytes;
                     sum.frames += stats.frames;
                     sum.sent_bytes += stats.sent_bytes;
                     sum.diverged += stats.diverged;
+                    sum.stolen += stats.stolen;
                 }
                 sum
             }
@@ -342,4 +628,12 @@ impl Host {
 
 fn pause(stalls: &Stalls, rng: &mut Rng) -> Duration {
     Duration::from_nanos(1 + rng.below(stalls.longest.as_nanos()))
+}
+
+/// The number of the `n`th bit that is set.
+fn nth(mut mask: u64, n: u64) -> usize {
+    for _ in 0..n {
+        mask &= mask - 1;
+    }
+    mask.trailing_zeros() as usize
 }

@@ -8,6 +8,7 @@ use dominoes_drivers::Frame;
 use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
 
 use super::host::{Host, Stalls, Variant};
+use super::life::Life;
 use super::{Rng, mix};
 use crate::config::Limits;
 use crate::error::{ConfigError, SocketError};
@@ -28,6 +29,8 @@ pub struct HostConfig {
     pub limits: Limits,
     /// How its workers stand still. Default: never.
     pub stalls: Stalls,
+    /// How its workers come, go and fail. Default: never.
+    pub life: Life,
     /// What its frames meet on their way to the switch. The seed comes from the net.
     pub up: LinkConfig,
     /// What frames for it meet on their way from the switch. The seed comes from the net.
@@ -41,6 +44,7 @@ impl HostConfig {
             variant,
             limits: Limits::default(),
             stalls: Stalls::default(),
+            life: Life::default(),
             up: LinkConfig::default(),
             down: LinkConfig::default(),
         }
@@ -58,6 +62,12 @@ impl HostConfig {
         self
     }
 
+    /// Sets [`life`](Self::life).
+    pub fn life(mut self, life: Life) -> Self {
+        self.life = life;
+        self
+    }
+
     /// Sets [`up`](Self::up) and [`down`](Self::down).
     pub fn wires(mut self, up: LinkConfig, down: LinkConfig) -> Self {
         self.up = up;
@@ -70,17 +80,35 @@ impl HostConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostId(usize);
 
+/// What has happened in all hosts of a net so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Times that a worker stood still.
+    pub stalls: u64,
+    /// Workers that joined or died.
+    pub changes: u64,
+    /// Requests that were applied, in all logs.
+    pub positions: u64,
+}
+
 /// A moment in which applications act.
 #[derive(Debug)]
 pub struct Moment {
     now: Instant,
     wake_at: Instant,
+    progress: Progress,
 }
 
 impl Moment {
     /// The time.
     pub const fn now(&self) -> Instant {
         self.now
+    }
+
+    /// What has happened so far.
+    pub const fn progress(&self) -> Progress {
+        self.progress
     }
 
     /// Asks to be called again at `at` even if nothing happens. A moment that is over already does not count.
@@ -183,7 +211,7 @@ impl Net {
         let address = Ipv4Addr::new(10, 0, 0, number);
         let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
         setup.limits = config.limits;
-        let mut host = Host::new(config.variant, setup, self.rng.next())?;
+        let mut host = Host::with_life(config.variant, setup, config.life, self.rng.next())?;
         host.set_stalls(config.stalls);
         self.stations.push(Station {
             host,
@@ -220,12 +248,26 @@ impl Net {
         [station.up.stats(), station.down.stats()]
     }
 
-    /// From now on no wire does harm and no worker stands still; delays and rates stay.
+    /// What has happened so far.
+    fn progress(&mut self) -> Progress {
+        let mut sum = Progress::default();
+        for station in &mut self.stations {
+            let life = station.host.life_stats();
+            let deaths = life.deaths + life.deaths_performing + life.deaths_applying;
+            sum.stalls += station.host.stall_count();
+            sum.changes += life.joins + deaths;
+            sum.positions += station.host.position();
+        }
+        sum
+    }
+
+    /// From now on no wire does harm, no worker stands still, and nobody comes, goes or fails; delays and rates stay.
     pub fn mend(&mut self) {
         for station in &mut self.stations {
             station.up.mend();
             station.down.mend();
             station.host.set_stalls(Stalls::default());
+            station.host.set_life(Life::default());
         }
     }
 
@@ -324,6 +366,7 @@ impl Net {
             let mut moment = Moment {
                 now: self.now,
                 wake_at: Instant::NEVER,
+                progress: self.progress(),
             };
             match apps(&mut moment)? {
                 ControlFlow::Break(()) => return Ok(()),
