@@ -48,7 +48,7 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 31] = [
+const PATH_OF_A_FRAME: [&str; 34] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
@@ -58,6 +58,7 @@ const PATH_OF_A_FRAME: [&str; 31] = [
     "crates/netstack/src/engine/checksum.rs",
     "crates/netstack/src/engine/checksum/wide.rs",
     "crates/netstack/src/engine/demux.rs",
+    "crates/netstack/src/engine/direct.rs",
     "crates/netstack/src/engine/ingress.rs",
     "crates/netstack/src/engine/perform.rs",
     "crates/netstack/src/engine/perform/datagrams.rs",
@@ -73,12 +74,14 @@ const PATH_OF_A_FRAME: [&str; 31] = [
     "crates/netstack/src/udp/record.rs",
     "crates/netstack/src/udp/send.rs",
     "crates/netstack/src/variants/replicated.rs",
+    "crates/netstack/src/variants/replicated/alone.rs",
     "crates/netstack/src/variants/replicated/hands.rs",
     "crates/netstack/src/variants/replicated/judge.rs",
     "crates/netstack/src/variants/replicated/kept.rs",
     "crates/netstack/src/variants/replicated/late.rs",
     "crates/netstack/src/variants/replicated/members.rs",
     "crates/netstack/src/variants/replicated/primaries.rs",
+    "crates/netstack/src/variants/replicated/staff.rs",
     "crates/netstack/src/variants/replicated/worker.rs",
 ];
 

@@ -80,8 +80,8 @@ impl Builder {
         self
     }
 
-    /// How many threads run the stack, each with a copy of its state. One runs without a log, unless there are
-    /// more seats. Default 1.
+    /// How many threads run the stack, each with a copy of its state. One runs without a log, as long as nobody joins.
+    /// Default 1.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.layout.replicas = replicas;
