@@ -112,10 +112,10 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
     let mut life = Life::default();
     life.free = (1 + rng.below(3) as usize).min(8 - replicas);
-    life.joins_ppm = 500 + rng.below(1_000) as u32;
-    life.leaves_ppm = rng.below(600) as u32;
-    life.deaths_ppm = rng.below(600) as u32;
-    life.panics_ppm = rng.below(3_000) as u32;
+    life.joins_ppm = 300 + rng.below(500) as u32;
+    life.leaves_ppm = rng.below(400) as u32;
+    life.deaths_ppm = rng.below(400) as u32;
+    life.panics_ppm = rng.below(5_000) as u32;
     // Two of three must be left to say who is right, and what they say is waited for.
     if replicas >= 3 && rng.chance(500_000) {
         life.flips_ppm = 1_000 + rng.below(4_000) as u32;

@@ -13,7 +13,7 @@ use super::life::{End, Fuse, Life, LifeStats, Mortal, with_flip, with_fuse};
 use crate::engine::replica::Replica;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
-use crate::stats::{EffectStats, PumpStats, StateStats};
+use crate::stats::{EffectStats, MemberStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 use crate::variants::replicated::{Group, Layout, Primaries, Worker};
@@ -79,10 +79,13 @@ pub struct Host {
     /// Whether it was found, and how many had been repaired when it changed.
     found: bool,
     repaired: u64,
-    /// Seats whose worker had changed and died of it.
-    lost: u64,
+    /// Seats whose worker was changed and never found: what it posted may be wrong.
+    changed: u64,
     /// Seats whose worker died, and for which another one was asked.
     revived: u64,
+    /// Whether somebody may be about to come or go.
+    is_moving: bool,
+    flip_is_due: bool,
 }
 
 enum Engine {
@@ -161,8 +164,10 @@ impl Host {
             flipped: None,
             found: false,
             repaired: 0,
-            lost: 0,
+            changed: 0,
             revived: 0,
+            is_moving: false,
+            flip_is_due: false,
         })
     }
 
@@ -185,6 +190,20 @@ impl Host {
     /// What became of the workers so far.
     pub const fn life_stats(&self) -> LifeStats {
         self.life_stats
+    }
+
+    /// Flips a bit of a connection in the state of some worker, as soon as there is one with a request to apply, and
+    /// another worker.
+    pub const fn flip_soon(&mut self) {
+        self.flip_is_due = true;
+    }
+
+    /// What became of the group's members so far, as it says itself.
+    pub fn member_stats(&self) -> MemberStats {
+        match &self.engine {
+            Engine::Single(_) => MemberStats::default(),
+            Engine::Group(group) => group.member_stats(),
+        }
     }
 
     /// The sockets.
@@ -229,49 +248,58 @@ impl Host {
 
     fn turn_group(&mut self, now: Instant) -> usize {
         let (mut done, mut fruitless) = (0, 0);
+        let mut awake = self.awake(now);
         loop {
-            self.live();
-            let (live, seats) = self.awake(now);
+            // Whoever comes, goes or falls asleep is news.
+            let mut changed = self.live();
+            if changed {
+                awake = self.awake(now);
+            }
+            let live = awake.count_ones() as usize;
             if live == 0 {
                 return done;
             }
             if fruitless < FRUITLESS * live {
-                let seat = nth(seats, self.rng.below(live as u64));
+                let seat = nth(awake, self.rng.below(live as u64));
                 if self.rng.chance(self.stalls.ppm) {
                     self.stalled[seat] = now + pause(&self.stalls, &mut self.rng);
                     self.stall_count += 1;
+                    changed = true;
                 } else if self.step(seat, now) {
                     done += 1;
                     fruitless = 0;
                 } else {
                     fruitless += 1;
                 }
+            } else {
+                let mut round = 0;
+                for i in 0..live {
+                    let seat = nth(awake, i as u64);
+                    round += self.risk(seat, Fuse::Never, |worker, _| worker.turn(now));
+                }
+                round += self.come_and_go();
+                if round == 0 {
+                    return done;
+                }
+                done += round;
+                fruitless = 0;
+                changed = true;
+            }
+            if self.is_moving || changed {
                 self.come_and_go();
-                continue;
+                awake = self.awake(now);
             }
-            let mut round = 0;
-            for i in 0..live {
-                let seat = nth(seats, i as u64);
-                round += self.risk(seat, Fuse::Never, |worker, _| worker.turn(now));
-            }
-            round += self.come_and_go();
-            if round == 0 {
-                return done;
-            }
-            done += round;
-            fruitless = 0;
         }
     }
 
-    /// How many workers do not stand still, and their seats, a bit each.
-    fn awake(&mut self, now: Instant) -> (usize, u64) {
+    /// The seats of workers that do not stand still, a bit each.
+    fn awake(&mut self, now: Instant) -> u64 {
         let Engine::Group(group) = &mut self.engine else {
-            return (0, 0);
+            return 0;
         };
         let ids = group.workers().iter().map(Worker::id);
         let awake = ids.filter(|id| self.stalled[*id] <= now);
-        let seats = awake.fold(0_u64, |mask, id| mask | 1 << id);
-        (seats.count_ones() as usize, seats)
+        awake.fold(0_u64, |mask, id| mask | 1 << id)
     }
 
     /// One step of the worker on seat `seat`. Says whether it did something.
@@ -333,7 +361,7 @@ impl Host {
             resume_unwind(panic);
         }
         self.flipped = None;
-        self.lost |= 1 << seat;
+        self.changed |= 1 << seat;
         self.life_stats.unwound += 1;
     }
 
@@ -348,6 +376,7 @@ impl Host {
             .position(|worker| worker.id() == seat);
         let Some(index) = found else { return };
         let left = group.workers()[index].has_left();
+        self.is_moving = true;
         drop(group.take(index));
         self.stalled[seat] = Instant::ZERO;
         if left {
@@ -366,15 +395,22 @@ impl Host {
         workers.filter(|worker| worker.is_member()).count()
     }
 
-    /// Somebody may come, go or fail before the next step.
-    fn live(&mut self) {
+    /// Somebody may come, go or fail before the next step. Says whether somebody did.
+    fn live(&mut self) -> bool {
         if self.flipped.is_some() {
             // With one of three wrong, nobody else may go missing.
-            return self.look_after_the_flipped();
+            self.look_after_the_flipped();
+            return false;
+        }
+        if self.flip_is_due && self.staying() > 1 {
+            let before = self.life_stats.flips;
+            self.flip_any();
+            self.flip_is_due = self.life_stats.flips == before;
+            return true;
         }
         let life = self.life;
         if life.is_still() {
-            return;
+            return false;
         }
         let mut at = self.rng.below(1_000_000) as u32;
         let mut is = |ppm: u32| {
@@ -385,12 +421,13 @@ impl Host {
         let (joins, leaves) = (is(life.joins_ppm), is(life.leaves_ppm));
         let (dies, flips) = (is(life.deaths_ppm), is(life.flips_ppm));
         if !(joins || leaves || dies || flips) {
-            return;
+            return false;
         }
         let staying = self.staying();
         let Engine::Group(group) = &mut self.engine else {
-            return;
+            return false;
         };
+        self.is_moving = true;
         let any = self.rng.below(group.workers().len() as u64) as usize;
         let seat = group.workers()[any].id();
         if joins {
@@ -406,6 +443,16 @@ impl Host {
         {
             self.flip(seat);
         }
+        true
+    }
+
+    fn flip_any(&mut self) {
+        let Engine::Group(group) = &mut self.engine else {
+            return;
+        };
+        let any = self.rng.below(group.workers().len() as u64) as usize;
+        let seat = group.workers()[any].id();
+        self.flip(seat);
     }
 
     /// A bit of the state of the worker on seat `seat` flips before it applies its next request, if it can.
@@ -459,10 +506,18 @@ impl Host {
             let other = others.find(|other| other.position() == replica.position());
             if other.is_some_and(|o| o.whole_fingerprint() == replica.whole_fingerprint()) {
                 self.flipped = None;
-                self.lost |= 1 << seat;
+                self.changed |= 1 << seat;
                 self.life_stats.overwritten += 1;
             }
         }
+    }
+
+    /// Whether somebody waits for a state, or was asked to leave.
+    fn is_anybody_about_to_move(&mut self) -> bool {
+        let Engine::Group(group) = &mut self.engine else {
+            return false;
+        };
+        group.joining() > 0 || group.workers().iter().any(|worker| !worker.is_member())
     }
 
     /// Those who were given a state sit down, and those who have left go. Returns how many sat down.
@@ -470,7 +525,7 @@ impl Host {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
         };
-        if group.joining() == 0 && self.life.is_still() {
+        if !self.is_moving {
             return 0;
         }
         let before = group.workers().len();
@@ -486,6 +541,7 @@ impl Host {
         for i in 0..left.count_ones() {
             self.bury(nth(left, u64::from(i)));
         }
+        self.is_moving = self.is_anybody_about_to_move();
         came
     }
 
@@ -581,7 +637,7 @@ impl Host {
     /// Whether those who differ were changed.
     fn was_changed(&self, mismatch: &Mismatch) -> bool {
         let wrong = mismatch.minority().unwrap_or_default();
-        let changed = |seat: &usize| self.lost >> seat & 1 != 0 || self.flipped == Some(*seat);
+        let changed = |seat: &usize| self.changed >> seat & 1 != 0 || self.flipped == Some(*seat);
         !wrong.is_empty() && wrong.iter().all(changed)
     }
 
