@@ -28,7 +28,7 @@ const DOZE_LAST: Duration = Duration::from_millis(1);
 
 /// A pinned thread with its domains. It polls them in turn, and when all are idle it spins, then
 /// yields, then sleeps. How long it spins adapts: longer where spinning was rewarded, shorter where
-/// it slept after all.
+/// it slept after all, or where only yielding brought something, as on a core that it shares.
 ///
 /// Like an operating system process that owns a core: the domains on it share nothing with other
 /// contexts but channels. Domains are added, removed and moved while it runs; see
@@ -193,6 +193,7 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
     let close = Close(control);
     let mut finished = Vec::new();
     let (mut idle, mut spins, mut doze) = (0, SPIN_MOST / 4, DOZE_FIRST);
+    let mut yielded = false;
     loop {
         // ORDERING: Acquire, pairs with the Release in `ContextControl::stop`.
         if control.stop.load(Ordering::Acquire) {
@@ -229,10 +230,13 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
             continue;
         }
         if worked {
-            if idle > 0 && idle < spins {
+            if yielded {
+                // Who was let go first had something for us, or took its time: spinning only held it up.
+                spins = (spins / 2).max(SPIN_LEAST);
+            } else if idle > 0 && idle < spins {
                 spins = (spins * 2).min(SPIN_MOST);
             }
-            (idle, doze) = (0, DOZE_FIRST);
+            (idle, doze, yielded) = (0, DOZE_FIRST, false);
             continue;
         }
         idle += 1;
@@ -240,7 +244,9 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
             std::hint::spin_loop();
         } else if idle < spins + YIELD_ROUNDS {
             thread::yield_now();
+            yielded = true;
         } else {
+            yielded = false;
             spins = (spins / 2).max(SPIN_LEAST);
             idle = spins; // after sleeping, a look; then to sleep again
             for (_, meter) in &crew.domains {

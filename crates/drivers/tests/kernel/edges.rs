@@ -37,6 +37,10 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             "packet::frames_of_other_interfaces_stay_away",
             frames_of_other_interfaces,
         ),
+        missing.packet(
+            "packet::without_offloads_frames_of_several_segments_come_whole_or_are_counted",
+            several_segments_without_offloads,
+        ),
         missing.trial(
             "xdp::a_limit_of_locked_memory_is_named",
             "tools",
@@ -198,6 +202,43 @@ fn a_long_burst() {
             .zip(&burst)
             .all(|(got, sent)| got.bytes() == sent)
     );
+}
+
+/// A socket that asks for no virtio headers is handed what the peer did not divide all the same, and a ring whose slots
+/// are as long as the MTU wants cuts it without a mark of its own.
+fn several_segments_without_offloads() {
+    const LEN: usize = 20_000;
+    for ring in [RxRing::None, RxRing::Slots, RxRing::Blocks] {
+        let veth = Veth::new();
+        let options = AfPacketOptions::default().offloads(false).ring(ring);
+        let mut port = veth.open_left_with(options);
+        let mut other = veth.open_right();
+        let (bytes, meta) = datagram(&veth, &other, &port, LEN, Some(1000));
+        let frame = TxFrame {
+            meta,
+            ..TxFrame::new(&bytes)
+        };
+        assert_eq!(other.tx.transmit(&[frame]), Ok(1));
+        let last = experiment(port.mac, other.mac, 7, 100);
+        assert_eq!(other.tx.transmit(&[TxFrame::new(&last)]), Ok(1));
+
+        let deadline = Instant::now() + PATIENCE;
+        let (mut whole, mut over) = (0, false);
+        while !over {
+            assert!(Instant::now() < deadline, "{ring:?}: {:?}", port.rx.stats());
+            let mut frames = Vec::new();
+            port.rx.claim(32, &mut frames).unwrap();
+            for frame in &frames {
+                let len = frame.bytes().len();
+                assert!(len == bytes.len() || len < 1514, "{ring:?}: cut to {len}");
+                whole += u64::from(len == bytes.len());
+                over |= is_experiment(frame);
+            }
+            port.rx.release(&mut frames);
+        }
+        let stats = port.rx.stats();
+        assert_eq!(whole + stats.truncated, 1, "{ring:?}: {stats:?}");
+    }
 }
 
 fn frames_of_other_interfaces() {
