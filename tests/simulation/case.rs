@@ -110,16 +110,16 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     limits.send_buffer = 1 << (12 + rng.below(5));
     limits.tx_slots = 16 << rng.below(4);
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
-    let mut life = Life::default();
-    life.free = (1 + rng.below(3) as usize).min(8 - replicas);
-    life.joins_ppm = 300 + rng.below(500) as u32;
-    life.leaves_ppm = rng.below(400) as u32;
-    life.deaths_ppm = rng.below(400) as u32;
-    life.panics_ppm = rng.below(5_000) as u32;
     // Two of three must be left to say who is right, and what they say is waited for.
-    if replicas >= 3 && rng.chance(500_000) {
-        life.flips_ppm = 1_000 + rng.below(4_000) as u32;
-    }
+    let flips = replicas >= 3 && rng.chance(500_000);
+    let life = Life {
+        free: (1 + rng.below(3) as usize).min(8 - replicas),
+        joins_ppm: 300 + rng.below(500) as u32,
+        leaves_ppm: rng.below(400) as u32,
+        deaths_ppm: rng.below(400) as u32,
+        panics_ppm: rng.below(5_000) as u32,
+        flips_ppm: u32::from(flips) * (1_000 + rng.below(4_000) as u32),
+    };
     let stalls = Stalls {
         ppm: 1_000,
         longest: Duration::from_millis(10),
