@@ -26,6 +26,41 @@ pub(super) enum Road {
 
 walk_variants!(Road { Long, Acks, Text });
 
+const fn size<T>(_: fn(&Tcb) -> &T) -> usize {
+    size_of::<T>()
+}
+
+/// Names fields of a connection, and says how many octets they have.
+macro_rules! fields {
+    ($(#[$about:meta])* $names:ident, $octets:ident: $($($part:ident).+),* $(,)?) => {
+        $(#[$about])*
+        #[cfg(test)]
+        pub(super) const $names: &[&str] = &[$(stringify!($($part).+)),*];
+        const $octets: usize = 0 $(+ size(|tcb| &tcb.$($part).+))*;
+    };
+}
+
+fields! {
+    /// What the short road reads or writes for text that comes next, timestamps included.
+    FOR_TEXT, TEXT_OCTETS:
+    road, conn, rcv.nxt, rcv.edge, rcv.offset, rcv.read, rcv.limit, rcv.timestamps, rcv.ts_recent,
+    rcv.ts_recent_at, rcv.last_ack_sent, rcv.ack, rcv.deliveries, snd.una, snd.max, snd.wnd, snd.wnd_max,
+    snd.wl1, snd.wl2, snd.shift, timers.next, timers.at,
+}
+
+fields! {
+    /// ... and for an acknowledgment without text that lets the window as it is, while no measurement of the round trip
+    /// ends, as one does once a window, and the end of what is written is not our FIN.
+    FOR_ACK, ACK_OCTETS:
+    road, rcv.nxt, rcv.timestamps, rcv.ts_recent, rcv.ts_recent_at, rcv.last_ack_sent, rcv.sack_permitted,
+    snd.una, snd.max, snd.nxt, snd.una_offset, snd.mss, snd.fin, snd.wnd, snd.wnd_max, snd.wl1, snd.wl2,
+    snd.shift, retransmit.timing, retransmit.timed, retransmit.retries, retransmit.expiry, retransmit.rto,
+    retransmit.srtt, congestion.cwnd, congestion.phase, congestion.duplicates, timers.next, timers.at,
+}
+
+// Two cache lines' worth each.
+const _: () = assert!(TEXT_OCTETS <= 128 && ACK_OCTETS <= 128);
+
 impl Tcb {
     /// What the short road is open for as things stand. Nothing that it does itself changes the answer.
     fn open_road(&self) -> Road {

@@ -94,9 +94,9 @@ walk_variants!(Expiry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Timers {
     /// The earliest of `at`, kept current.
-    next: Instant,
+    pub(super) next: Instant,
     /// The quick ones, and behind them the earliest of the slow ones.
-    at: [Instant; Timer::QUICK + 1],
+    pub(super) at: [Instant; Timer::QUICK + 1],
     slow: [Instant; Timer::SLOW],
 }
 
@@ -191,10 +191,10 @@ pub(super) struct Retransmit {
     /// When `timed` was sent.
     timed_at: Instant,
     /// The acknowledgment that ends a measurement is after this number.
-    timed: SeqNum,
+    pub(super) timed: SeqNum,
     /// Whether a measurement is under way, and its segment sent once only (Karn's algorithm, RFC 6298
     /// section 3).
-    timing: bool,
+    pub(super) timing: bool,
     measured: bool,
     /// What the timer is for.
     pub(super) expiry: Expiry,

@@ -60,6 +60,11 @@ impl Tells {
     }
 }
 
+/// Time in units of 2^30 ns, 1.07 s.
+const fn coarse(at: Instant) -> u32 {
+    (at.as_nanos() >> 30) as u32
+}
+
 /// Receive sequence space (RFC 9293 section 3.3.1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
@@ -74,8 +79,8 @@ pub(super) struct Rcv {
     pub(super) read: u64,
     /// Requests so far that delivered something.
     pub(super) deliveries: u64,
-    /// When `ts_recent` was stored.
-    pub(super) ts_recent_at: Instant,
+    /// When `ts_recent` was stored, as [`coarse`] has it.
+    pub(super) ts_recent_at: u32,
     /// Stream offset of a FIN that arrived, `u64::MAX` while none has.
     pub(super) fin_at: u64,
     /// TS.Recent (RFC 7323 section 4.3).
@@ -120,7 +125,7 @@ impl Rcv {
             offset: 0,
             read: 0,
             deliveries: 0,
-            ts_recent_at: Instant::ZERO,
+            ts_recent_at: 0,
             fin_at: u64::MAX,
             ts_recent: 0,
             last_ack_sent: SeqNum(0),
@@ -158,7 +163,7 @@ impl Rcv {
         self.timestamps = timestamps.is_some();
         if let Some((ts_val, _)) = timestamps {
             self.ts_recent = ts_val;
-            self.ts_recent_at = now;
+            self.ts_recent_at = coarse(now);
         }
     }
 
@@ -240,9 +245,9 @@ impl Rcv {
     /// Whether `ts_val` is older than what the segments before it said (PAWS, RFC 7323 section 5). After
     /// 24 days without a segment nothing can be said.
     pub(super) fn is_old(&self, ts_val: u32, now: Instant) -> bool {
-        const OUTDATED: u64 = 24 * 24 * 3600 * 1_000_000_000;
+        const OUTDATED: u32 = coarse(Instant::from_nanos(24 * 24 * 3600 * 1_000_000_000));
         (ts_val.wrapping_sub(self.ts_recent) as i32) < 0
-            && now.since(self.ts_recent_at).as_nanos() < OUTDATED
+            && coarse(now).saturating_sub(self.ts_recent_at) < OUTDATED
     }
 
     /// TS.Recent after a segment that begins at `seq` (RFC 7323 section 4.3, rule 2).
@@ -250,7 +255,7 @@ impl Rcv {
     pub(super) fn note_timestamp(&mut self, seq: SeqNum, ts_val: u32, now: Instant) {
         if !seq.after(self.last_ack_sent) {
             self.ts_recent = ts_val;
-            self.ts_recent_at = now;
+            self.ts_recent_at = coarse(now);
         }
     }
 

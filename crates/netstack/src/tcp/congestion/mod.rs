@@ -29,7 +29,7 @@ const DUPLICATES: u8 = 3;
 /// What the sender does about loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
-enum Phase {
+pub(super) enum Phase {
     /// Nothing: no loss is known, or a timeout has begun anew.
     Open,
     /// Fast recovery (RFC 6582), no partial acknowledgment seen yet.
@@ -167,14 +167,14 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Congestion {
     /// `cwnd`, octets (RFC 5681 section 2).
-    cwnd: u32,
+    pub(super) cwnd: u32,
     /// `ssthresh`, octets (RFC 5681 section 2).
     ssthresh: u32,
     /// The highest number sent when loss was last noticed (RFC 6582 section 3.2).
     recover: SeqNum,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Duplicate acknowledgments in a row.
-    duplicates: u8,
+    pub(super) duplicates: u8,
     /// Octets in flight when the first of them came: without what limited transmit sent.
     flight: u32,
     reduction: Reduction,

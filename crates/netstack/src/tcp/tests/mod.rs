@@ -8,4 +8,5 @@ mod pair;
 mod sending;
 mod solo;
 mod states;
+mod touched;
 mod using;
