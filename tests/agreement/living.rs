@@ -169,6 +169,12 @@ impl<T: Tamper> Case<'_, T> {
             // The last one stays.
             let _ = self.group.leave(Some(seat));
         }
+        if self.rng.chance(living.leaves / 2) {
+            self.group.send_to_rest();
+        }
+        if self.rng.chance(living.joins / 2) {
+            self.group.recruit();
+        }
         if self.rng.chance(living.deaths) && self.staying() > 1 {
             let index = self.rng.index(self.group.workers().len());
             self.bury(index)?;
@@ -237,6 +243,7 @@ impl<T: Tamper> Case<'_, T> {
         if self.group.seat() > 0 {
             self.seen.joined = true;
         }
+        self.seen.recruited |= self.group.member_stats().recruited > 0;
         while let Some(index) = self.group.workers().iter().position(|w| w.has_left()) {
             self.seen.left = true;
             self.bury(index)?;

@@ -38,10 +38,11 @@ pub(crate) struct Seen {
     pub(crate) repaired: bool,
     pub(crate) unwound: bool,
     pub(crate) alone: bool,
+    pub(crate) recruited: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 30;
+    pub(crate) const COUNT: usize = 31;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -75,6 +76,7 @@ impl Seen {
         ("a worker that was repaired", true),
         ("a worker whose changed state made it panic", false),
         ("a worker that was alone, and used no log", true),
+        ("a worker that rested, and came back", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -109,6 +111,7 @@ impl Seen {
             self.repaired,
             self.unwound,
             self.alone,
+            self.recruited,
         ]
     }
 }

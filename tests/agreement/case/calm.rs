@@ -165,6 +165,7 @@ impl<T: Tamper> Case<'_, T> {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         // Who waits for a state does nothing that counts.
         for _ in 0..JUMPS {
+            self.group.recruit();
             while self.turns()? > 0 {}
             if self.group.workers().iter().all(|worker| worker.is_member()) {
                 break;

@@ -527,6 +527,17 @@ impl<T: Tamper> Group<T> {
         self.shared.dismiss(seat)
     }
 
+    /// Sends the last worker to rest, as [`Layout::adapt`] does, unless it is the only one: it performs its share, and gives
+    /// its state away.
+    pub fn send_to_rest(&mut self) {
+        self.shared.send_to_rest();
+    }
+
+    /// Lets a worker that rests come back. It works once it was given a state.
+    pub fn recruit(&mut self) {
+        self.shared.recruit();
+    }
+
     /// Takes a worker out; what it leaves undone is everybody's when it is dropped.
     ///
     /// # Panics
