@@ -39,10 +39,11 @@ struct Lab {
 }
 
 impl Lab {
-    fn new() -> Lab {
+    /// With so many replicas at first, and whether the group chooses how many work.
+    fn new(replicas: usize, adapt: bool) -> Lab {
         let (left, right) = memory::pair(MemoryConfig::default());
         let mut layout = Layout::default();
-        (layout.replicas, layout.seats, layout.adapt) = (1, 3, true);
+        (layout.replicas, layout.seats, layout.adapt) = (replicas, 3, adapt);
         let mut lab = Lab {
             group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
             peer: Single::new(setup(2), Box::new(right)).unwrap(),
@@ -68,6 +69,7 @@ impl Lab {
         self.now += Duration::from_micros(100);
         self.peer.turn(self.now);
         self.group.turn(self.now);
+        self.group.seat();
     }
 
     /// Lets so many milliseconds pass, in which octets move or do not.
@@ -96,7 +98,7 @@ impl Lab {
 
 #[test]
 fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
-    let mut lab = Lab::new();
+    let mut lab = Lab::new(1, true);
     lab.pass(100, false);
     assert_eq!(lab.group.member_stats().recruited, 0, "nothing to do");
     let mut before = 0;
@@ -119,6 +121,31 @@ fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
     lab.group.compare().unwrap();
     let stats = lab.group.member_stats();
     assert_eq!((stats.died, stats.left, stats.joined), (0, 0, 0));
+}
+
+#[test]
+fn joining_under_full_load_holds_up_nobody() {
+    for replicas in [1, 2] {
+        let mut lab = Lab::new(replicas, false);
+        lab.pass(200, true);
+        let before = lab.read;
+        lab.pass(100, true);
+        let usual = (lab.read - before) / 10;
+        assert!(usual > 100_000, "{usual} octets in 10 ms");
+        lab.group.join(None, ()).unwrap();
+        let (mut slow, mut slowest) = (0, usual);
+        for _ in 0..30 {
+            let before = lab.read;
+            lab.pass(10, true);
+            let now = lab.read - before;
+            slowest = slowest.min(now);
+            slow = if 10 * now < 8 * usual { slow + 1 } else { 0 };
+            assert!(slow <= 5, "below 80 % for longer than 50 ms");
+        }
+        println!("{replicas} and one more: {usual} octets in 10 ms, {slowest} at worst");
+        assert_eq!(lab.group.member_stats().members, replicas as u64 + 1);
+        lab.group.compare().unwrap();
+    }
 }
 
 #[test]
