@@ -615,6 +615,25 @@ mod tests {
         assert_eq!(c.window(), pipe + 2 * MSS);
     }
 
+    /// RFC 4015 section 3.2: at most an initial window leaves at once, and what grew since the timeout stays.
+    #[test]
+    fn a_loss_that_was_none_gives_back_what_may_leave_at_once_and_the_threshold() {
+        let mut c = open();
+        c.cwnd = 20 * MSS;
+        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        c.cwnd = 40 * MSS;
+        c.undo(SeqNum(500), 3 * MSS, MSS);
+        assert_eq!((c.window(), c.ssthresh), (13 * MSS, WINDOW_MAX));
+        assert!(c.is_open() && !c.may_undo());
+        assert_eq!(c.recover(), SeqNum(500));
+
+        c.cwnd = 20 * MSS;
+        c.on_timeout(SeqNum(20_000), 20 * MSS, MSS, true);
+        c.cwnd = 15 * MSS;
+        c.undo(SeqNum(500), 3 * MSS, MSS);
+        assert_eq!(c.window(), 15 * MSS);
+    }
+
     #[test]
     fn congestion_that_was_noticed_without_loss_counts_once_a_window() {
         let mut c = open();
