@@ -334,7 +334,8 @@ impl<T: Tamper> Worker<T> {
             match seat {
                 Seat::Wanted(from) if *from & me != 0 => match self.snapshot() {
                     Some(snapshot) => {
-                        *seat = Seat::Offered(Box::new(Offer::new(self.id, snapshot)));
+                        let since = shared.roll.since(self.id);
+                        *seat = Seat::Offered(Box::new(Offer::new(self.id, since, snapshot)));
                         offered = true;
                     }
                     None => waiting = true,

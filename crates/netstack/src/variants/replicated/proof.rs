@@ -10,6 +10,9 @@
 //! With [`Layout::confirm`](super::Layout), what it came by on the way must be what the majority had there, since it is
 //! going to perform it.
 //!
+//! Who gave a state and is there no more, or there anew, may have been found to be wrong: what it gave is taken from nobody,
+//! and another one is asked.
+//!
 //! Among two nobody can say who is right, and the joiner takes what it gets. What the giver had asked for and not
 //! performed is handed over as it is: it is proven with [`Layout::confirm`](super::Layout) alone.
 
@@ -35,6 +38,8 @@ pub(super) struct Offer {
     /// `None` once the joiner has it.
     snapshot: Option<Snapshot>,
     giver: usize,
+    /// Where the giver had begun: another one may sit there by now.
+    giver_since: Seq,
     /// How far the joiner has come.
     position: Seq,
     /// Those who have said something.
@@ -59,9 +64,10 @@ enum Finding {
 }
 
 impl Offer {
-    pub(super) fn new(giver: usize, snapshot: Snapshot) -> Self {
+    pub(super) fn new(giver: usize, giver_since: Seq, snapshot: Snapshot) -> Self {
         Offer {
             giver,
+            giver_since,
             position: snapshot.replica.position(),
             snapshot: Some(snapshot),
             heard: 1 << giver,
@@ -111,15 +117,15 @@ impl Offer {
             let position = self.position;
             self.words.retain(|word| word.position != position);
         }
-        let voters = there | 1 << self.giver;
-        let count = |mask: u64| (mask & voters).count_ones();
-        if voters.count_ones() < 3 || 2 * count(self.alike) > voters.count_ones() {
+        let voters = there.count_ones();
+        let count = |mask: u64| (mask & there).count_ones();
+        if 2 * count(self.alike) > voters || voters < 3 && count(self.differ) == 0 {
             return Finding::Proven;
         }
-        if 2 * count(self.differ) > voters.count_ones() {
+        if 2 * count(self.differ) > voters {
             return Finding::Refuted;
         }
-        if voters & !(self.alike | self.differ) == 0 {
+        if voters < 3 || there & !(self.alike | self.differ) == 0 {
             return Finding::Undecided;
         }
         let next = self.words.iter().map(|word| word.position).min();
@@ -137,7 +143,13 @@ impl<T: Tamper> Worker<T> {
             let Seat::Offered(offer) = &mut book.seats[self.id] else {
                 return false;
             };
-            let (mut finding, giver) = (offer.weigh(&self.replica, there), offer.giver);
+            let giver = offer.giver;
+            let is_gone = there >> giver & 1 == 0 || shared.roll.since(giver) != offer.giver_since;
+            let mut finding = match is_gone && there != 0 {
+                // It may have been found to differ, and nobody answers for what it gave any more.
+                true => Finding::Refuted,
+                false => offer.weigh(&self.replica, there),
+            };
             if finding == Finding::Proven && shared.layout.confirm {
                 let way = self.unposted.iter();
                 let way = way.map(|(position, print)| shared.is_right(*position, *print));
@@ -151,7 +163,14 @@ impl<T: Tamper> Worker<T> {
             let differ = offer.differ & there;
             match finding {
                 Finding::Proven | Finding::Undecided => book.seats[self.id] = Seat::Taken,
-                Finding::Refuted => book.seats[self.id] = Seat::Wanted(there & !(1 << giver)),
+                Finding::Refuted => {
+                    let from = if is_gone {
+                        there
+                    } else {
+                        there & !(1 << giver)
+                    };
+                    book.seats[self.id] = Seat::Wanted(from);
+                }
                 Finding::GoTo(_) | Finding::Open => {}
             }
             drop(book);
@@ -170,7 +189,9 @@ impl<T: Tamper> Worker<T> {
                     return true;
                 }
                 Finding::Refuted => {
-                    shared.roll.accuse(1 << giver);
+                    if !is_gone {
+                        shared.roll.accuse(1 << giver);
+                    }
                     self.kept = Kept::from(self.replica.position());
                     self.cursor = Cursor::at_first(&self.kept);
                     self.standing = Standing::Waiting;
