@@ -124,6 +124,28 @@ fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
 }
 
 #[test]
+fn whoever_is_left_alone_under_load_does_without_the_log_again() {
+    let mut lab = Lab::new(2, false);
+    lab.pass(100, true);
+    lab.group.leave(Some(1)).unwrap();
+    lab.pass(10, true);
+    while let Some(index) = lab
+        .group
+        .workers()
+        .iter()
+        .position(|worker| worker.has_left())
+    {
+        drop(lab.group.take(index));
+    }
+    lab.pass(10, true);
+    let worker = &lab.group.workers()[0];
+    assert!(worker.is_alone(), "{worker:?}");
+    let position = worker.replica().position();
+    lab.pass(100, true);
+    assert_eq!(lab.group.workers()[0].replica().position(), position);
+}
+
+#[test]
 fn joining_under_full_load_holds_up_nobody() {
     for replicas in [1, 2] {
         let mut lab = Lab::new(replicas, false);
