@@ -56,7 +56,7 @@ fn targets() -> Vec<Target> {
             1.4,
         ),
         Target::of(
-            "receive, single / smoltcp that acknowledges as often",
+            "receive, single / smoltcp that acknowledges once for 8",
             single(),
             row("smoltcp-8", 1),
             None,

@@ -36,7 +36,7 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
         let mut targets = vec![of("", "", Some(1.8)), of(", no checksum", OFF, None)];
         if direction.receives() {
             targets.push(Target::of(
-                "receive, warm, single / smoltcp that acknowledges as often",
+                "receive, warm, single / smoltcp that acknowledges once for 8",
                 case("single", 1, ""),
                 case("smoltcp-8", 1, ""),
                 None,

@@ -371,7 +371,7 @@ pub const VARIANTS: &[Variant] = &[
     },
     Variant {
         name: "smoltcp-8",
-        about: "the same, polled every 8 frames: it acknowledges as often as we do",
+        about: "the same, polled every 8 frames: it acknowledges once for 8",
         scales: false,
         can: |direction, workload| direction.receives() && moves_only(workload),
         make: |direction, workload, _| smoltcp::row("smoltcp-8", direction, workload, 8),

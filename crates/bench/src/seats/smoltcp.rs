@@ -6,9 +6,9 @@
 //! we do, once: from the frame into the receive buffer, from the send buffer into a transmit slot, of which
 //! there are as many as ours.
 //!
-//! Acknowledgments are much of the difference. smoltcp makes them after all that its device has was taken in:
-//! here that is one for 32 segments, when we make one for a run of 8. So there is a second row which is polled
-//! every 8 frames, and acknowledges as often as we do. RFC 9293 section 3.8.6.3 wants one for every second.
+//! Acknowledgments are much of the work. smoltcp makes them after all that its device has was taken in: here that is
+//! one for 32 segments, as we do. There is a second row which is polled every 8 frames, and so acknowledges once for 8, as
+//! we do when no more are there at a time. RFC 9293 section 3.8.6.3 wants one for every second.
 
 use std::cell::Cell;
 use std::sync::Arc;
