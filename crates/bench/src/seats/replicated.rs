@@ -1,7 +1,7 @@
 //! One log, a copy of the state per core.
 
 use std::sync::Arc;
-use std::time;
+use std::{thread, time};
 
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
@@ -28,6 +28,9 @@ pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
     let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
     enough && super::processes(workload)
 }
+
+/// How long a worker that rests sleeps before it looks again.
+const REST: time::Duration = time::Duration::from_micros(200);
 
 /// Requests in a chunk, and segments in each.
 const MOST_IN_A_CHUNK: usize = 16 * 8;
@@ -86,6 +89,10 @@ impl WorkerSeat {
     #[inline]
     fn plain_turn(&mut self, now: Instant) -> usize {
         let done = self.worker.turn(now);
+        if done == 0 && self.worker.is_resting() {
+            // As its thread in a stack does. Who spins takes from the other thread of its core.
+            thread::sleep(REST);
+        }
         match &mut self.app {
             Some(app) => done + usize::from(app.turn()),
             None => done,
