@@ -2,10 +2,10 @@
 //! `tests/main.rs` has them too, so this is not run by default.
 
 mod conformance;
-#[allow(dead_code)]
+#[expect(dead_code, reason = "shared with tests that are not here")]
 mod support;
 
-#[allow(dead_code)]
+#[expect(dead_code, reason = "shared with tests that are not here")]
 mod agreement {
     pub(crate) mod segment;
 }

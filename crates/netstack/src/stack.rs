@@ -90,7 +90,8 @@ impl Builder {
 
     /// Lets the stack choose how many of up to `most` threads work: it begins with as many as
     /// [`replicas`](Self::replicas) says, wakes one more when those have too much to do, and sends one to rest that brings
-    /// nothing. A thread that rests sleeps, and has no copy of the state. Default: as many as there are work.
+    /// nothing. A thread that rests sleeps, and has no copy of the state: if the only one that works dies, its
+    /// connections end with it. Default: as many as there are work.
     #[must_use]
     pub fn replicas_up_to(mut self, most: usize) -> Self {
         self.layout.seats = most;

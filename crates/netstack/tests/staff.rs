@@ -146,7 +146,7 @@ fn whoever_is_left_alone_under_load_does_without_the_log_again() {
 }
 
 #[test]
-fn joining_under_full_load_holds_up_nobody() {
+fn who_joins_while_octets_flow_holds_up_nobody() {
     for replicas in [1, 2] {
         let mut lab = Lab::new(replicas, false);
         lab.pass(200, true);

@@ -84,33 +84,14 @@ impl Direct {
             effects,
             |one| (&one.0, one.1.unwrap_or(0)),
             |(request, _, run), effects| {
-                for effect in &*effects {
-                    match effect {
-                        Effect::Deliver(deliver) => {
-                            let (seg_len, offset) = request.layout();
-                            perform::deliver(world, deliver, seg_len, offset, run, stats);
-                            wakes.add(deliver.conn);
-                        }
-                        Effect::Transmit(transmit) => {
-                            for i in 0..transmit.count {
-                                perform::build(world, transmit, i, template, stats);
-                            }
-                        }
-                        Effect::Queue(queue) => {
-                            perform::queue(world, queue, run, stats);
-                            wakes.add_socket(queue.socket);
-                        }
-                        Effect::Send(send) => {
-                            for i in 0..send.count {
-                                perform::build_datagram(world, send, i, stats);
-                            }
-                        }
-                        other => {
-                            perform::tell(world, other, stats);
-                            wakes.after(other);
-                        }
-                    }
-                }
+                perform::all(
+                    world,
+                    &*effects,
+                    (request, run),
+                    template,
+                    stats,
+                    &mut wakes,
+                );
                 effects.clear();
             },
         );

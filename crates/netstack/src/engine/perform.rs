@@ -9,13 +9,13 @@ use core::net::SocketAddrV4;
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use crate::digest::{ConnId, Flags, Flow, Mac, Sack};
+use crate::digest::{ConnId, Flags, Flow, Mac, Request, Sack};
 use crate::effect::{Deliver, Effect, Transmit};
 use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::{Asked, StreamRef};
-use crate::engine::world::{Answer, HintNews, Ready, World};
+use crate::engine::world::{Answer, HintNews, Ready, Wakes, World};
 use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
 use crate::wire::{self, ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
@@ -25,6 +25,44 @@ pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram}
 const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
 const CHECKSUM_AT: u16 = 16;
+
+/// Does all that a request asked for, whose frames are `run`.
+pub(crate) fn all<'a>(
+    world: &World,
+    effects: impl IntoIterator<Item = &'a Effect>,
+    (request, run): (&Request, &Run),
+    template: &mut Template,
+    stats: &mut EffectStats,
+    wakes: &mut Wakes<'_>,
+) {
+    for effect in effects {
+        match effect {
+            Effect::Deliver(piece) => {
+                let (seg_len, offset) = request.layout();
+                deliver(world, piece, seg_len, offset, run, stats);
+                wakes.add(piece.conn);
+            }
+            Effect::Transmit(transmit) => {
+                for i in 0..transmit.count {
+                    build(world, transmit, i, template, stats);
+                }
+            }
+            Effect::Queue(datagrams) => {
+                queue(world, datagrams, run, stats);
+                wakes.add_socket(datagrams.socket);
+            }
+            Effect::Send(send) => {
+                for i in 0..send.count {
+                    build_datagram(world, send, i, stats);
+                }
+            }
+            other => {
+                tell(world, other, stats);
+                wakes.after(other);
+            }
+        }
+    }
+}
 
 /// Copies what `deliver` names out of the run's frames.
 pub(crate) fn deliver(

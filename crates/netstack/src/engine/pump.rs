@@ -37,7 +37,7 @@ use datagrams::Datagrams;
 /// Frames that a holder of a pump takes before it lets go.
 pub(crate) const BATCH: usize = 32;
 /// Batches of frames that come in before any is worked on, where one worker works on all.
-pub(crate) const HOLDS: usize = 4;
+const HOLDS: usize = 4;
 /// Places of the log that frames leave free, for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
@@ -211,6 +211,19 @@ impl RxPump {
             done += self.tick(now, deadline, log);
             if done == 0 && self.held >= self.held_many {
                 done += self.fill_up(now, log);
+            }
+        }
+        done
+    }
+
+    /// As many turns as there are full batches for, [`HOLDS`] at most. Returns how much was done.
+    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        for _ in 0..HOLDS {
+            let now_done = self.turn(now, deadline, log);
+            done += now_done;
+            if now_done < BATCH {
+                break;
             }
         }
         done

@@ -39,7 +39,7 @@ use crate::config::Limits;
 use crate::digest::Kind;
 use crate::effect::{Effect, EffectSink};
 use crate::engine::Run;
-use crate::engine::pump::{BATCH, HOLDS, RxPump, TxPump};
+use crate::engine::pump::{RxPump, TxPump};
 use crate::engine::replica::Replica;
 use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
@@ -358,15 +358,7 @@ impl<K: LockKind> Worker<K> {
             next,
             batch: &mut self.batch,
         };
-        let mut done = 0;
-        for _ in 0..HOLDS {
-            let now_done = pump.turn(now, deadline, &mut intake);
-            done += now_done;
-            if now_done < BATCH {
-                break;
-            }
-        }
-        Some(done)
+        Some(pump.turns(now, deadline, &mut intake))
     }
 
     /// Verifies the checksums of the next request that this worker carries. Says whether there was one.

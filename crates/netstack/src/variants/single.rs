@@ -7,7 +7,7 @@ use dominoes_drivers::Device;
 use crate::config::Limits;
 use crate::engine::direct::Direct;
 use crate::engine::perform::Template;
-use crate::engine::pump::{BATCH, HOLDS, Log, RxPump, TxPump};
+use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::World;
@@ -54,14 +54,7 @@ impl Single {
     /// before [`Single::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
-        let mut done = 0;
-        for _ in 0..HOLDS {
-            let now_done = self.rx.turn(now, deadline, &mut self.direct);
-            done += now_done;
-            if now_done < BATCH {
-                break;
-            }
-        }
+        let done = self.rx.turns(now, deadline, &mut self.direct);
         self.work();
         done + self.tx.turn()
     }

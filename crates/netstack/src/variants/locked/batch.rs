@@ -90,34 +90,14 @@ impl Batch {
             return false;
         }
         let item = &self.items[self.performed];
-        let stats = &mut self.effect_stats;
-        for effect in &self.effects[self.effects_done..item.effects_end] {
-            match effect {
-                Effect::Deliver(deliver) => {
-                    let (seg_len, offset) = item.request.layout();
-                    perform::deliver(world, deliver, seg_len, offset, &item.run, stats);
-                    wakes.add(deliver.conn);
-                }
-                Effect::Transmit(transmit) => {
-                    for i in 0..transmit.count {
-                        perform::build(world, transmit, i, &mut self.template, stats);
-                    }
-                }
-                Effect::Queue(queue) => {
-                    perform::queue(world, queue, &item.run, stats);
-                    wakes.add_socket(queue.socket);
-                }
-                Effect::Send(send) => {
-                    for i in 0..send.count {
-                        perform::build_datagram(world, send, i, stats);
-                    }
-                }
-                other => {
-                    perform::tell(world, other, stats);
-                    wakes.after(other);
-                }
-            }
-        }
+        perform::all(
+            world,
+            &self.effects[self.effects_done..item.effects_end],
+            (&item.request, &item.run),
+            &mut self.template,
+            &mut self.effect_stats,
+            wakes,
+        );
         self.effects_done = item.effects_end;
         self.performed += 1;
         true

@@ -10,7 +10,7 @@
 
 use super::Tamper;
 use super::worker::Worker;
-use crate::engine::pump::{BATCH, HOLDS, Log};
+use crate::engine::pump::Log;
 use crate::time::Instant;
 
 /// Turns in a row in which a worker takes nothing in, so that the log becomes empty.
@@ -22,7 +22,7 @@ pub(super) enum Company {
     /// There are others, or will be.
     Others,
     /// Nobody else is there; the log is not empty yet. So many turns have passed.
-    Leaving(u32),
+    Draining(u32),
     /// Nobody else is there, and nothing is in the log.
     Nobody,
 }
@@ -40,7 +40,7 @@ impl<T: Tamper> Worker<T> {
             return self.turn_alone(now);
         }
         let turns = match self.company {
-            Company::Leaving(turns) => turns,
+            Company::Draining(turns) => turns,
             _ => 0,
         };
         if self.lag() == 0 && !self.is_behind() && self.fill_up_log(now) {
@@ -49,10 +49,10 @@ impl<T: Tamper> Worker<T> {
             return self.turn_alone(now);
         }
         if turns < PATIENCE {
-            self.company = Company::Leaving(turns + 1);
+            self.company = Company::Draining(turns + 1);
             return self.do_work();
         }
-        self.company = Company::Leaving(0);
+        self.company = Company::Draining(0);
         self.pump_in_turn(now) + self.do_work()
     }
 
@@ -89,14 +89,7 @@ impl<T: Tamper> Worker<T> {
         let pump = &mut side.pump;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         pump.stores_ahead = shared.world.streams.inline.is_none();
-        let mut done = 0;
-        for _ in 0..HOLDS {
-            let now_done = pump.turn(now, deadline, &mut self.direct);
-            done += now_done;
-            if now_done < BATCH {
-                break;
-            }
-        }
+        let done = pump.turns(now, deadline, &mut self.direct);
         pump.stores_ahead = false;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         if shared.layout.adapt && side.staff.is_due(now) {
