@@ -9,10 +9,10 @@
 //! | `--device v2,v3,xdp,tap` | how our stack reaches the kernel | all |
 //! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO, GSO and GRO off on both ends | both |
 //! | `--way send,receive` | which way the octets go, seen from our end | both |
-//! | `--rounds N`, `--millis N` | slices of each kind, and their length | 5, 1000 |
+//! | `--rounds N`, `--millis N` | pairs of slices, and the length of a slice | 8, 500 |
 //! | `--replicas N` | threads that run our stack | 1 |
 //! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay each on a core of its own, or both on one | apart with one replica |
-//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; v3 and bad wires 4096 |
+//! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; tap, v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
 //! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
 //! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
@@ -40,6 +40,13 @@
 //! pieces. A TAP has nothing between our pieces and the kernel that takes them, so they arrive whole; `--merged no` sends
 //! every segment by itself instead, in a system call of its own, in both rows.
 //!
+//! A host may move the cores of a virtual machine about, several times a second: two that shared a cache a moment ago are
+//! then far apart, and whatever goes from end to end takes twice to three times as long, whoever's stack it is. So the
+//! time that a line takes from core to core is measured before, between and after the two slices of a round. Rounds in
+//! which it was always short, and those in which it was always long, stand in rows of their own; the others, which
+//! would compare a slice of one kind with one of the other, are measured again, up to four times as many rounds in all.
+//! Which stack has the first slice alternates.
+//!
 //! On a machine with other work, two things keep that away from what is measured. Over bad wires, which leave cores idle:
 //! `chrt --fifo 1` before the program. Over interfaces that would change who runs when, so there a session of its own
 //! with all the weight that the scheduler knows: `setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec PROGRAM'`.
@@ -58,7 +65,7 @@ mod run {
     use super::linux::report::{Row, Spread, heading};
     use super::linux::wire::{self, Laid, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
-    use dominoes_bench::topology::Machine;
+    use dominoes_bench::topology::{Distance, Machine};
     use std::str::FromStr;
 
     /// The beginning of each connection, which does not count, in milliseconds.
@@ -81,6 +88,9 @@ mod run {
         delay: u64,
         queue: u64,
     }
+
+    /// Rounds that are measured at most, for each that is wanted.
+    const REPEATS: usize = 4;
 
     /// Where both ends run.
     #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,8 +145,8 @@ mod run {
             devices: Device::ALL.to_vec(),
             frames: Frames::ALL.to_vec(),
             ways: Way::ALL.to_vec(),
-            rounds: 5,
-            millis: 1_000,
+            rounds: 8,
+            millis: 500,
             replicas: 1,
             pinned: None,
             buffer: None,
@@ -207,12 +217,13 @@ mod run {
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
         let tap = device == Device::Tap;
-        // A millisecond, or a bad wire's delay, is several megabytes.
+        // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes nobody wait for room, and a sender that
+        // waits for the window, because we slept, fills its own buffer with what is cold when it leaves.
         let long = device == Device::Blocks || !options.loss.is_empty();
-        let [buffer, ring] = if long {
-            [4_096, 16_384]
-        } else {
-            [1_024, 4_096]
+        let [buffer, ring] = match device {
+            _ if long => [4_096, 16_384],
+            Device::Tap => [4_096, 0],
+            _ => [1_024, 4_096],
         };
         Ours {
             device: device.name().to_owned(),
@@ -230,7 +241,7 @@ mod run {
     fn over_interfaces(options: &Options) -> Outcome<()> {
         let lab = Lab::new()?;
         println!(
-            "{} rounds of {} ms each; {}",
+            "{} rounds of two slices, {} ms each; {}",
             options.rounds,
             options.millis,
             options.pinned().describe()
@@ -244,18 +255,34 @@ mod run {
                 }
                 lab.frames(frames)?;
                 for &way in &options.ways {
-                    let mut row = Row {
+                    let row = |distance| Row {
                         device,
                         frames,
                         way,
+                        distance,
                         rounds: Vec::new(),
                     };
-                    for _ in 0..options.rounds {
-                        let one = over_interface(options, &lab, device, Some(frames), way)?;
-                        let other = over_interface(options, &lab, device, None, way)?;
-                        row.rounds.push([one, other]);
+                    let mut rows = Distance::ALL.map(row);
+                    for round in 0..options.rounds * REPEATS {
+                        if rows.iter().any(|row| row.rounds.len() == options.rounds) {
+                            break;
+                        }
+                        let ours_first = round % 2 == 0;
+                        let mut pair = [Both::default(), Both::default()];
+                        let mut distance = Some(Distance::now());
+                        for ours in [ours_first, !ours_first] {
+                            let frames = ours.then_some(frames);
+                            pair[usize::from(!ours)] =
+                                over_interface(options, &lab, device, frames, way)?;
+                            distance = distance.filter(|&before| before == Distance::now());
+                        }
+                        if let Some(distance) = distance {
+                            rows[distance as usize].rounds.push(pair);
+                        }
                     }
-                    row.print(options.replicas);
+                    for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
+                        row.print(options.replicas);
+                    }
                 }
             }
         }

@@ -9,10 +9,7 @@ use serde::Serialize;
 
 use crate::record::Spread;
 use crate::slices::Sample;
-
-/// Nanoseconds for a line from core to core up to which figures on two cores mean something: above it, the
-/// host has put the cores of this machine into different sockets or clusters for the moment.
-pub const NEAR_NS: f64 = 100.0;
+use crate::topology::Distance;
 
 /// A row of a panel by its name, or the fastest of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,8 +108,21 @@ pub struct RatioLine {
     pub at_least: Option<f64>,
     /// Whether its median does.
     pub met: Option<bool>,
+    /// The same of those pairs in which the cores stayed equally far apart, if a row used several cores.
+    pub at: Vec<AtDistance>,
     /// Nanoseconds for a line from core to core before and after, if a row used several cores.
     pub line_transfer_ns: Option<[f64; 2]>,
+}
+
+/// A ratio while the cores were so far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AtDistance {
+    /// How far.
+    pub distance: Distance,
+    /// The ratio.
+    pub ratio: Spread,
+    /// Pairs of slices it comes from.
+    pub pairs: usize,
 }
 
 /// Measured rows that targets are looked up in.
@@ -147,6 +157,28 @@ impl Rounds<'_> {
         Some(self.samples.iter().map(ratio).collect())
     }
 
+    /// For each distance, the values of those rounds in which all these rows had it.
+    fn at(&self, picks: &[&Pick], values: &[f64]) -> Vec<AtDistance> {
+        let rows: Vec<usize> = picks.iter().filter_map(|pick| self.find(pick)).collect();
+        let of = |distance| {
+            let was = |round: &Vec<Sample>| {
+                let mut rows = rows.iter();
+                rows.all(|&row| round[row].distance == Some(distance))
+            };
+            let rounds = self.samples.iter().zip(values);
+            let values = rounds
+                .filter(|(round, _)| was(round))
+                .map(|(_, &value)| value);
+            let pairs = values.clone().count();
+            Spread::of(values).map(|ratio| AtDistance {
+                distance,
+                ratio,
+                pairs,
+            })
+        };
+        Distance::ALL.into_iter().filter_map(of).collect()
+    }
+
     /// What became of `target`.
     pub(crate) fn line(&self, target: &Target) -> RatioLine {
         let values = match &target.quotient {
@@ -156,8 +188,11 @@ impl Rounds<'_> {
                 pair.map(|(ours, theirs)| ours.iter().zip(theirs).map(|(a, b)| a / b).collect())
             }
         };
-        let ratio = values.and_then(Spread::of);
         let picks = target.picks();
+        let several = picks.iter().any(|pick| pick.cores > 1);
+        let at = values.as_ref().filter(|_| several);
+        let at = at.map_or_else(Vec::new, |values| self.at(&picks, values));
+        let ratio = values.and_then(Spread::of);
         let name = |pick: &&Pick| match self.find(pick) {
             Some(row) => {
                 let (name, cores, case) = &self.names[row];
@@ -165,7 +200,6 @@ impl Rounds<'_> {
             }
             None => format!("no {}", label(pick.variant, pick.cores, &pick.case)),
         };
-        let several = picks.iter().any(|pick| pick.cores > 1);
         let [before, after] = self.line_transfer_ns;
         RatioLine {
             what: target.what.clone(),
@@ -180,6 +214,7 @@ impl Rounds<'_> {
             met: ratio
                 .zip(target.at_least)
                 .map(|(ratio, least)| ratio.median >= least),
+            at,
             line_transfer_ns: before
                 .zip(after)
                 .filter(|_| several)
@@ -219,11 +254,10 @@ impl fmt::Display for RatioLine {
             let met = if met { "met" } else { "NOT met" };
             write!(f, "; target {least}: {met}")?;
         }
-        if let Some([before, after]) = self.line_transfer_ns {
-            write!(f, "; line {before:.0}/{after:.0} ns")?;
-            if before.max(after) > NEAR_NS {
-                write!(f, ", cores apart")?;
-            }
+        for at in &self.at {
+            let Spread { q1, median, q3 } = at.ratio;
+            let (name, pairs) = (at.distance.name(), at.pairs);
+            write!(f, "; {name} {median:.2} [{q1:.2} {q3:.2}], {pairs}")?;
         }
         Ok(())
     }
@@ -238,6 +272,7 @@ mod tests {
             ns: 1000,
             bytes,
             waited: 0.0,
+            distance: Some(Distance::Near),
         };
         bytes
             .iter()
@@ -255,7 +290,8 @@ mod tests {
     #[test]
     fn a_target_is_met_by_the_median_of_the_pairs_and_not_by_their_mean() {
         let names = names(&[("single", 1), ("replicated", 2)]);
-        let samples = samples(&[&[100, 120], &[50, 60], &[10, 90]]);
+        let mut samples = samples(&[&[100, 120], &[50, 60], &[10, 90]]);
+        samples[2][1].distance = Some(Distance::Far);
         let rounds = Rounds {
             names: &names,
             samples: &samples,
@@ -265,7 +301,10 @@ mod tests {
             |least: Option<f64>| Target::of("x", row("replicated", 2), row("single", 1), least);
         let line = rounds.line(&target(Some(1.3)));
         assert_eq!((line.met, line.pairs), (Some(false), 3));
-        assert!(line.to_string().contains("NOT met") && line.to_string().contains("cores apart"));
+        // In the last round the cores moved.
+        assert_eq!(line.at.len(), 1);
+        assert_eq!((line.at[0].distance, line.at[0].pairs), (Distance::Near, 2));
+        assert!(line.to_string().contains("NOT met") && line.to_string().contains("; near 1.20"));
         assert_eq!(rounds.line(&target(Some(1.2))).met, Some(true));
         assert_eq!(rounds.line(&target(None)).met, None);
     }

@@ -14,7 +14,7 @@ use dominoes_netstack::time;
 use serde::Serialize;
 
 use crate::seats::{Account, Row, Seat};
-use crate::topology;
+use crate::topology::{self, Distance};
 
 /// What is not counted at the beginning of a slice.
 const WARM_UP: Duration = Duration::from_millis(5);
@@ -34,6 +34,8 @@ pub struct Sample {
     pub bytes: u64,
     /// Share of the time, 0 to 1, that the row's threads waited for a core; the worst of them.
     pub waited: f64,
+    /// How far apart the cores were before the slice and after it; `None` if that changed meanwhile.
+    pub distance: Option<Distance>,
 }
 
 impl Sample {
@@ -143,6 +145,7 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> S
         ns,
         bytes: seat.bytes() - bytes,
         waited: (topology::waited_ns() - waited) as f64 / ns as f64,
+        distance: None,
     }
 }
 
@@ -221,6 +224,7 @@ impl Conductor<'_> {
             ns: 0,
             bytes: 0,
             waited: 0.0,
+            distance: None,
         };
         let mut accounts = vec![Account::default(); self.seats[row]];
         for _ in 0..self.seats[row] {
@@ -250,13 +254,18 @@ impl Conductor<'_> {
             Sample {
                 ns: 1,
                 bytes: 0,
-                waited: 0.0
+                waited: 0.0,
+                distance: None,
             };
             rows
         ];
+        let mut before = Distance::now();
         for i in 0..rows {
             let row = (first + i) % rows;
             samples[row] = self.slice(row, false)?.0;
+            let after = Distance::now();
+            samples[row].distance = (before == after).then_some(after);
+            before = after;
         }
         Ok(samples)
     }

@@ -43,7 +43,7 @@ pub(crate) fn waited_ns() -> u64 {
 /// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there is no
 /// second. It says what sharing costs at the moment: hosts move the cores of a virtual machine about.
 pub fn line_transfer_ns() -> Option<f64> {
-    const THROWS: u64 = 50_000;
+    const THROWS: u64 = 10_000;
     let [first, second, ..] = *cores() else {
         return None;
     };
@@ -72,6 +72,41 @@ pub fn line_transfer_ns() -> Option<f64> {
         let one = scope.spawn(|| play(first, 0)).join().ok();
         other.join().ok().and(one)
     })
+}
+
+/// Nanoseconds for a line from core to core up to which cores are near.
+const NEAR_NS: f64 = 100.0;
+
+/// How far apart the first two cores are, which a host may change at any time, several times a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Distance {
+    /// As cores are that share a cache; or there is only one.
+    Near,
+    /// In different clusters or sockets: whatever goes from core to core takes several times as long.
+    Far,
+}
+
+impl Distance {
+    /// Both, the near one first.
+    pub const ALL: [Distance; 2] = [Distance::Near, Distance::Far];
+
+    /// As it is just now; takes some milliseconds.
+    pub fn now() -> Distance {
+        if line_transfer_ns().is_none_or(|nanos| nanos <= NEAR_NS) {
+            Distance::Near
+        } else {
+            Distance::Far
+        }
+    }
+
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Distance::Near => "near",
+            Distance::Far => "far",
+        }
+    }
 }
 
 /// What a figure should be read with.

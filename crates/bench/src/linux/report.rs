@@ -1,5 +1,7 @@
 //! Medians with their spread, ours beside Linux's.
 
+use dominoes_bench::topology::Distance;
+
 use super::lab::Both;
 use super::{Device, Frames, Way};
 
@@ -11,6 +13,8 @@ pub(crate) struct Row {
     pub(crate) frames: Frames,
     /// Which way the octets went.
     pub(crate) way: Way,
+    /// How far apart the cores were.
+    pub(crate) distance: Distance,
     /// Ours and Linux's of the same round.
     pub(crate) rounds: Vec<[Both; 2]>,
 }
@@ -85,10 +89,12 @@ impl Both {
 /// Prints the heading of the table.
 pub(crate) fn heading() {
     println!(
-        "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  pumps  frames/call",
+        "{:5} {:5} {:7} {:4} {:>3}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  pumps  frames/call",
         "",
         "",
         "",
+        "",
+        "n",
         "ours Gbit/s",
         "Linux Gbit/s",
         "ratio",
@@ -108,10 +114,12 @@ impl Row {
         let cpu = |i: usize, whose: usize| move |round: &[Both; 2]| round[i].cpu()[whose];
         let ratio = |[ours, linux]: [f64; 2]| ours / linux.max(f64::MIN_POSITIVE);
         println!(
-            "{:5} {:5} {:7}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:4.0} %  {:.1} in {:.1} out",
+            "{:5} {:5} {:7} {:4} {:>3}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:4.0} %  {:.1} in {:.1} out",
             self.device.name(),
             self.frames.name(),
             self.way.name(),
+            self.distance.name(),
+            self.rounds.len(),
             of(&rate(0)).to_string(),
             of(&rate(1)).to_string(),
             of(&|round| ratio([0, 1].map(|i| rate(i)(round)))).to_string(),
