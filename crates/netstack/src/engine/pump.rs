@@ -743,18 +743,23 @@ impl TxPump {
 
     /// Sends at most [`BATCH`] frames. Returns how many the device took.
     pub(crate) fn turn(&mut self) -> usize {
-        self.send::<BATCH>()
+        self.send::<BATCH>(u64::MAX)
+    }
+
+    /// The same, of numbered frames only those below `below`.
+    pub(crate) fn turn_below(&mut self, below: u64) -> usize {
+        self.send::<BATCH>(below)
     }
 
     /// Sends one frame, for those who drive the stack step by step.
     pub(crate) fn step(&mut self) -> usize {
-        self.send::<1>()
+        self.send::<1>(u64::MAX)
     }
 
-    fn send<const MAX: usize>(&mut self) -> usize {
+    fn send<const MAX: usize>(&mut self, below: u64) -> usize {
         let mut done = self.control();
         let mut frames = ArrayVec::<_, MAX>::new();
-        self.transmitter.ready(&mut frames);
+        self.transmitter.ready(below, &mut frames);
         if frames.is_empty() {
             drop(frames);
             return done + self.send_past_hole::<MAX>();

@@ -292,9 +292,15 @@ impl Transmitter {
         }
     }
 
-    /// Frames that are ready, from the first unsent one on: as many as `out` holds, up to the first that is not.
-    pub(crate) fn ready<'a, const N: usize>(&'a self, out: &mut ArrayVec<TxFrame<'a>, N>) {
-        for frame in self.next..self.next + out.remaining_capacity() as u64 {
+    /// Frames below `below` that are ready, from the first unsent one on: as many as `out` holds, up to the first that is
+    /// not.
+    pub(crate) fn ready<'a, const N: usize>(
+        &'a self,
+        below: u64,
+        out: &mut ArrayVec<TxFrame<'a>, N>,
+    ) {
+        let most = self.next + out.remaining_capacity() as u64;
+        for frame in self.next..most.min(below) {
             let slot = &self.ring.slots[self.ring.index(frame)];
             // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
             if slot.stamp.load(Ordering::Acquire) != stamp(frame, READY) {
@@ -463,7 +469,7 @@ mod tests {
 
     fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
         let mut frames = ArrayVec::<_, 8>::new();
-        transmitter.ready(&mut frames);
+        transmitter.ready(u64::MAX, &mut frames);
         let mut sent = whole(&frames);
         drop(frames);
         if !sent.is_empty() {

@@ -283,6 +283,12 @@ impl Shared {
     fn frame_chunk_of(&self, frame: u64) -> u64 {
         frame >> self.layout.frame_chunk.trailing_zeros()
     }
+
+    /// The first frame behind the chunk of frame `frame`.
+    #[inline]
+    fn frame_chunk_end(&self, frame: u64) -> u64 {
+        (frame | (self.layout.frame_chunk as u64 - 1)) + 1
+    }
 }
 
 /// The log as the pump sees it.

@@ -225,31 +225,36 @@ impl<T: Tamper> Hands<'_, T> {
     /// Builds the next of the cursor's frames that is ours. An error: there are more, or somebody else has begun it.
     #[inline(always)]
     fn own_frames(&mut self, frames: &impl Numbered) -> Result<Step, Step> {
-        let mut step = Step::Passed;
         let text = frames.has_text();
         while self.cursor.frame < frames.count() {
             let frame = frames.first() + u64::from(self.cursor.frame);
-            let chunk = self.shared.frame_chunk_of(frame);
-            let assigned = &self.shared.assigned;
-            if assigned.is_my_frame(self.crews, self.id, chunk, text) {
-                match self.frame(frame, text) {
-                    Access::Do => {
-                        self.build(frames, frame);
-                        step = Step::Performed;
-                    }
-                    Access::Pass => {}
-                    Access::Stop => return Err(Step::Blocked),
-                }
+            if !self.has_begun_frames(frame, text) && !self.is_my_frame(frame, text) {
+                // Nor are the others of its chunk.
+                let next = self.shared.frame_chunk_end(frame) - frames.first();
+                self.cursor.frame = next.min(u64::from(frames.count())) as u32;
+                continue;
+            }
+            let access = self.frame(frame, text);
+            match access {
+                Access::Do => self.build(frames, frame),
+                Access::Pass => {}
+                Access::Stop => return Err(Step::Blocked),
             }
             self.cursor.frame += 1;
-            if step == Step::Performed {
-                break;
+            if access == Access::Do {
+                return match self.cursor.frame < frames.count() {
+                    true => Err(Step::Performed),
+                    false => Ok(Step::Performed),
+                };
             }
         }
-        if self.cursor.frame < frames.count() {
-            return Err(step);
-        }
-        Ok(step)
+        Ok(Step::Passed)
+    }
+
+    fn is_my_frame(&self, frame: u64, text: bool) -> bool {
+        let chunk = self.shared.frame_chunk_of(frame);
+        let assigned = &self.shared.assigned;
+        assigned.is_my_frame(self.crews, self.id, chunk, text)
     }
 
     /// The cursor moves on. A pin of ours would keep the frames of a chunk that is left from going back.

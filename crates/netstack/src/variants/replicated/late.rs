@@ -283,7 +283,7 @@ impl<T: Tamper> Hands<'_, T> {
         let shared = self.shared;
         let frame = frames.first() + u64::from(self.cursor.frame);
         let chunk = shared.frame_chunk_of(frame);
-        let chunk_end = (chunk + 1) * shared.layout.frame_chunk as u64;
+        let chunk_end = shared.frame_chunk_end(frame);
         let text = frames.has_text();
         let row = shared.assigned.frame_row(text);
         let owner = shared

@@ -354,14 +354,31 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Whoever built the frame that is to be sent next sends; others if they are idle for long, or if that one is
-    /// late.
+    /// Whoever built the frame that is to be sent next sends, and leaves to others what they build; those do if they are
+    /// idle for long, or if that one is late. A device reads a frame, or copies it, and where it was built it is near.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
-        if !idle && !self.is_likely_sender(sent) && !self.is_sender_late(sent) {
+        let below = if idle || self.is_sender_late(sent) {
+            u64::MAX
+        } else if self.is_likely_sender(sent) {
+            self.own_frames_end(sent)
+        } else {
             return 0;
+        };
+        match self.shared.tx.try_take() {
+            Some(mut tx) => tx.turn_below(below),
+            None => 0,
         }
-        self.send().unwrap_or(0)
+    }
+
+    /// The first frame behind `frame`, which is this worker's, that somebody else may be building.
+    #[inline]
+    fn own_frames_end(&self, frame: u64) -> u64 {
+        let chunk = self.shared.frame_chunk_of(frame);
+        match self.crews.of_frames(chunk).members().count() {
+            1 => u64::MAX,
+            _ => self.shared.frame_chunk_end(frame),
+        }
     }
 
     /// Whether this worker most likely builds frame `frame`, or whoever should is missing.
