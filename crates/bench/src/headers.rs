@@ -249,6 +249,8 @@ impl Patch {
             frame[HEADERS + 4..HEADERS + 8].copy_from_slice(&val.to_be_bytes());
             frame[HEADERS + 8..HEADERS + 12].copy_from_slice(&ecr.to_be_bytes());
         }
+        // Of a length that is known, so that nothing below is out of bounds.
+        let frame = &mut frame[..HEADERS];
         frame[TCP..TCP + 2].copy_from_slice(&port.to_be_bytes());
         frame[TCP + 4..TCP + 8].copy_from_slice(&seq.to_be_bytes());
         frame[TCP + 8..TCP + 12].copy_from_slice(&ack.to_be_bytes());

@@ -148,9 +148,14 @@ impl Frame {
     #[inline]
     pub fn copy_out(&mut self) {
         if self.is_in_place() {
-            self.buf = Buffer::Heap(self.bytes().into());
-            self.start = 0;
+            self.move_out();
         }
+    }
+
+    #[inline(never)]
+    fn move_out(&mut self) {
+        self.buf = Buffer::Heap(self.bytes().into());
+        self.start = 0;
     }
 
     /// When the kernel received the frame, if its device notes that: those with a mapped packet ring do, for frames

@@ -4,7 +4,6 @@
 //! whoever claims them, and who reads the headers of what the stack sends. It can besides use timestamps, and vouch for
 //! checksums. Nothing in it is random, and it runs on one thread.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -99,7 +98,8 @@ impl Lab {
                 link: Arc::clone(&link),
                 ends: headers::any_ends(),
                 phase: Phase::Closed,
-                pool: VecDeque::new(),
+                pool: Vec::new(),
+                others: 0,
                 patch: Patch::new(&empty),
                 len: 0,
                 iss: 0,
@@ -152,7 +152,9 @@ struct LabRx {
     ends: Ends,
     phase: Phase,
     /// Frames of the one kind that is needed: segments with payload, or acknowledgments.
-    pool: VecDeque<Frame>,
+    pool: Vec<Frame>,
+    /// Frames of another length that are out.
+    others: usize,
     patch: Patch,
     /// Octets of such a frame.
     len: usize,
@@ -192,6 +194,7 @@ impl LabRx {
                 let mut syn = headers::frame(&self.ends, flags::SYN, u16::MAX, &options, &[]);
                 Patch::new(&syn).bare(&mut syn, &self.numbers(PEER_ISS, 0));
                 out.push(self.finished(&syn));
+                self.others += 1;
                 self.phase = Phase::SynSent;
             }
             Phase::SynSent => {
@@ -224,6 +227,7 @@ impl LabRx {
         let numbers = self.numbers(sequence(PEER_ISS, 0), sequence(self.iss, 0));
         Patch::new(&ack).bare(&mut ack, &numbers);
         out.push(self.finished(&ack));
+        self.others += usize::from(ack.len() != self.len);
     }
 
     /// What differs between frames; the timestamps do not, as the peer's clock stands still.
@@ -254,7 +258,10 @@ impl LabRx {
         let count = (allowed as usize).min(open).min(max).min(self.pool.len());
         let ack = sequence(self.iss, self.acked);
         let mut numbers = self.numbers(0, ack);
-        for mut frame in self.pool.drain(..count) {
+        for _ in 0..count {
+            let Some(mut frame) = self.pool.pop() else {
+                break;
+            };
             numbers.seq = sequence(PEER_ISS, self.offset);
             self.patch.bare(frame.bytes_mut(), &numbers);
             self.offset += segment;
@@ -270,7 +277,10 @@ impl LabRx {
         let seq = sequence(PEER_ISS, self.offset);
         let count = count.min(max).min(self.pool.len());
         let mut numbers = self.numbers(seq, 0);
-        for mut frame in self.pool.drain(..count) {
+        for _ in 0..count {
+            let Some(mut frame) = self.pool.pop() else {
+                break;
+            };
             self.acked += two;
             numbers.ack = sequence(self.iss, self.acked);
             self.patch.bare(frame.bytes_mut(), &numbers);
@@ -293,10 +303,14 @@ impl DeviceRx for LabRx {
     }
 
     fn release(&mut self, frames: &mut Vec<Frame>) {
-        // Those of another length were made for the handshake.
-        let len = self.len;
-        self.pool
-            .extend(frames.drain(..).filter(|frame| frame.bytes().len() == len));
+        if self.others > 0 {
+            // Those of another length were made for the handshake.
+            let len = self.len;
+            let before = frames.len();
+            frames.retain(|frame| frame.bytes().len() == len);
+            self.others -= before - frames.len();
+        }
+        self.pool.append(frames);
     }
 
     fn wait(&mut self, _timeout: Option<Duration>) -> Result<(), DeviceError> {

@@ -77,6 +77,14 @@ impl Sum {
         Sum(fold64(self.0, u64::from(number.to_be())))
     }
 
+    /// As [`Sum::number`], for few of them.
+    #[inline]
+    #[must_use]
+    pub(crate) fn numbers<const N: usize>(self, numbers: [u32; N]) -> Sum {
+        let sum = numbers.iter().map(|number| u64::from(number.to_be())).sum();
+        Sum(fold64(self.0, sum))
+    }
+
     /// Adds the pseudo header of TCP over IPv4 (RFC 9293 section 3.1).
     #[inline]
     #[must_use]
@@ -334,6 +342,7 @@ mod tests {
             let octets: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
             let sum = numbers.into_iter().fold(Sum::default(), Sum::number);
             prop_assert_eq!(sum.finish(), plain(&octets));
+            prop_assert_eq!(Sum::default().numbers(numbers).finish(), plain(&octets));
         }
 
         #[test]

@@ -1,20 +1,37 @@
 //! A thread that has the state to itself: what the pump brings is verified, applied and performed at once, without a log.
+//!
+//! Where runs must not be merged, segments that are alike travel together as far as here all the same, and are taken
+//! apart before they are applied: each is a request of its own, and what is done for a request costs nothing but that.
 
-use super::Run;
+use core::slice;
+
 use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
 use super::pump::Log;
-use super::replica::Replica;
+use super::replica::{Replica, Requests};
 use super::world::{Wakes, World};
-use crate::digest::Request;
+use super::{Run, Text};
+use crate::digest::{Body, Digest, Flags, Options, Request};
 use crate::effect::Effect;
 use crate::stats::EffectStats;
+use crate::time::Instant;
 
 /// Requests that may be brought at once: there is no log, so no bound but this.
 const ROOM: usize = 1 << 10;
 
-/// A request of the pump, its verdict if that is known, and the frames it is about.
-type Brought = (Request, Option<u16>, Run);
+/// What only the last segment of a run may say.
+const LAST_ONLY: Flags = Flags::PSH.with(Flags::FIN);
+
+/// What the pump brought together.
+struct Brought {
+    request: Request,
+    /// One bit per segment, once that is known.
+    verdict: Option<u16>,
+    /// The frames that it is about.
+    run: Run,
+    /// Whether its segments are requests of their own.
+    apart: bool,
+}
 
 /// What the pump brought, and what became of it.
 #[derive(Default)]
@@ -33,11 +50,19 @@ impl Log for Direct {
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
-        self.brought.push((*request, verdict, run));
+        self.bring(request, verdict, run, false);
+    }
+
+    fn takes_apart(&self) -> bool {
+        true
+    }
+
+    fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        self.bring(request, verdict, run, true);
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        self.done.drain(..).for_each(|(_, _, run)| each(run));
+        self.done.drain(..).for_each(|brought| each(brought.run));
         if self.brought.is_empty() {
             // Its memory serves again.
             core::mem::swap(&mut self.brought, &mut self.done);
@@ -60,6 +85,15 @@ impl Direct {
         self.position = position;
     }
 
+    fn bring(&mut self, request: &Request, verdict: Option<u16>, run: Run, apart: bool) {
+        self.brought.push(Brought {
+            request: *request,
+            verdict,
+            run,
+            apart,
+        });
+    }
+
     /// Does what the pump brought, one step after the other: all checksums first, as reading what a device wrote
     /// goes fastest when nothing comes between. Returns how many requests that were.
     pub(crate) fn work(
@@ -72,35 +106,241 @@ impl Direct {
         let Direct {
             brought, effects, ..
         } = self;
-        for (request, verdict, run) in &mut *brought {
+        for Brought {
+            request,
+            verdict,
+            run,
+            ..
+        } in &mut *brought
+        {
             if verdict.is_none() {
                 stats.prepared += 1;
                 *verdict = Some(prepare_and_store(world, request, run));
             }
         }
-        let mut wakes = Wakes::new(world);
-        replica.apply_each(
-            &*brought,
-            effects,
-            |one| (&one.0, one.1.unwrap_or(0)),
-            |(request, _, run), effects| {
-                perform::all(
-                    world,
-                    &*effects,
-                    (request, run),
-                    template,
-                    stats,
-                    &mut wakes,
-                );
-                effects.clear();
-            },
-        );
-        let count = brought.len();
+        let nothing = Run::default();
+        let mut performing = Performing {
+            world,
+            template,
+            stats,
+            wakes: Wakes::new(world),
+            brought: brought.iter(),
+            request: Request::tick(Instant::ZERO, 0),
+            verdict: 0,
+            text: nothing.text(),
+            behind: 0,
+            run: None,
+            applied: 0,
+        };
+        replica.apply_each(&mut performing, effects);
+        let applied = performing.applied;
+        drop(performing);
         if self.done.is_empty() {
             core::mem::swap(brought, &mut self.done);
         } else {
             self.done.append(brought);
         }
-        count
+        applied
+    }
+}
+
+/// What was brought, request by request, each of which is performed when it is applied.
+struct Performing<'a> {
+    world: &'a World,
+    template: &'a mut Template,
+    stats: &'a mut EffectStats,
+    wakes: Wakes<'a>,
+    brought: slice::Iter<'a, Brought>,
+    /// What is being applied. A run that is taken apart becomes one of its segments after the other.
+    request: Request,
+    verdict: u16,
+    text: Text<'a>,
+    /// How many segments of that run come behind this one, ...
+    behind: usize,
+    /// ... and the run.
+    run: Option<&'a Brought>,
+    applied: usize,
+}
+
+impl<'a> Requests<Vec<Effect>> for Performing<'a> {
+    #[inline(always)]
+    fn advance(&mut self) -> bool {
+        if self.behind > 0
+            && let Some(run) = self.run
+        {
+            self.behind -= 1;
+            let request = &run.request;
+            let before = self.request.digest.len;
+            follow(&mut self.request.digest, request, self.behind);
+            self.verdict >>= 1;
+            if before > 0 {
+                let index = usize::from(request.digest.count) - 1 - self.behind;
+                self.text = self.text.behind(before, run.run.frames.get(index));
+            }
+            return true;
+        }
+        let Some(brought) = self.brought.next() else {
+            return false;
+        };
+        self.request = brought.request;
+        self.verdict = brought.verdict.unwrap_or(0);
+        self.text = brought.run.text();
+        if brought.apart {
+            self.begin(brought);
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn current(&self) -> (&Request, u16) {
+        (&self.request, self.verdict)
+    }
+
+    #[inline(always)]
+    fn applied(&mut self, effects: &mut Vec<Effect>) {
+        self.applied += 1;
+        perform::all(
+            self.world,
+            &*effects,
+            (&self.request, self.text),
+            self.template,
+            self.stats,
+            &mut self.wakes,
+        );
+        effects.clear();
+    }
+}
+
+impl<'a> Performing<'a> {
+    /// Takes a run apart: its first segment.
+    fn begin(&mut self, run: &'a Brought) {
+        self.run = Some(run);
+        self.behind = usize::from(run.request.digest.count) - 1;
+        take_first(&mut self.request);
+        self.text.frames = self.text.frames.get(..1).unwrap_or(&[]);
+    }
+}
+
+/// Makes a run its first segment alone.
+fn take_first(run: &mut Request) {
+    let Request { digest, body } = run;
+    digest.bits &= !Digest::ACKS;
+    if let Body::Segment { options, .. } = body
+        && let Options::Acks(_) = options
+    {
+        *options = Options::None;
+    }
+    if digest.count > 1 {
+        digest.count = 1;
+        digest.len = u32::from(digest.seg_len);
+        digest.flags = digest.flags.without(LAST_ONLY);
+    }
+}
+
+/// Makes a segment of `run` the next one, which has so many `behind` it.
+#[inline(always)]
+fn follow(alone: &mut Digest, run: &Request, behind: usize) {
+    alone.seg_seq += alone.len;
+    if alone.len == 0 {
+        let index = usize::from(run.digest.count) - 1 - behind;
+        if let Body::Segment { options, .. } = &run.body
+            && let Options::Acks(acks) = options
+        {
+            alone.seg_ack = acks.ack[index - 1];
+            alone.seg_wnd = acks.wnd[index - 1];
+        }
+    } else if behind == 0 {
+        alone.len = run.digest.len - (alone.seg_seq.since(run.digest.seg_seq));
+        alone.seg_len = alone.len as u16;
+        alone.flags = run.digest.flags;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::{Acks, Flow, Kind, MORE_ACKS, Mac};
+    use crate::seqnum::SeqNum;
+    use core::net::{Ipv4Addr, SocketAddrV4};
+
+    fn run(options: Options) -> Request {
+        let mut digest = Digest::bare(Kind::Segments, Instant::ZERO, 0);
+        digest.seg_seq = SeqNum(u32::MAX - 9);
+        digest.seg_ack = SeqNum(7);
+        digest.flags = Flags::ACK;
+        let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        Request {
+            digest,
+            body: Body::Segment {
+                flow: Flow {
+                    local: nobody,
+                    remote: nobody,
+                },
+                mac: Mac::default(),
+                payload_offset: 54,
+                options,
+            },
+        }
+    }
+
+    fn taken_apart(run: &Request) -> Vec<Request> {
+        let mut alone = *run;
+        take_first(&mut alone);
+        let mut all = vec![alone];
+        for behind in (0..usize::from(run.digest.count) - 1).rev() {
+            follow(&mut alone.digest, run, behind);
+            all.push(alone);
+        }
+        all
+    }
+
+    #[test]
+    fn a_run_falls_apart_into_the_segments_that_it_came_from() {
+        let mut three = run(Options::None);
+        let digest = &mut three.digest;
+        (digest.count, digest.seg_len, digest.len) = (3, 10, 24);
+        digest.flags = Flags::ACK.with(Flags::FIN);
+        let all = taken_apart(&three);
+        let seen: Vec<_> = all.iter().map(|one| one.digest).collect();
+        assert!(seen.iter().all(|digest| digest.count == 1));
+        let of = |what: fn(&Digest) -> u32| seen.iter().map(what).collect::<Vec<_>>();
+        assert_eq!(of(|digest| digest.seg_seq.0), [u32::MAX - 9, 0, 10]);
+        assert_eq!(of(|digest| digest.len), [10, 10, 4]);
+        assert_eq!(of(|digest| digest.seg_len.into()), [10, 10, 4]);
+        let flags = [Flags::ACK, Flags::ACK, Flags::ACK.with(Flags::FIN)];
+        assert_eq!(
+            of(|digest| digest.flags.0.into()),
+            flags.map(|f| f.0.into())
+        );
+    }
+
+    #[test]
+    fn a_run_of_one_stays_as_it_is() {
+        let mut one = run(Options::None);
+        let digest = &mut one.digest;
+        (digest.count, digest.seg_len, digest.len) = (1, 10, 10);
+        digest.flags = Flags::ACK.with(Flags::PSH);
+        assert_eq!(taken_apart(&one), [one]);
+    }
+
+    #[test]
+    fn acknowledgments_that_came_together_say_each_its_own() {
+        let mut acks = Acks::default();
+        acks.ack[..2].copy_from_slice(&[SeqNum(8), SeqNum(9)]);
+        acks.wnd[..2].copy_from_slice(&[80, 90]);
+        let mut three = run(Options::Acks(acks));
+        three.digest.bits = Digest::ACKS;
+        three.digest.count = 3;
+        let all = taken_apart(&three);
+        assert!(all.len() <= MORE_ACKS);
+        for (one, (ack, wnd)) in all.iter().zip([(7, 0), (8, 80), (9, 90)]) {
+            let digest = &one.digest;
+            assert_eq!((digest.seg_ack.0, digest.seg_wnd), (ack, wnd));
+            assert_eq!((digest.count, digest.bits), (1, 0));
+            let Body::Segment { options, .. } = one.body else {
+                panic!("no segment")
+            };
+            assert_eq!(options, Options::None);
+        }
     }
 }

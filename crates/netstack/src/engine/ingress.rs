@@ -40,6 +40,8 @@ pub(crate) struct OpenRun {
     begun: bool,
     /// Whether another segment may follow.
     open: bool,
+    /// How many segments with text it may have.
+    pub(crate) most: usize,
     /// Whether it is acknowledgments without text whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
@@ -63,6 +65,7 @@ impl Default for OpenRun {
         OpenRun {
             begun: false,
             open: false,
+            most: MAX_RUN,
             is_acks: false,
             vouched: false,
             flags: 0,
@@ -116,23 +119,20 @@ impl OpenRun {
             return many;
         }
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        let room = MAX_RUN - usize::from(digest.count);
-        let ahead = frames.as_slice().iter().take(room);
-        let many = ahead
-            .take_while(|frame| {
-                let fits = vouched(frame) == self.vouched
-                    && frame.meta.gso.is_none()
-                    && next.fits(frame.bytes(), seq);
-                seq = seq.wrapping_add(u32::from(digest.seg_len));
-                fits
-            })
-            .count();
-        if many == 0 {
-            return 0;
+        let room = self.most - usize::from(digest.count);
+        let mut many = 0;
+        while many < room
+            && let Some(frame) = frames.as_slice().first()
+            && vouched(frame) == self.vouched
+            && frame.meta.gso.is_none()
+            && next.fits(frame.bytes(), seq)
+        {
+            seq = seq.wrapping_add(u32::from(digest.seg_len));
+            self.run.frames.extend(frames.next());
+            many += 1;
         }
         digest.count += many as u8;
         digest.len += many as u32 * u32::from(digest.seg_len);
-        self.run.frames.extend(frames.take(many));
         many
     }
 
@@ -214,7 +214,7 @@ impl OpenRun {
             && if self.is_acks {
                 usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
             } else {
-                usize::from(digest.count) < MAX_RUN
+                usize::from(digest.count) < self.most
                     && may_continue(tcp)
                     && tcp.payload_len <= u32::from(digest.seg_len)
                     && tcp.ack == digest.seg_ack.0

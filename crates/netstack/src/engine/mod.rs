@@ -47,6 +47,40 @@ pub(crate) struct Run {
     pub(crate) place: Option<NonZeroU64>,
 }
 
+/// The payload of one request: of a run, or of a part of one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Text<'a> {
+    pub(crate) frames: &'a [Frame],
+    /// As in [`Run`].
+    pub(crate) seq: SeqNum,
+    /// As in [`Run`].
+    pub(crate) place: Option<NonZeroU64>,
+}
+
+impl Run {
+    /// All of it.
+    #[inline(always)]
+    pub(crate) fn text(&self) -> Text<'_> {
+        Text {
+            frames: &self.frames,
+            seq: self.seq,
+            place: self.place,
+        }
+    }
+}
+
+impl<'a> Text<'a> {
+    /// What lies in `frame` and follows `len` octets that this began with.
+    #[inline(always)]
+    pub(crate) fn behind(self, len: u32, frame: Option<&'a Frame>) -> Text<'a> {
+        Text {
+            frames: frame.map_or(&[], core::slice::from_ref),
+            seq: self.seq + len,
+            place: self.place.and_then(|place| place.checked_add(len.into())),
+        }
+    }
+}
+
 /// Frames and runs that are done with, in the hands of whoever used them last: they lie in that core's cache.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {

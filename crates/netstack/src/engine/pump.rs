@@ -16,7 +16,7 @@ use arrayvec::ArrayVec;
 use dominoes_drivers::split::Target;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
-use crate::digest::{Body, ConnId, Digest, Flow, Mac, NetworkError, Request, Shard};
+use crate::digest::{Body, ConnId, Digest, Flow, MAX_RUN, Mac, NetworkError, Request, Shard};
 use crate::engine::demux::Keyed;
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
@@ -38,6 +38,8 @@ use datagrams::Datagrams;
 pub(crate) const BATCH: usize = 32;
 /// Batches of frames that come in before any is worked on, where one worker works on all.
 const HOLDS: usize = 4;
+/// Segments that come together though each is a request of its own: as many as a verdict has bits.
+const MOST_APART: usize = 16;
 /// Places of the log that frames leave free, for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
@@ -47,6 +49,14 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
+    /// Whether runs may be published of which each segment is a request of its own.
+    fn takes_apart(&self) -> bool {
+        false
+    }
+    /// As [`Log::publish`], of such a run. Needs [`Log::takes_apart`], or the segments stay together.
+    fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        self.publish(request, verdict, run);
+    }
     /// How many requests are missing before the frames of all that were published can come back.
     fn gap(&self) -> usize {
         0
@@ -68,6 +78,8 @@ pub(crate) struct RxPump {
     configured: bool,
     /// Whether segments may be merged into runs.
     pub(crate) merge: bool,
+    /// Whether they come together where they may not be, and are taken apart behind the pump.
+    apart: bool,
     /// Whether our address is announced.
     pub(crate) announce: bool,
     /// Which of the stack's groups this pump belongs to.
@@ -136,6 +148,7 @@ impl RxPump {
             secret,
             configured: false,
             merge: true,
+            apart: false,
             announce: false,
             shard: Shard::ONLY,
             stores_ahead: false,
@@ -534,6 +547,10 @@ impl RxPump {
             self.stats.log_full += 1;
             return (0, false);
         }
+        // What must not be merged may come together nevertheless, where it is taken apart again.
+        self.apart = !self.merge && log.takes_apart() && self.recorder.is_none();
+        self.open.most = if self.apart { MOST_APART } else { MAX_RUN };
+        let together = self.merge || self.apart;
         let mut batch = core::mem::take(&mut self.batch);
         let claimed = match self.rx.claim(room, &mut batch) {
             Ok(claimed) => claimed,
@@ -553,10 +570,12 @@ impl RxPump {
                 self.frame(now, frame, log);
                 continue;
             };
-            self.open.note_followed();
+            if self.merge {
+                self.open.note_followed();
+            }
             self.close_run(now, log);
             let done_with = &mut self.shelf.frames;
-            self.open.repeat(frame, what, self.merge, done_with);
+            self.open.repeat(frame, what, together, done_with);
             self.stats.segments += 1;
         }
         drop(frames);
@@ -627,14 +646,12 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         self.stats.segments += 1;
-        let pushed = self
-            .open
-            .push(tcp, src, frame, self.merge)
-            .or_else(|frame| {
-                self.close_run(now, log);
-                // An empty run takes any segment.
-                self.open.push(tcp, src, frame, self.merge)
-            });
+        let together = self.merge || self.apart;
+        let pushed = self.open.push(tcp, src, frame, together).or_else(|frame| {
+            self.close_run(now, log);
+            // An empty run takes any segment.
+            self.open.push(tcp, src, frame, together)
+        });
         if let Ok(Some(frame)) | Err(frame) = pushed {
             self.shelf.frames.push(frame);
         }
@@ -646,7 +663,12 @@ impl RxPump {
         let Some((mut run, verdict)) = self.open.take(spare) else {
             return;
         };
-        self.stats.runs += 1;
+        let requests = if self.apart {
+            u64::from(self.open.request.digest.count)
+        } else {
+            1
+        };
+        self.stats.runs += requests;
         let hint = self.hint(self.open.flow);
         let sent = self.sample_sent();
         let digest = &mut self.open.request.digest;
@@ -662,13 +684,17 @@ impl RxPump {
                 run.place = place.filter(|_| verdict.is_none());
             }
         }
-        self.stats.requests += 1;
+        self.stats.requests += requests;
         self.told = now;
         if self.recorder.is_some() {
             let request = self.open.request;
             self.record(&request, verdict, &run);
         }
-        log.publish(&self.open.request, verdict, run);
+        if self.apart {
+            log.publish_apart(&self.open.request, verdict, run);
+        } else {
+            log.publish(&self.open.request, verdict, run);
+        }
     }
 
     fn hint(&mut self, flow: Flow) -> ConnId {

@@ -125,6 +125,16 @@ impl Place {
     }
 }
 
+/// Requests that are applied in a row, and what becomes of their effects.
+pub(crate) trait Requests<S> {
+    /// Goes on to the next one; false if there is none.
+    fn advance(&mut self) -> bool;
+    /// The request, and its verdict.
+    fn current(&self) -> (&Request, u16);
+    /// It was applied: takes its effects out of `out`.
+    fn applied(&mut self, out: &mut S);
+}
+
 /// One copy of the state of all connections of a group.
 #[derive(Clone, Debug)]
 pub struct Replica {
@@ -217,36 +227,34 @@ impl Replica {
         }
     }
 
-    /// Applies requests in a row. `what` says what an item asks for; as soon as it is applied `then` gets the item, and
-    /// takes its effects out of `out`. Cheaper than [`Replica::apply`] for each, as panics are caught once for all.
+    /// Applies requests in a row. Cheaper than [`Replica::apply`] for each, as panics are caught once for all.
     ///
     /// # Panics
-    /// As [`Replica::apply`], and if `what` or `then` does.
-    pub fn apply_each<T, S: EffectSink>(
+    /// As [`Replica::apply`], and if what is done between two requests does.
+    pub(crate) fn apply_each<S: EffectSink>(
         &mut self,
-        items: impl IntoIterator<Item = T>,
+        requests: &mut impl Requests<S>,
         out: &mut S,
-        what: impl Fn(&T) -> (&Request, u16),
-        mut then: impl FnMut(T, &mut S),
     ) {
-        let mut items = items.into_iter();
-        // The item that is being applied.
-        let mut current = None;
         loop {
+            // Whether a request is being applied.
+            let mut applying = false;
             let batch = || {
-                for item in items.by_ref() {
-                    let (request, verdict) = what(current.insert(item));
+                while requests.advance() {
+                    let (request, verdict) = requests.current();
+                    applying = true;
                     self.apply_in_batch(request, verdict, out);
-                    current.take().into_iter().for_each(|item| then(item, out));
+                    applying = false;
+                    requests.applied(out);
                 }
             };
-            match (catch_unwind(AssertUnwindSafe(batch)), current.take()) {
-                (Ok(()), _) => break,
-                (Err(panic), Some(item)) => {
-                    self.unwound(panic, what(&item).0, out);
-                    then(item, out);
+            match catch_unwind(AssertUnwindSafe(batch)) {
+                Ok(()) => break,
+                Err(panic) if applying => {
+                    self.unwound(panic, requests.current().0, out);
+                    requests.applied(out);
                 }
-                (Err(panic), None) => resume_unwind(panic),
+                Err(panic) => resume_unwind(panic),
             }
         }
     }

@@ -139,18 +139,17 @@ impl ByteRing {
     #[inline]
     unsafe fn write(&self, offset: u64, from: &[u8]) {
         assert!(from.len() <= self.bytes.len());
-        let mut from = from;
-        for (at, len) in self.spans(offset, from.len()) {
-            let (now, later) = from.split_at(len);
-            // SAFETY: `at + len` is within the ring; the caller has the range alone; `from` is not the ring.
-            unsafe {
-                core::ptr::copy_nonoverlapping(
-                    now.as_ptr(),
-                    UnsafeCell::raw_get(self.bytes.as_ptr().add(at)),
-                    len,
-                );
+        let [(at, len), (_, rest)] = self.spans(offset, from.len());
+        let (front, back) = from.split_at(len);
+        // SAFETY: `at + len` is within the ring, and so is what is left, at its beginning; the caller has both ranges
+        // alone; `from` is not the ring.
+        unsafe {
+            let ring = self.bytes.as_ptr();
+            let to = UnsafeCell::raw_get(ring.add(at));
+            core::ptr::copy_nonoverlapping(front.as_ptr(), to, len);
+            if rest > 0 {
+                core::ptr::copy_nonoverlapping(back.as_ptr(), UnsafeCell::raw_get(ring), rest);
             }
-            from = later;
         }
     }
 
@@ -876,17 +875,19 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn look(&self, seen: &mut Seen) {
         let rings = self.rings();
         let slots = rings.delivered.len() as u64;
-        loop {
-            let slot = &rings.delivered[(seen.next & (slots - 1)) as usize];
-            // ORDERING: Acquire, pairs with the Release in `stamp`.
-            let found = slot.load(Ordering::Acquire);
-            let Some(lap) = laps_ahead(found, seen.next, slots) else {
-                return;
-            };
-            if lap > 0 {
-                // A newer stamp: everything up to one round before it is complete, and so is this one.
-                seen.next += (lap - 1) * slots + 1;
-            } else {
+        'round: loop {
+            let tag = lap_tag(seen.next, slots);
+            for slot in &rings.delivered[(seen.next & (slots - 1)) as usize..] {
+                // ORDERING: Acquire, pairs with the Release in `stamp`.
+                let found = slot.load(Ordering::Acquire);
+                if found >> END_BITS != tag {
+                    let Some(laps) = laps_ahead(found, seen.next, slots) else {
+                        return;
+                    };
+                    // A newer stamp: everything up to one round before it is complete, and so is this one.
+                    seen.next += (laps.max(1) - 1) * slots + 1;
+                    continue 'round;
+                }
                 seen.arrived = seen.arrived.max(found & END_MASK);
                 seen.next += 1;
             }

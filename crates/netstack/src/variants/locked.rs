@@ -36,11 +36,11 @@ use dominoes::Role;
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
-use crate::digest::Kind;
+use crate::digest::{Kind, Request};
 use crate::effect::{Effect, EffectSink};
 use crate::engine::Run;
 use crate::engine::pump::{RxPump, TxPump};
-use crate::engine::replica::Replica;
+use crate::engine::replica::{Replica, Requests};
 use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
 use crate::socket::Sockets;
@@ -141,27 +141,55 @@ impl State {
         } = self;
         let begin = effects.len();
         let sink = &mut OfOne { effects, begin };
-        replica.apply_each(
+        let mut carried = Carried {
             items,
-            sink,
-            |item| (&item.request, item.verdict.unwrap_or(0)),
-            |item, sink| {
-                if item.request.digest.kind == Kind::Segments {
-                    let segments = u64::from(item.request.digest.count);
-                    stats.segments += segments;
-                    if item.position < *newest {
-                        stats.misordered += segments;
-                    } else {
-                        *newest = item.position + 1;
-                    }
-                }
-                if let Some(order) = order {
-                    order.push(item.position);
-                }
-                sink.begin = sink.effects.len();
-                item.effects_end = sink.begin;
-            },
-        );
+            reached: 0,
+            newest,
+            order,
+            stats,
+        };
+        replica.apply_each(&mut carried, sink);
+    }
+}
+
+/// What a worker carries through the lock.
+struct Carried<'a> {
+    items: &'a mut [Item],
+    /// How many of them were begun.
+    reached: usize,
+    newest: &'a mut u64,
+    order: &'a mut Option<Vec<u64>>,
+    stats: &'a mut LockStats,
+}
+
+impl Requests<OfOne<'_>> for Carried<'_> {
+    fn advance(&mut self) -> bool {
+        let more = self.reached < self.items.len();
+        self.reached += usize::from(more);
+        more
+    }
+
+    fn current(&self) -> (&Request, u16) {
+        let item = &self.items[self.reached - 1];
+        (&item.request, item.verdict.unwrap_or(0))
+    }
+
+    fn applied(&mut self, sink: &mut OfOne<'_>) {
+        let item = &mut self.items[self.reached - 1];
+        if item.request.digest.kind == Kind::Segments {
+            let segments = u64::from(item.request.digest.count);
+            self.stats.segments += segments;
+            if item.position < *self.newest {
+                self.stats.misordered += segments;
+            } else {
+                *self.newest = item.position + 1;
+            }
+        }
+        if let Some(order) = self.order {
+            order.push(item.position);
+        }
+        sink.begin = sink.effects.len();
+        item.effects_end = sink.begin;
     }
 }
 

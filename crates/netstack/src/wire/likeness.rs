@@ -11,6 +11,8 @@ pub(crate) struct Likeness {
     /// The headers up to the window.
     words: [u64; WORDS],
     window: [u8; 2],
+    /// The sum over the IP header's words that have to agree: all but identification and checksum.
+    ip_sum: u32,
     /// The options, if timestamps are there.
     timestamps: Option<[u8; 12]>,
     /// Octets of the whole frame, without padding.
@@ -54,6 +56,7 @@ impl Likeness {
         Some(Likeness {
             words: core::array::from_fn(|i| u64::from_ne_bytes(words[i])),
             window: [head[48], head[49]],
+            ip_sum: sum_of_what_agrees(head),
             timestamps,
             len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
         })
@@ -94,22 +97,23 @@ impl Likeness {
             return None;
         }
         let found = u32::from_be_bytes([head[38], head[39], head[40], head[41]]);
+        // RFC 1071: the checksum is right if all words add up to ones, however often that is.
+        let ident = u32::from(u16::from_ne_bytes([head[18], head[19]]));
+        let checksum = u32::from(u16::from_ne_bytes([head[24], head[25]]));
+        let sum = self.ip_sum + ident + checksum;
         let alike =
-            differ == 0 && found == seq && frame.len() >= self.len && ip_sum(head) == 0xffff;
+            differ == 0 && found == seq && frame.len() >= self.len && sum.is_multiple_of(0xffff);
         alike.then_some(head)
     }
 }
 
-/// The sum over an IP header without options, which is all ones if its checksum is right.
-#[inline]
-fn ip_sum(head: &[u8; HEAD]) -> u64 {
-    let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<4>();
-    let words = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w)));
-    let sum: u64 = words.sum();
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    (sum >> 16) + (sum & 0xffff)
+/// The sum over an IP header without options, but for identification and checksum. Never 0, since the version is not.
+fn sum_of_what_agrees(head: &[u8; HEAD]) -> u32 {
+    let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<2>();
+    let counts = words.iter().enumerate().filter(|(i, _)| *i != 2 && *i != 5);
+    counts
+        .map(|(_, word)| u32::from(u16::from_ne_bytes(*word)))
+        .sum()
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
 
-use dominoes_drivers::{TxChecksum, TxMeta};
+use dominoes_drivers::{Frame, TxChecksum, TxMeta};
 
 use crate::digest::MAX_RUN;
 use crate::effect::{Deliver, Queue, SendDatagrams};
-use crate::engine::Run;
 use crate::engine::checksum::Sum;
 use crate::engine::stream::Parts;
 use crate::engine::world::World;
@@ -18,8 +17,8 @@ const HEADERS: usize = IP_HEADERS + UDP_HEADER;
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
 
-/// Copies the datagrams that `queue` names out of the run's frames, each behind its record's header.
-pub(crate) fn queue(world: &World, queue: &Queue, run: &Run, stats: &mut EffectStats) {
+/// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's header.
+pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut EffectStats) {
     let Some(stream) = world.queues.streams.get(queue.socket) else {
         stats.diverged += 1;
         return;
@@ -27,7 +26,7 @@ pub(crate) fn queue(world: &World, queue: &Queue, run: &Run, stats: &mut EffectS
     let mut offset = queue.offset;
     for i in (0..MAX_RUN).filter(|i| queue.take & 1 << i != 0) {
         let len = queue.lens[i];
-        let datagram = run.frames.get(i).map(|frame| frame.bytes());
+        let datagram = frames.get(i).map(|frame| frame.bytes());
         let datagram = datagram.and_then(wire::udp_datagram);
         let Some(datagram) = datagram.filter(|found| found.payload.len() == usize::from(len))
         else {

@@ -397,7 +397,7 @@ impl<T: Tamper> Hands<'_, T> {
                         deliver,
                         applied.seg_len,
                         usize::from(applied.payload_offset),
-                        run,
+                        run.text(),
                         self.stats,
                     ),
                     None => self.stats.diverged += 1,
@@ -406,7 +406,7 @@ impl<T: Tamper> Hands<'_, T> {
             }
             Effect::Queue(queue) => {
                 match pinned(&shared.attachments, &mut self.held.pin, seq) {
-                    Some(run) => perform::queue(&shared.world, queue, run, self.stats),
+                    Some(run) => perform::queue(&shared.world, queue, &run.frames, self.stats),
                     None => self.stats.diverged += 1,
                 }
                 self.wakes.add_socket(queue.socket);
