@@ -126,7 +126,7 @@ pub fn divide(
     }
     let of = groups as u16;
     let grouping = Keyed { key: setup.secret }.grouping(of);
-    let front = Arc::<Front>::default();
+    let front = Arc::new(Front::of(of));
     let parts = split(device, groups, inbox, move |frame| target(&grouping, frame));
     let mut divided: Vec<_> = (0..of)
         .zip(parts)

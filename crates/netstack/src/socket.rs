@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crate::config::Keepalive;
 use crate::digest::{ConnId, Flow};
 use crate::engine::processor::InlineStats;
-use crate::engine::stream::{Asked, Ending};
+use crate::engine::stream::{Asked, Ending, Handle};
 use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
 use crate::stats::StackStats;
@@ -182,8 +182,8 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
-        let half = Arc::new(Half::new(world, conn, flow));
+    fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
+        let half = Arc::new(Half::new(world, stream, flow));
         TcpStream {
             reader: ReadHalf::new(&half),
             writer: WriteHalf::new(&half),
@@ -211,14 +211,16 @@ impl TcpStream {
         self.half.flow.remote
     }
 
-    /// The connection's name within its group.
+    /// The connection's name within its group. Another one when it moves.
     pub fn conn(&self) -> ConnId {
-        self.half.conn
+        let stream = self.half.stream();
+        stream.map_or(ConnId::NONE, |stream| stream.conn())
     }
 
-    /// Which group of its stack has the connection.
+    /// Which group of its stack has the connection at present.
     pub fn group(&self) -> usize {
-        usize::from(self.half.world.group)
+        let stream = self.half.stream();
+        usize::from(stream.map_or(self.half.world.group, |stream| stream.home().0))
     }
 
     /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293

@@ -165,7 +165,10 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
             let answer = if conn == ConnId::NONE {
                 Answer::NoRoom
             } else {
-                Answer::Opened { conn, flow }
+                Answer::Opened {
+                    stream: world.streams.handle(conn),
+                    flow,
+                }
             };
             world.answer(ticket, answer);
         }
@@ -189,15 +192,16 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
 
 /// Queues an established connection for the port's listener; without one, nobody will ever read it.
 fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
+    let stream = world.streams.handle(conn);
     if let Some(queue) = world.desk().listeners.get_mut(&port) {
         let group = world.group;
         queue.ready.push_back(Ready {
             group,
-            conn,
+            stream,
             remote,
         });
         world.front.bell.notify_all();
     } else {
-        world.abandon(conn);
+        world.abandon(stream);
     }
 }

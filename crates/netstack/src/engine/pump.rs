@@ -390,7 +390,8 @@ impl RxPump {
             if log.room() < 2 {
                 break;
             }
-            let Some(conn) = self.world.dirty.pop() else {
+            let door = &self.world.door;
+            let Some(conn) = door.dirty.pop().or_else(|| door.late.pop()) else {
                 break;
             };
             self.progress(now, conn, log);

@@ -4,6 +4,10 @@
 //! what the application should know of the connection's life. Nothing here is protocol state: a replica
 //! never reads it.
 //!
+//! All groups of a stack have their streams in one row, and each a table that says which stream a place has. A
+//! connection that moves to another group takes its stream along, that is its entry: no octet moves. The application
+//! knows the stream itself ([`Handle`]), and asks it which group has it when there is something to tell.
+//!
 //! # Who touches which octet
 //! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's length.
 //! `apply` names each octet of a stream in exactly one [`Deliver`], and only octets below
@@ -37,7 +41,7 @@ use core::cell::UnsafeCell;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::{NonZero, NonZeroU64};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use dominoes::EventCount;
@@ -419,10 +423,13 @@ struct Mark {
     stint: AtomicU64,
 }
 
-/// One place of the connection table, as applications and primaries share it.
+/// What applications and primaries share of one connection.
 pub(crate) struct Stream {
-    /// Which tenant of the place is meant.
-    generation: AtomicU32,
+    /// Its number in the row.
+    number: u32,
+    /// Counts the connections that had this stream.
+    tenant: AtomicU32,
+    home: Home,
     mark: CachePadded<Mark>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
@@ -431,9 +438,44 @@ pub(crate) struct Stream {
     pub(crate) waiting: EventCount,
 }
 
-/// All streams of a stack.
+/// Which place has a stream. Whoever reads it while that changes may find half of each: such a place is nobody's, and
+/// who moved the stream looks for news behind it.
+struct Home {
+    /// The group, above the place's index.
+    place: AtomicU64,
+    generation: AtomicU32,
+}
+
+/// A stream as its application knows it, wherever the connection goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    stream: u32,
+    tenant: u32,
+}
+
+impl Handle {
+    /// Names no stream.
+    pub(crate) const NONE: Handle = Handle {
+        stream: u32::MAX,
+        tenant: u32::MAX,
+    };
+}
+
+/// Streams of all groups of a stack: `limits.connections` of each, group by group.
+pub(crate) fn row_for(limits: &Limits, groups: u16) -> Arc<[Stream]> {
+    let each = limits.connections;
+    let places = (0..groups).flat_map(|group| (0..each).map(move |index| (group, index)));
+    places
+        .map(|(group, index)| Stream::new(u32::from(group) * each + index, group, index))
+        .collect()
+}
+
+/// The streams of a group.
 pub(crate) struct Streams {
-    places: Box<[Stream]>,
+    /// For each place, the generation of its tenant above the index of its stream.
+    places: Box<[AtomicU64]>,
+    row: Arc<[Stream]>,
+    group: u16,
     receive_len: usize,
     send_len: usize,
     delivery_slots: usize,
@@ -446,33 +488,26 @@ pub(crate) struct Streams {
 impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
+        let row = row_for(limits, 1);
+        Self::of_group(limits, delivery_slots, address, row, 0)
+    }
+
+    /// Those of group `group`, in the row of all.
+    pub(crate) fn of_group(
+        limits: &Limits,
+        delivery_slots: usize,
+        address: Ipv4Addr,
+        row: Arc<[Stream]>,
+        group: u16,
+    ) -> Self {
         assert!(delivery_slots.is_power_of_two());
-        let place = || Stream {
-            generation: AtomicU32::new(0),
-            mark: CachePadded::default(),
-            app: CachePadded::new(AppSide {
-                read: AtomicU64::new(0),
-                written: AtomicU64::new(0),
-                asked: AtomicU32::new(0),
-                wishes: Wishes::new(),
-                dirty: AtomicU64::new(flag(0, false)),
-            }),
-            stack: CachePadded::new(StackSide {
-                released: AtomicU64::new(0),
-                peer_end: AtomicU64::new(UNKNOWN),
-                advertised: AtomicU64::new(0),
-                limit: AtomicU32::new(0),
-                ended_at: AtomicU64::new(0),
-                failed_at: AtomicU64::new(UNKNOWN),
-                origin: [AtomicU64::new(0), AtomicU64::new(0)],
-                first: AtomicU64::new(0),
-                life: AtomicU32::new(0),
-            }),
-            rings: OnceLock::new(),
-            waiting: EventCount::new(),
-        };
+        let first = u64::from(group) * u64::from(limits.connections);
+        let places = first..first + u64::from(limits.connections);
+        assert!(places.end <= row.len() as u64);
         Streams {
-            places: (0..limits.connections).map(|_| place()).collect(),
+            places: places.map(AtomicU64::new).collect(),
+            row,
+            group,
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
             delivery_slots,
@@ -499,13 +534,59 @@ impl Streams {
     #[inline]
     pub(crate) fn get(&self, conn: ConnId) -> Option<StreamRef<'_>> {
         let place = self.places.get(conn.index as usize)?;
-        // ORDERING: Acquire, pairs with the Release in `recycle`: whoever sees the new tenant sees its
-        // fresh cursors.
-        (place.generation.load(Ordering::Acquire) == conn.generation).then_some(StreamRef {
+        // ORDERING: Acquire, pairs with the Release in `recycle` and `seat`: whoever sees the new tenant sees its
+        // cursors.
+        let place = place.load(Ordering::Acquire);
+        if (place >> 32) as u32 != conn.generation {
+            return None;
+        }
+        let place = self.row.get(place as u32 as usize)?;
+        Some(StreamRef {
             streams: self,
             place,
-            conn,
+            // ORDERING: Relaxed: it changed before the place got this generation.
+            tenant: place.tenant.load(Ordering::Relaxed),
         })
+    }
+
+    /// The stream that an application has, as long as it is its own.
+    #[inline]
+    pub(crate) fn held(&self, handle: Handle) -> Option<StreamRef<'_>> {
+        let place = self.row.get(handle.stream as usize)?;
+        // ORDERING: Acquire, pairs with the Release in `recycle`.
+        let tenant = place.tenant.load(Ordering::Acquire);
+        (tenant == handle.tenant).then_some(StreamRef {
+            streams: self,
+            place,
+            tenant,
+        })
+    }
+
+    /// What an application is to know of the stream of `conn`.
+    pub(crate) fn handle(&self, conn: ConnId) -> Handle {
+        self.get(conn).map_or(Handle::NONE, |held| held.handle())
+    }
+
+    /// Which stream of the row a place has.
+    pub(crate) fn stream_of(&self, conn: ConnId) -> u32 {
+        let place = self.places.get(conn.index as usize);
+        place.map_or(u32::MAX, |place| place.load(Ordering::Relaxed) as u32)
+    }
+
+    /// Gives a place that has a tenant, whom nobody knows yet, stream number `stream`, with all that was done to it. To
+    /// be called by the pump alone.
+    pub(crate) fn seat(&self, conn: ConnId, stream: u32) {
+        let (Some(place), Some(moved)) = (
+            self.places.get(conn.index as usize),
+            self.row.get(stream as usize),
+        ) else {
+            return;
+        };
+        // What was stored before is behind no mark of this pump.
+        moved.mark.offset.store(0, Ordering::Relaxed);
+        moved.home.set(self.group, conn);
+        // ORDERING: Release, pairs with the Acquire in `get`.
+        place.store(entry(conn.generation, stream), Ordering::Release);
     }
 
     /// Hands a place to its next tenant.
@@ -523,8 +604,11 @@ impl Streams {
         place.app.written.store(0, Ordering::Relaxed);
         place.app.asked.store(0, Ordering::Relaxed);
         place.app.wishes.store(&Settings::default());
-        let next = conn.generation.wrapping_add(1);
-        place.app.dirty.store(flag(next, false), Ordering::Relaxed);
+        let tenant = stream.tenant.wrapping_add(1);
+        place
+            .app
+            .dirty
+            .store(flag(tenant, false), Ordering::Relaxed);
         place.stack.released.store(0, Ordering::Relaxed);
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
@@ -534,18 +618,24 @@ impl Streams {
         place.stack.first.store(0, Ordering::Relaxed);
         place.mark.offset.store(0, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
-        // ORDERING: Release, pairs with the Acquire in `get`.
-        place.generation.store(next, Ordering::Release);
+        // ORDERING: Release, pairs with the Acquire in `held`.
+        place.tenant.store(tenant, Ordering::Release);
+        let next = ConnId {
+            generation: conn.generation.wrapping_add(1),
+            ..conn
+        };
+        self.seat(next, self.stream_of(conn));
     }
 
+    /// Those whose connections are this group's, also if they have just left and not come anywhere yet.
     fn all(&self) -> impl Iterator<Item = StreamRef<'_>> {
-        let conn = |(index, place): (usize, &Stream)| ConnId {
-            index: index as u32,
-            // ORDERING: Acquire, as in `get`, which looks once more.
-            generation: place.generation.load(Ordering::Acquire),
-        };
-        let conns = self.places.iter().enumerate().map(conn);
-        conns.filter_map(|conn| self.get(conn))
+        let ours = |place: &&Stream| place.home.group() == self.group;
+        self.row.iter().filter(ours).map(|place| StreamRef {
+            streams: self,
+            place,
+            // ORDERING: Acquire, as in `held`.
+            tenant: place.tenant.load(Ordering::Acquire),
+        })
     }
 
     /// Those of established connections that are not over.
@@ -563,7 +653,7 @@ impl Streams {
 
     /// Wakes every waiting application: the stack is going away.
     pub(crate) fn wake_all(&self) {
-        for place in &self.places {
+        for place in &*self.row {
             place.waiting.notify_all();
         }
     }
@@ -574,7 +664,7 @@ impl Streams {
 pub(crate) struct StreamRef<'a> {
     streams: &'a Streams,
     place: &'a Stream,
-    conn: ConnId,
+    tenant: u32,
 }
 
 /// Octets of a send ring that a numbered frame carries. They stay as they are until it is sent: `apply` releases none
@@ -1071,7 +1161,7 @@ impl<'a> StreamRef<'a> {
     /// another tenant, as it may after being asked to let go of this one.
     pub(crate) fn raise(&self) -> bool {
         let dirty = &self.place.app.dirty;
-        let [down, up] = [false, true].map(|raised| flag(self.conn.generation, raised));
+        let [down, up] = [false, true].map(|raised| flag(self.tenant, raised));
         // Stored although it is up, or else the pump could lower it without seeing what is new.
         // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the cursors.
         let raised = dirty.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |found| {
@@ -1086,7 +1176,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn progress(&self) -> (u64, u64, Asked) {
         // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a later
         // store raises it again.
-        let down = flag(self.conn.generation, false);
+        let down = flag(self.tenant, false);
         self.place.app.dirty.swap(down, Ordering::AcqRel);
         // ORDERING: Acquire, pairs with the Release in `ask`. Before the cursors: whoever shuts down or lets
         // go has written all it ever will, and all of it must be seen with that.
@@ -1131,14 +1221,92 @@ impl<'a> StreamRef<'a> {
         self.sending(from, (to - from) as usize)
     }
 
+    /// What its application is to know.
+    pub(crate) fn handle(&self) -> Handle {
+        Handle {
+            stream: self.place.number,
+            tenant: self.tenant,
+        }
+    }
+
+    /// Which group has the connection now, and its name there.
+    pub(crate) fn home(&self) -> (u16, ConnId) {
+        (self.place.home.group(), self.place.home.conn())
+    }
+
+    /// The connection's name in the group that has it.
     pub(crate) fn conn(&self) -> ConnId {
-        self.conn
+        self.place.home.conn()
     }
 }
 
 /// The value of a tenant's flag.
-const fn flag(generation: u32, raised: bool) -> u64 {
-    (generation as u64) << 1 | raised as u64
+const fn flag(tenant: u32, raised: bool) -> u64 {
+    (tenant as u64) << 1 | raised as u64
+}
+
+/// What a place's word says.
+const fn entry(generation: u32, stream: u32) -> u64 {
+    (generation as u64) << 32 | stream as u64
+}
+
+impl Home {
+    const fn new(group: u16, index: u32) -> Self {
+        Home {
+            place: AtomicU64::new(entry(group as u32, index)),
+            generation: AtomicU32::new(0),
+        }
+    }
+
+    fn set(&self, group: u16, conn: ConnId) {
+        self.generation.store(conn.generation, Ordering::Relaxed);
+        // ORDERING: Relaxed both: who moves a stream lowers its flag behind this, and who raises the flag reads behind
+        // that. So it finds all of this, or what it stored is found when the flag is lowered.
+        self.place
+            .store(entry(u32::from(group), conn.index), Ordering::Relaxed);
+    }
+
+    fn group(&self) -> u16 {
+        (self.place.load(Ordering::Relaxed) >> 32) as u16
+    }
+
+    fn conn(&self) -> ConnId {
+        ConnId {
+            index: self.place.load(Ordering::Relaxed) as u32,
+            generation: self.generation.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Stream {
+    fn new(number: u32, group: u16, index: u32) -> Self {
+        Stream {
+            number,
+            tenant: AtomicU32::new(0),
+            home: Home::new(group, index),
+            mark: CachePadded::default(),
+            app: CachePadded::new(AppSide {
+                read: AtomicU64::new(0),
+                written: AtomicU64::new(0),
+                asked: AtomicU32::new(0),
+                wishes: Wishes::new(),
+                dirty: AtomicU64::new(flag(0, false)),
+            }),
+            stack: CachePadded::new(StackSide {
+                released: AtomicU64::new(0),
+                peer_end: AtomicU64::new(UNKNOWN),
+                advertised: AtomicU64::new(0),
+                limit: AtomicU32::new(0),
+                ended_at: AtomicU64::new(0),
+                failed_at: AtomicU64::new(UNKNOWN),
+                origin: [AtomicU64::new(0), AtomicU64::new(0)],
+                first: AtomicU64::new(0),
+                life: AtomicU32::new(0),
+            }),
+            rings: OnceLock::new(),
+            waiting: EventCount::new(),
+        }
+    }
 }
 
 /// How far the application followed the delivery slots.

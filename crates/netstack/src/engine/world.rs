@@ -7,16 +7,16 @@ use core::net::SocketAddrV4;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes_drivers::{DeviceError, Frame, Waker};
 
 use crate::config::Limits;
-use crate::digest::{ConnId, Flow};
+use crate::digest::{ConnId, Flow, Shard};
 use crate::effect::Effect;
 use crate::engine::queues::{Bindings, Queues};
-use crate::engine::stream::{Asked, StreamRef, Streams};
+use crate::engine::stream::{Asked, Handle, Stream, StreamRef, Streams, row_for};
 use crate::engine::tx::TxRing;
 use crate::engine::view::View;
 use crate::ip::route::Site;
@@ -64,7 +64,7 @@ pub(crate) struct HintNews {
 /// How an open ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
-    Opened { conn: ConnId, flow: Flow },
+    Opened { stream: Handle, flow: Flow },
     NoRoom,
     Unreachable,
 }
@@ -80,9 +80,9 @@ pub(crate) struct AcceptQueue {
 /// A connection that waits to be accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ready {
-    /// The group that has it.
+    /// The group that it came to.
     pub(crate) group: u16,
-    pub(crate) conn: ConnId,
+    pub(crate) stream: Handle,
     pub(crate) remote: SocketAddrV4,
 }
 
@@ -97,14 +97,69 @@ pub(crate) struct Desk {
     next_ticket: u64,
 }
 
-/// The desk, and where those wait who want something there. All groups of a stack have one.
-#[derive(Debug, Default)]
+/// What all groups of a stack have in common.
+#[derive(Default)]
 pub(crate) struct Front {
     desk: Mutex<Desk>,
+    /// Where those wait who want something at the desk.
     pub(crate) bell: Condvar,
+    /// Where each group is told that one of its connections has news; empty if there is only one.
+    doors: Box<[OnceLock<Arc<Door>>]>,
+    /// The streams of all groups.
+    row: OnceLock<Arc<[Stream]>>,
+}
+
+/// Where a group's receive pump learns of news.
+pub(crate) struct Door {
+    /// Connections whose flag is raised; each at most once.
+    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// The same, if there is no room: connections that have moved may have left an entry behind.
+    pub(crate) late: SegQueue<ConnId>,
+    waker: Waker,
+    /// Whether somebody sleeps in the device and must be woken for news.
+    asleep: AtomicBool,
+}
+
+impl Door {
+    /// The application of `conn` has news.
+    fn tell(&self, conn: ConnId) {
+        if self.dirty.push(conn).is_err() {
+            self.late.push(conn);
+        }
+        self.ring();
+    }
+
+    /// Tells the pump that there is something in a queue.
+    fn ring(&self) {
+        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
+        // entry, or we see that it sleeps.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.waker.wake();
+        }
+    }
+}
+
+impl core::fmt::Debug for Front {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Front").finish_non_exhaustive()
+    }
 }
 
 impl Front {
+    /// For so many groups.
+    pub(crate) fn of(groups: u16) -> Self {
+        Front {
+            doors: (0..groups).map(|_| OnceLock::new()).collect(),
+            ..Front::default()
+        }
+    }
+
+    /// The door of a group, once it is there.
+    pub(crate) fn door(&self, group: u16) -> Option<&Arc<Door>> {
+        self.doors.get(usize::from(group))?.get()
+    }
+
     pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,8 +189,8 @@ pub(crate) struct World {
     pub(crate) tx: Arc<TxRing>,
     /// What applications asked for; drained by the pump.
     pub(crate) commands: SegQueue<Command>,
-    /// Connections whose flag is raised; each at most once.
-    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Where it is told that an application has news.
+    pub(crate) door: Arc<Door>,
     /// Drained by the pump.
     pub(crate) hints: SegQueue<HintNews>,
     /// Closed connections whose work may not all be done; drained by the pump.
@@ -152,9 +207,6 @@ pub(crate) struct World {
     posted: Mutex<StackStats>,
     /// Connections for whoever asks.
     pub(crate) view: View,
-    waker: Waker,
-    /// Whether somebody sleeps in the device and must be woken for news.
-    pub(crate) asleep: AtomicBool,
     pub(crate) down: AtomicBool,
     /// Nothing begins any more.
     closing: AtomicBool,
@@ -240,8 +292,20 @@ impl World {
         delivery_slots: usize,
         tx: Arc<TxRing>,
         waker: Waker,
+        (front, shard): (Arc<Front>, Shard),
     ) -> World {
         let address = site.address;
+        let group = shard.index;
+        let row = Arc::clone(front.row.get_or_init(|| row_for(&limits, shard.of)));
+        let door = Arc::new(Door {
+            dirty: ArrayQueue::new(2 * limits.connections as usize),
+            late: SegQueue::new(),
+            waker,
+            asleep: AtomicBool::new(false),
+        });
+        if let Some(place) = front.doors.get(usize::from(group)) {
+            let _ = place.set(Arc::clone(&door));
+        }
         World {
             limits,
             mac,
@@ -249,21 +313,19 @@ impl World {
             site,
             secret: 0,
             tx_checksum,
-            streams: Streams::new(&limits, delivery_slots, address),
+            streams: Streams::of_group(&limits, delivery_slots, address, row, group),
             queues: Queues::new(&limits, delivery_slots, address),
             tx,
             commands: SegQueue::new(),
-            dirty: ArrayQueue::new(2 * limits.connections as usize),
+            door,
             hints: SegQueue::new(),
             retired: SegQueue::new(),
             returned: SegQueue::new(),
             control: ArrayQueue::new(64),
-            front: Arc::default(),
-            group: 0,
+            front,
+            group,
             posted: Mutex::default(),
             view: View::default(),
-            waker,
-            asleep: AtomicBool::new(false),
             down: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
@@ -275,12 +337,7 @@ impl World {
 
     /// Tells the pump that there is something in a queue.
     pub(crate) fn ring(&self) {
-        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
-        // entry, or we see that it sleeps.
-        core::sync::atomic::fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
-            self.waker.wake();
-        }
+        self.door.ring();
     }
 
     /// Leaves frames for the pump to give back.
@@ -291,13 +348,13 @@ impl World {
 
     /// The caller is about to sleep in the device and will look at every queue once more.
     pub(crate) fn before_sleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
-        // ORDERING: the fence pairs with the one in `ring`.
+        self.door.asleep.store(true, Ordering::Relaxed);
+        // ORDERING: the fence pairs with the one in `Door::ring`.
         core::sync::atomic::fence(Ordering::SeqCst);
     }
 
     pub(crate) fn after_sleep(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.door.asleep.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn command(&self, command: Command) {
@@ -308,9 +365,12 @@ impl World {
     /// Raises the flag of a connection whose application moved a cursor or asked for something.
     pub(crate) fn raise(&self, stream: &StreamRef<'_>) {
         if stream.raise() {
-            // A tenant has one entry at most, and its predecessor perhaps one more: there is room.
-            let _ = self.dirty.push(stream.conn());
-            self.ring();
+            let (group, conn) = stream.home();
+            if group == self.group {
+                self.door.tell(conn);
+            } else if let Some(door) = self.front.door(group) {
+                door.tell(conn);
+            }
         }
     }
 
@@ -346,7 +406,7 @@ impl World {
         self.front.bell.notify_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
-        self.waker.wake();
+        self.door.waker.wake();
     }
 
     pub(crate) fn answer(&self, ticket: u64, answer: Answer) {
@@ -355,15 +415,15 @@ impl World {
             *place = Some(answer);
             drop(desk);
             self.front.bell.notify_all();
-        } else if let Answer::Opened { conn, .. } = answer {
+        } else if let Answer::Opened { stream, .. } = answer {
             drop(desk);
-            self.abandon(conn);
+            self.abandon(stream);
         }
     }
 
     /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
-    pub(crate) fn abandon(&self, conn: ConnId) {
-        if let Some(stream) = self.streams.get(conn) {
+    pub(crate) fn abandon(&self, stream: Handle) {
+        if let Some(stream) = self.streams.held(stream) {
             stream.ask(Asked {
                 orphan: true,
                 abort: true,
@@ -392,7 +452,8 @@ impl World {
     /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
     pub(crate) fn has_news(&self) -> bool {
         !self.commands.is_empty()
-            || !self.dirty.is_empty()
+            || !self.door.dirty.is_empty()
+            || !self.door.late.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use super::wait::Until;
 use crate::config::Settings;
-use crate::digest::{ConnId, Flow};
-use crate::engine::stream::{Asked, StreamRef};
+use crate::digest::Flow;
+use crate::engine::stream::{Asked, Handle, StreamRef};
 use crate::engine::world::World;
 use crate::error::SocketError;
 
 /// What both halves of a connection share. When the last of them goes, so does the connection's holder.
 pub(super) struct Half {
+    /// The group that the connection began in.
     pub(super) world: Arc<World>,
-    pub(super) conn: ConnId,
+    /// What is its own wherever it moves.
+    pub(super) stream: Handle,
     pub(super) flow: Flow,
     /// In nanoseconds, [`NO_LINGER`] without.
     linger: AtomicU64,
@@ -23,20 +25,20 @@ pub(super) struct Half {
 const NO_LINGER: u64 = u64::MAX;
 
 impl Half {
-    pub(super) fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
+    pub(super) fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
         Half {
             world: Arc::clone(world),
-            conn,
+            stream,
             flow,
             linger: AtomicU64::new(NO_LINGER),
         }
     }
 
     pub(super) fn stream(&self) -> Result<StreamRef<'_>, SocketError> {
-        // The place stays ours until we let go of it.
+        // It stays ours until we let go of it.
         self.world
             .streams
-            .get(self.conn)
+            .held(self.stream)
             .ok_or(SocketError::Aborted)
     }
 

@@ -59,7 +59,7 @@ impl TcpListener {
         let queue = queue.ok_or(SocketError::Down)?;
         let Some(Ready {
             group,
-            conn,
+            stream,
             remote,
         }) = queue.ready.pop_front()
         else {
@@ -76,7 +76,7 @@ impl TcpListener {
             local: self.local_addr(),
             remote,
         };
-        Ok((TcpStream::new(world, conn, flow), remote))
+        Ok((TcpStream::new(world, stream, flow), remote))
     }
 
     /// Our end.
@@ -98,8 +98,8 @@ impl Drop for TcpListener {
             world.command(Command::Unlisten { port: self.port });
         }
         drop(desk);
-        for Ready { group, conn, .. } in queue.ready {
-            self.worlds[usize::from(group)].abandon(conn);
+        for Ready { group, stream, .. } in queue.ready {
+            self.worlds[usize::from(group)].abandon(stream);
         }
     }
 }
@@ -128,8 +128,8 @@ impl Connecting {
             };
             desk.answers.remove(&self.ticket);
             match answer {
-                Answer::Opened { conn, flow } => {
-                    self.opened = Some(TcpStream::new(&self.world, conn, flow));
+                Answer::Opened { stream, flow } => {
+                    self.opened = Some(TcpStream::new(&self.world, stream, flow));
                 }
                 Answer::NoRoom => return Err(SocketError::NoRoom),
                 Answer::Unreachable => return Err(SocketError::Unreachable),
@@ -200,8 +200,8 @@ impl Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         let answer = self.world.desk().answers.remove(&self.ticket);
-        if let Some(Some(Answer::Opened { conn, .. })) = answer {
-            self.world.abandon(conn);
+        if let Some(Some(Answer::Opened { stream, .. })) = answer {
+            self.world.abandon(stream);
         }
     }
 }

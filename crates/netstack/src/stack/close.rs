@@ -8,8 +8,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::Stack;
-use crate::digest::ConnId;
-use crate::engine::stream::{Asked, Life};
+use crate::engine::stream::{Asked, Handle, Life};
 use crate::engine::world::{Command, Ready, World};
 use crate::error::CloseError;
 use crate::socket::Until;
@@ -35,7 +34,7 @@ impl Stack {
             ..Asked::default()
         });
         let done = |life: Life| life.all_acknowledged() || life.is_over();
-        let late = |(world, conn): &(Arc<World>, ConnId)| !world.await_life(*conn, until, done);
+        let late = |(world, stream): &(Arc<World>, Handle)| !world.await_life(*stream, until, done);
         let cut_short = begun.iter().filter(|one| late(one)).count();
         for world in self.sockets.worlds() {
             world.await_datagrams(until);
@@ -68,8 +67,8 @@ impl Stack {
             ..Asked::default()
         });
         let until = Until::after(LAST_FRAMES);
-        for (world, conn) in left {
-            world.await_life(conn, until, Life::has_left);
+        for (world, stream) in left {
+            world.await_life(stream, until, Life::has_left);
         }
         for world in self.sockets.worlds() {
             world.shut_down();
@@ -94,8 +93,8 @@ impl Stack {
             for world in worlds {
                 world.command(Command::Unlisten { port });
             }
-            for Ready { group, conn, .. } in queue.ready {
-                worlds[usize::from(group)].abandon(conn);
+            for Ready { group, stream, .. } in queue.ready {
+                worlds[usize::from(group)].abandon(stream);
             }
         }
         drop(desk);
@@ -107,12 +106,12 @@ impl Stack {
 
     /// Lets nothing begin any more, asks this of every connection that is established and not over, and says which those
     /// are.
-    fn ask_all(&self, what: Asked) -> Vec<(Arc<World>, ConnId)> {
+    fn ask_all(&self, what: Asked) -> Vec<(Arc<World>, Handle)> {
         self.begin_close();
         let worlds = self.sockets.worlds().iter();
         let asked = worlds.flat_map(|world| {
-            let conns = world.ask_all(what).into_iter();
-            conns.map(|conn| (Arc::clone(world), conn))
+            let streams = world.ask_all(what).into_iter();
+            streams.map(|stream| (Arc::clone(world), stream))
         });
         asked.collect()
     }
@@ -120,21 +119,21 @@ impl Stack {
 
 impl World {
     /// Asks this of every connection that is established and not over, and says which those are.
-    fn ask_all(&self, what: Asked) -> Vec<ConnId> {
+    fn ask_all(&self, what: Asked) -> Vec<Handle> {
         let asked = self.streams.begun().map(|stream| {
             stream.ask(what);
             self.raise(&stream);
-            stream.conn()
+            stream.handle()
         });
         asked.collect()
     }
 
-    /// Waits until `conn` has gone, or `is_so` of its life. Returns whether that happened in time.
-    fn await_life(&self, conn: ConnId, until: Until, is_so: impl Fn(Life) -> bool) -> bool {
-        let Some(stream) = self.streams.get(conn) else {
+    /// Waits until who has `handle` is gone, or `is_so` of its life. Returns whether that happened in time.
+    fn await_life(&self, handle: Handle, until: Until, is_so: impl Fn(Life) -> bool) -> bool {
+        let Some(stream) = self.streams.held(handle) else {
             return true;
         };
-        let arrived = || self.streams.get(conn).is_none() || is_so(stream.life());
+        let arrived = || self.streams.held(handle).is_none() || is_so(stream.life());
         loop {
             let key = stream.waiting().prepare();
             if arrived() {

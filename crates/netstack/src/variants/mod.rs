@@ -205,10 +205,10 @@ impl Setup {
             delivery_slots,
             ring,
             rx.waker(),
+            (self.front, self.shard),
         );
         world.streams.inline = inline;
         world.secret = self.secret[1];
-        (world.front, world.group) = (self.front, self.shard.index);
         let world = Arc::new(world);
         let mut rx = RxPump::new(
             Arc::clone(&world),
