@@ -172,9 +172,9 @@ impl Held<'_> {
 }
 
 impl<T: Tamper> Hands<'_, T> {
-    /// One step of this worker's share.
+    /// One step of this worker's share: an effect, or at most so many frames of one.
     #[inline]
-    pub(super) fn step(&mut self) -> Step {
+    pub(super) fn step(&mut self, frames: u32) -> Step {
         let kept = self.kept;
         let Cursor { seq, number, .. } = *self.cursor;
         let Some(applied) = kept.applied.get((seq - kept.first) as usize) else {
@@ -200,11 +200,11 @@ impl<T: Tamper> Hands<'_, T> {
         }
         let mut step = Step::Passed;
         match &kept.effects[self.cursor.effect] {
-            Effect::Transmit(transmit) => match self.own_frames(transmit) {
+            Effect::Transmit(transmit) => match self.own_frames(transmit, frames) {
                 Ok(done) => step = done,
                 Err(early) => return early,
             },
-            Effect::Send(send) => match self.own_frames(send) {
+            Effect::Send(send) => match self.own_frames(send, frames) {
                 Ok(done) => step = done,
                 Err(early) => return early,
             },
@@ -222,11 +222,16 @@ impl<T: Tamper> Hands<'_, T> {
         step
     }
 
-    /// Builds the next of the cursor's frames that is ours. An error: there are more, or somebody else has begun it.
+    /// Builds those of the cursor's frames that are ours, at most `most`. An error: there are more, or somebody else has
+    /// begun the next one.
     #[inline(always)]
-    fn own_frames(&mut self, frames: &impl Numbered) -> Result<Step, Step> {
+    fn own_frames(&mut self, frames: &impl Numbered, most: u32) -> Result<Step, Step> {
         let text = frames.has_text();
+        let mut built = 0;
         while self.cursor.frame < frames.count() {
+            if built == most {
+                return Err(Step::Performed);
+            }
             let frame = frames.first() + u64::from(self.cursor.frame);
             if !self.has_begun_frames(frame, text) && !self.is_my_frame(frame, text) {
                 // Nor are the others of its chunk.
@@ -234,21 +239,21 @@ impl<T: Tamper> Hands<'_, T> {
                 self.cursor.frame = next.min(u64::from(frames.count())) as u32;
                 continue;
             }
-            let access = self.frame(frame, text);
-            match access {
-                Access::Do => self.build(frames, frame),
+            match self.frame(frame, text) {
+                Access::Do => {
+                    self.build(frames, frame);
+                    built += 1;
+                }
                 Access::Pass => {}
+                Access::Stop if built > 0 => return Err(Step::Performed),
                 Access::Stop => return Err(Step::Blocked),
             }
             self.cursor.frame += 1;
-            if access == Access::Do {
-                return match self.cursor.frame < frames.count() {
-                    true => Err(Step::Performed),
-                    false => Ok(Step::Performed),
-                };
-            }
         }
-        Ok(Step::Passed)
+        Ok(match built {
+            0 => Step::Passed,
+            _ => Step::Performed,
+        })
     }
 
     fn is_my_frame(&self, frame: u64, text: bool) -> bool {

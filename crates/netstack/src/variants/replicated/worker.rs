@@ -26,14 +26,15 @@ use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
 use crate::engine::world::Wakes;
 use crate::stats::{EffectStats, PumpStats};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Turns without work after which a worker sends what others built.
 const IDLE: u32 = 16;
 /// Requests that a worker applies before it looks at anything else.
 const APPLY_BATCH: usize = 64;
-/// Turns of work after which a worker looks whether the transmit pump still sends.
-const TURNS_UNSENT: u32 = 8;
+/// Frames that nobody sends for so long are sent by whoever sees it, be it busy with other work: a few chunks are built in
+/// that time.
+const UNSENT: Duration = Duration::from_micros(50);
 
 /// Whether a worker stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +80,8 @@ pub struct Worker<T: Tamper = ()> {
     /// What `performed` was last told.
     told: Seq,
     watch: Watch,
-    /// Turns of work that saw frames wait and nobody send any, and how many had been sent then.
-    unsent: (u32, u64),
+    /// Since when frames wait and nobody sends any, and how many had been sent then.
+    unsent: (Instant, u64),
     /// Turns in a row without work.
     idle: u32,
     /// Whether the last turn found any.
@@ -127,7 +128,7 @@ impl<T: Tamper> Worker<T> {
             standing: Standing::Member,
             ahead: 0,
             told,
-            unsent: (0, 0),
+            unsent: (Instant::ZERO, 0),
             idle: 0,
             was_busy: false,
             company: Company::Others,
@@ -162,7 +163,7 @@ impl<T: Tamper> Worker<T> {
         self.cursor = Cursor::at_first(&kept);
         self.unposted.clear();
         self.ahead = 0;
-        self.unsent = (0, 0);
+        self.unsent = (Instant::ZERO, 0);
         (self.replica, self.log, self.kept, self.crews) = (replica, log, kept, crews);
         self.standing = Standing::Proving;
     }
@@ -399,17 +400,17 @@ impl<T: Tamper> Worker<T> {
         }
     }
 
-    /// Whether frames have been numbered for some turns and nobody sent any: who should may be held up, and
+    /// Whether frames have been numbered for a while and nobody sent any: who should may be held up, and
     /// this worker, busy as it is, should do it.
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
-        let (turns, before) = &mut self.unsent;
+        let now = self.watch.now;
+        let (since, before) = &mut self.unsent;
         if *before != sent || self.replica.frames().next == sent {
-            (*turns, *before) = (0, sent);
+            (*since, *before) = (now, sent);
             return false;
         }
-        *turns += 1;
-        *turns >= TURNS_UNSENT
+        now.since(*since) >= UNSENT
     }
 
     /// A turn without the receive pump: everything that needs no clock.
@@ -638,7 +639,7 @@ impl<T: Tamper> Worker<T> {
             if hands.cursor.seq >= limit {
                 break Step::End;
             }
-            match hands.step() {
+            match hands.step(u32::MAX) {
                 Step::Performed => done += 1,
                 Step::Passed => {}
                 last => break last,
@@ -662,7 +663,7 @@ impl<T: Tamper> Worker<T> {
             if hands.cursor.seq >= limit {
                 break Step::End;
             }
-            match hands.step() {
+            match hands.step(1) {
                 Step::Passed => {}
                 last => break last,
             }
