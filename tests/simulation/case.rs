@@ -84,7 +84,7 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
     }
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
     let stalls = Stalls {
-        ppm: if rng.chance(500_000) { 2_000 } else { 0 },
+        ppm: if rng.chance(500_000) { 6_500 } else { 0 },
         longest: Duration::from_millis(20),
     };
     // A frame crosses two wires. TCP's checksum finds every flipped bit, but not every two: one that rises and one
@@ -114,14 +114,14 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     let flips = replicas >= 3 && rng.chance(500_000);
     let life = Life {
         free: (1 + rng.below(3) as usize).min(8 - replicas),
-        joins_ppm: 300 + rng.below(500) as u32,
-        leaves_ppm: rng.below(400) as u32,
-        deaths_ppm: rng.below(400) as u32,
-        panics_ppm: rng.below(5_000) as u32,
-        flips_ppm: u32::from(flips) * (1_000 + rng.below(4_000) as u32),
+        joins_ppm: 1_000 + rng.below(1_600) as u32,
+        leaves_ppm: rng.below(1_400) as u32,
+        deaths_ppm: rng.below(1_400) as u32,
+        panics_ppm: rng.below(8_000) as u32,
+        flips_ppm: u32::from(flips) * (1_200 + rng.below(5_000) as u32),
     };
     let stalls = Stalls {
-        ppm: 1_000,
+        ppm: 3_500,
         longest: Duration::from_millis(10),
     };
     let mut down = wire(rng);

@@ -1,5 +1,6 @@
 //! A stack of any variant over a scripted device, whose workers take their steps in a seeded order.
 
+use core::cell::Cell;
 use core::fmt;
 use core::net::Ipv4Addr;
 
@@ -21,6 +22,8 @@ use crate::variants::single::Single;
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
+/// How long those who wait for another worker have nothing to do, unless something comes from outside.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// How a stack is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +89,8 @@ pub struct Host {
     /// Whether somebody may be about to come or go.
     is_moving: bool,
     flip_is_due: bool,
+    /// Before when nothing is to be done unless something comes from outside.
+    quiet_until: Cell<Instant>,
 }
 
 enum Engine {
@@ -168,6 +173,7 @@ impl Host {
             revived: 0,
             is_moving: false,
             flip_is_due: false,
+            quiet_until: Cell::new(Instant::ZERO),
         })
     }
 
@@ -183,8 +189,9 @@ impl Host {
     }
 
     /// How workers come, go and fail from now on. Seats, and whether states are confirmed, stay as they are.
-    pub const fn set_life(&mut self, life: Life) {
+    pub fn set_life(&mut self, life: Life) {
         self.life = life;
+        self.quiet_until.set(Instant::ZERO);
     }
 
     /// What became of the workers so far.
@@ -194,8 +201,9 @@ impl Host {
 
     /// Flips a bit of a connection in the state of some worker, as soon as there is one with a request to apply, and
     /// another worker.
-    pub const fn flip_soon(&mut self) {
+    pub fn flip_soon(&mut self) {
         self.flip_is_due = true;
+        self.quiet_until.set(Instant::ZERO);
     }
 
     /// What became of the group's members so far, as it says itself.
@@ -225,11 +233,72 @@ impl Host {
     /// The device takes so many more frames and is then busy; `None`: no limit.
     pub fn accept_at_most(&self, frames: Option<usize>) {
         self.script.accept_at_most(frames);
+        self.quiet_until.set(Instant::ZERO);
     }
 
     /// Everything that can be done at `now` by workers that do not stand still. Returns how many steps did
     /// something.
     pub fn turn(&mut self, now: Instant) -> usize {
+        if self.is_quiet(now) {
+            return 0;
+        }
+        let done = self.turn_all(now);
+        let quiet_until = if self.may_sleep(now) {
+            self.next_event(now)
+        } else if done == 0 && self.flipped.is_none() {
+            // Somebody stands still, or is about to come: the others look again now and then.
+            self.next_event(now).min(now + LOOK_AGAIN)
+        } else {
+            now
+        };
+        self.quiet_until.set(quiet_until);
+        done
+    }
+
+    /// Whether there is nothing to do, as a stack's threads know before they sleep.
+    fn is_quiet(&self, now: Instant) -> bool {
+        let world = match &self.engine {
+            Engine::Single(single) => single.world(),
+            Engine::Group(group) => &group.shared().world,
+        };
+        now < self.quiet_until.get() && self.script.unclaimed() == 0 && !world.has_news()
+    }
+
+    /// Whether threads that ran this stack would sleep until its next event, all of them.
+    fn may_sleep(&mut self, now: Instant) -> bool {
+        let waits = self.is_moving || self.flipped.is_some() || self.flip_is_due;
+        if waits || self.receives(now) {
+            return false;
+        }
+        match &mut self.engine {
+            Engine::Single(single) => !single.pumps().1.has_work(),
+            Engine::Group(group) => {
+                let mut workers = group.workers().iter_mut();
+                !workers.any(|worker| worker.has_work() || worker.is_behind())
+            }
+        }
+    }
+
+    /// Whether there is something for the receive pump to take, or to tell.
+    fn receives(&mut self, now: Instant) -> bool {
+        if self.script.unclaimed() > 0 {
+            return true;
+        }
+        match &mut self.engine {
+            Engine::Single(single) => single.next_deadline() <= now || single.pumps().0.has_work(),
+            Engine::Group(group) => {
+                let mut workers = group.workers().iter();
+                workers.any(|worker| worker.next_deadline() <= now)
+                    || group
+                        .shared()
+                        .rx
+                        .try_take()
+                        .is_none_or(|side| side.pump.has_work() || side.pump.next_deadline() <= now)
+            }
+        }
+    }
+
+    fn turn_all(&mut self, now: Instant) -> usize {
         let mut done = 0;
         match &mut self.engine {
             Engine::Single(single) => loop {
@@ -271,6 +340,8 @@ impl Host {
                 } else {
                     fruitless += 1;
                 }
+            } else if self.may_sleep(now) {
+                return done;
             } else {
                 let mut round = 0;
                 for i in 0..live {
@@ -312,7 +383,11 @@ impl Host {
             };
         }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
-        let what = |worker: &mut Worker<Mortal>, rng: &mut Rng| match rng.below(8) {
+        let step = self.rng.below(8);
+        if self.rng.below(8) > 0 && !self.promises(seat, step, now) {
+            return false;
+        }
+        let what = |worker: &mut Worker<Mortal>, rng: &mut Rng| match step {
             0 => did(worker.pump(now)),
             1 => {
                 let from = worker.replica().position();
@@ -326,6 +401,16 @@ impl Host {
             _ => worker.turn(now) > 0,
         };
         self.risk(seat, fuse, what)
+    }
+
+    /// Whether step `step` of the worker on seat `seat` may find something to do. Most of the others are spared.
+    fn promises(&mut self, seat: usize, step: u64, now: Instant) -> bool {
+        let Engine::Group(group) = &mut self.engine else {
+            return false;
+        };
+        let mut workers = group.workers().iter_mut();
+        let works = step > 0 && workers.any(|worker| worker.id() == seat && worker.has_work());
+        works || matches!(step, 0 | 7) && self.receives(now)
     }
 
     /// Lets the worker on seat `seat` do `what`, which may end in a panic: then it is no more.

@@ -22,7 +22,12 @@ pub struct Talk {
     read: u64,
     shut: bool,
     eof: bool,
+    /// What is written next, and how much of it was.
     piece: Vec<u8>,
+    taken: usize,
+    /// What was read last, and what should have been.
+    got: Vec<u8>,
+    wanted: Vec<u8>,
 }
 
 /// What is wrong with a conversation.
@@ -93,6 +98,9 @@ impl Talk {
             shut: false,
             eof: false,
             piece: Vec::new(),
+            taken: 0,
+            got: vec![0; PIECE as usize],
+            wanted: Vec::new(),
         }
     }
 
@@ -128,11 +136,15 @@ impl Talk {
         };
         let mut done = 0;
         if self.written < self.to_write {
-            let len = (1 + self.rng.below(PIECE)).min(self.to_write - self.written);
-            fill(&mut self.piece, self.ours, self.written, len);
-            match stream.try_write(&self.piece) {
+            if self.taken == self.piece.len() {
+                let len = (1 + self.rng.below(PIECE)).min(self.to_write - self.written);
+                fill(&mut self.piece, self.ours, self.written, len);
+                self.taken = 0;
+            }
+            match stream.try_write(&self.piece[self.taken..]) {
                 Ok(taken) => {
                     self.written += taken as u64;
+                    self.taken += taken;
                     done += 1;
                 }
                 Err(SocketError::WouldBlock) => {}
@@ -145,8 +157,8 @@ impl Talk {
             done += 1;
         }
         if !self.eof {
-            let mut got = vec![0; 1 + self.rng.below(PIECE) as usize];
-            match stream.try_read(&mut got) {
+            let most = 1 + self.rng.below(PIECE) as usize;
+            match stream.try_read(&mut self.got[..most]) {
                 Ok(0) if self.read < self.to_read => {
                     return Err(Trouble::TooLittle { at: self.read });
                 }
@@ -155,7 +167,7 @@ impl Talk {
                     done += 1;
                 }
                 Ok(len) => {
-                    self.compare(&got[..len])?;
+                    self.compare(len)?;
                     done += 1;
                 }
                 Err(SocketError::WouldBlock) => {}
@@ -168,16 +180,18 @@ impl Talk {
         Ok(done)
     }
 
-    fn compare(&mut self, got: &[u8]) -> Result<(), Trouble> {
-        fill(&mut self.piece, self.theirs, self.read, got.len() as u64);
-        if let Some(i) = (0..got.len()).find(|&i| got[i] != self.piece[i]) {
+    fn compare(&mut self, len: usize) -> Result<(), Trouble> {
+        fill(&mut self.wanted, self.theirs, self.read, len as u64);
+        let (got, wanted) = (&self.got[..len], &self.wanted[..]);
+        if got != wanted {
+            let i = got.iter().zip(wanted).take_while(|(a, b)| a == b).count();
             return Err(Trouble::WrongOctet {
                 at: self.read + i as u64,
                 is: got[i],
-                should_be: self.piece[i],
+                should_be: wanted[i],
             });
         }
-        self.read += got.len() as u64;
+        self.read += len as u64;
         if self.read > self.to_read {
             return Err(Trouble::TooMuch);
         }
@@ -187,13 +201,13 @@ impl Talk {
 
 /// Octets `from..from + len` of a pattern: each depends on its place.
 fn fill(into: &mut Vec<u8>, key: u64, from: u64, len: u64) {
-    into.clear();
-    let mut at = from;
-    while at < from + len {
-        let word = mix(key ^ (at / 8)).to_le_bytes();
-        let skip = (at % 8) as usize;
-        let take = (8 - skip).min((from + len - at) as usize);
-        into.extend(&word[skip..skip + take]);
-        at += take as u64;
+    // Whole words, then without what lies before the first octet.
+    let skip = (from % 8) as usize;
+    let len = skip + len as usize;
+    into.resize(len.next_multiple_of(8), 0);
+    for (octets, word) in into.chunks_exact_mut(8).zip(from / 8..) {
+        octets.copy_from_slice(&mix(key ^ word).to_le_bytes());
     }
+    into.truncate(len);
+    into.drain(..skip);
 }
