@@ -434,7 +434,9 @@ impl<T: Tamper> Case<'_, T> {
                     "a partial checksum is not that of its pseudo-header".into(),
                 ));
             }
-            let iss = self.watch.look(&bytes, late, &mut self.seen)?;
+            // What the pump built by itself is of no connection.
+            let number = number.unwrap_or(u64::MAX);
+            let iss = self.watch.look(&bytes, number, late, &mut self.seen)?;
             let frame = OnWire {
                 bytes,
                 damaged: false,
@@ -708,7 +710,7 @@ impl<T: Tamper> Case<'_, T> {
             if matches!(meta.checksum, TxChecksum::Partial { .. }) {
                 segment::complete(&mut whole);
             }
-            watch.look(&whole, false, &mut Seen::default())?;
+            watch.look(&whole, number, false, &mut Seen::default())?;
             self.left.push((bytes, meta));
         }
         Ok(())

@@ -1,14 +1,17 @@
 //! Sees every frame of the stack as it leaves, before the wire can harm it.
 
+use std::collections::BTreeMap;
+
 use super::peer::FIRST_PORT;
 use super::segment::{self, RST, SYN, Segment};
 use super::wire::Seen;
 
 /// What left for one port of the far side.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Flow {
-    /// Sequence number of the newest SYN, and the stack's port.
-    syn: Option<(u32, u16)>,
+    /// Sequence number of each connection's SYN, and the stack's port, by the number of the frame that had it first: what is
+    /// sent late may be of the connection before.
+    syns: BTreeMap<u64, (u32, u16)>,
     /// The number after the highest octet that left.
     left: Option<u32>,
     /// The right edge of the stack's window.
@@ -35,14 +38,15 @@ impl Watch {
         }
     }
 
-    /// Looks at a frame that leaves, or that is `late`: frames behind it have left before. Gives the initial
-    /// sequence number of its connection.
+    /// Looks at frame `number`, which leaves, or is `late`: frames behind it have left before. Gives the initial sequence
+    /// number of its connection.
     ///
     /// # Errors
     /// If no stack may send it.
     pub(crate) fn look(
         &mut self,
         bytes: &[u8],
+        number: u64,
         late: bool,
         seen: &mut Seen,
     ) -> Result<Option<u32>, String> {
@@ -56,13 +60,10 @@ impl Watch {
         let Some(flow) = self.flows.get_mut(port) else {
             return Ok(None);
         };
-        if seg.has(SYN) && flow.syn != Some((seg.seq, seg.src_port)) {
-            *flow = Flow {
-                syn: Some((seg.seq, seg.src_port)),
-                ..Flow::default()
-            };
+        if seg.has(SYN) {
+            flow.greet(number, (seg.seq, seg.src_port));
         }
-        let Some((iss, stack_port)) = flow.syn else {
+        let Some((_, &(iss, stack_port))) = flow.syns.range(..=number).next_back() else {
             return Ok(None);
         };
         if seg.src_port != stack_port {
@@ -84,6 +85,21 @@ impl Watch {
 }
 
 impl Flow {
+    /// Frame `number` has the SYN of a connection, or has it again.
+    fn greet(&mut self, number: u64, syn: (u32, u16)) {
+        if let Some((&known, _)) = self.syns.iter().find(|(_, known)| **known == syn) {
+            if number < known {
+                self.syns.remove(&known);
+                self.syns.insert(number, syn);
+            }
+            return;
+        }
+        if self.syns.range(number..).next().is_none() {
+            (self.left, self.edge) = (None, None);
+        }
+        self.syns.insert(number, syn);
+    }
+
     fn note(&mut self, seg: &Segment, seen: &mut Seen) {
         let len = seg.payload.len() as u32 + u32::from(seg.has(SYN));
         let end = seg.seq.wrapping_add(len);
