@@ -34,6 +34,12 @@ impl ConnId {
         index: u32::MAX,
         generation: u32::MAX,
     };
+
+    /// Stands for a connection that left for another group of its stack.
+    pub const AWAY: ConnId = ConnId {
+        index: u32::MAX,
+        generation: 0,
+    };
 }
 
 /// The two ends of a connection, ours first.
@@ -415,6 +421,33 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
+    /// A connection is about to come from another group: keeps a place for it.
+    Expect {
+        /// Whom to tell.
+        ticket: u64,
+    },
+    /// The connection leaves for another group, as it stands, if it may.
+    Leave {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// Some octets of a connection that comes from another group.
+    Piece {
+        /// As [`Pieces`] has them.
+        octets: [u64; Pieces::WORDS],
+    },
+    /// All octets of a connection that comes are here.
+    Come {
+        /// The place that was kept for it.
+        conn: ConnId,
+        /// How many octets they are.
+        len: u32,
+    },
+    /// A connection that had left for another group is over.
+    Forget {
+        /// Its ends.
+        flow: Flow,
+    },
     /// An ICMP error about a segment of ours.
     NetworkError {
         /// Whose segment it was.
@@ -466,6 +499,33 @@ pub enum Body {
         /// What it is.
         new: Mac,
     },
+}
+
+/// How requests carry what is longer than they are.
+#[derive(Debug)]
+pub enum Pieces {}
+
+impl Pieces {
+    /// Words in a piece.
+    pub const WORDS: usize = 6;
+    /// Octets in a piece.
+    pub const OCTETS: usize = 8 * Pieces::WORDS;
+
+    /// The pieces of `octets`, the last one filled up with zeros.
+    pub fn of(octets: &[u8]) -> impl Iterator<Item = [u64; Pieces::WORDS]> + '_ {
+        octets.chunks(Pieces::OCTETS).map(words)
+    }
+}
+
+/// Octets as words, filled up with zeros.
+pub(crate) fn words<const N: usize>(octets: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, octets) in words.iter_mut().zip(octets.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..octets.len()].copy_from_slice(octets);
+        *word = u64::from_le_bytes(whole);
+    }
+    words
 }
 
 /// One entry of the log.

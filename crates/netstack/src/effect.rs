@@ -5,7 +5,7 @@
 
 use core::net::SocketAddrV4;
 
-use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions};
+use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -94,6 +94,15 @@ pub enum Effect {
         /// Whether an application was ever told of it; if not, there is no socket to wait for.
         held: bool,
     },
+    /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is none.
+    Expected {
+        /// Who asked.
+        ticket: u64,
+        /// The place.
+        conn: ConnId,
+    },
+    /// Some octets of a connection that left for another group, or that it stays.
+    Packed(Packed),
     /// Copy received datagrams into a socket's queue. Every octet of a queue is named by exactly one of these.
     Queue(Queue),
     /// Build and send numbered frames of datagrams.
@@ -110,6 +119,53 @@ pub enum Effect {
         /// The socket.
         socket: ConnId,
     },
+}
+
+/// A part of a connection that left for another group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packed {
+    /// What it was called.
+    pub conn: ConnId,
+    /// Octets of all parts; 0 if the connection stays.
+    pub len: u32,
+    /// Which part this is.
+    pub part: u16,
+    /// Its octets, the last part's filled up with zeros.
+    octets: [u64; Packed::OCTETS / 8],
+}
+
+impl Packed {
+    /// Octets of a part.
+    pub const OCTETS: usize = 96;
+
+    /// The connection stays.
+    pub const fn nothing(conn: ConnId) -> Self {
+        Packed {
+            conn,
+            len: 0,
+            part: 0,
+            octets: [0; Packed::OCTETS / 8],
+        }
+    }
+
+    /// All parts.
+    pub fn all(conn: ConnId, octets: &[u8]) -> impl Iterator<Item = Packed> + '_ {
+        let len = octets.len() as u32;
+        let parts = octets.chunks(Packed::OCTETS).zip(0..);
+        parts.map(move |(octets, part)| Packed {
+            conn,
+            len,
+            part,
+            octets: words(octets),
+        })
+    }
+
+    /// Its octets.
+    pub fn octets(&self) -> impl Iterator<Item = u8> + '_ {
+        let left = (self.len as usize).saturating_sub(usize::from(self.part) * Packed::OCTETS);
+        let all = self.octets.iter().flat_map(|word| word.to_le_bytes());
+        all.take(left)
+    }
 }
 
 /// Copies of the run's datagrams into a socket's queue, one behind the other.

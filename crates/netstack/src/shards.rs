@@ -27,7 +27,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::split::{SplitDevice, Target, split};
 
 use crate::digest::{Flow, Shard};
-use crate::engine::demux::{Grouping, Keyed};
+use crate::engine::demux::{Grouping, Keyed, Moved};
 use crate::engine::world::Front;
 use crate::error::ConfigError;
 use crate::socket::Sockets;
@@ -47,7 +47,7 @@ const ECHO_REQUEST: u8 = 8;
 
 /// Who gets a frame. What makes no sense goes to the first, which counts it.
 #[inline]
-pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
+pub(crate) fn target(grouping: &Grouping, moved: &Moved, frame: &[u8]) -> Target {
     let first = Target::One(0);
     let Some((link, packet)) = frame.split_at_checked(ETHERNET) else {
         return first;
@@ -75,7 +75,8 @@ pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
                 local: SocketAddrV4::new(address(16), u16::from_be_bytes([c, d])),
                 remote: SocketAddrV4::new(address(12), u16::from_be_bytes([a, b])),
             };
-            Target::One(grouping.group(&flow).into())
+            let moved = moved.find(&flow);
+            Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
         }
         ICMP if a != ECHO_REQUEST => Target::All,
         ICMP | UDP => first,
@@ -127,7 +128,9 @@ pub fn divide(
     let of = groups as u16;
     let grouping = Keyed { key: setup.secret }.grouping(of);
     let front = Arc::new(Front::of(of));
-    let parts = split(device, groups, inbox, move |frame| target(&grouping, frame));
+    let directory = Arc::clone(&front);
+    let classify = move |frame: &[u8]| target(&grouping, &directory.moved, frame);
+    let parts = split(device, groups, inbox, classify);
     let mut divided: Vec<_> = (0..of)
         .zip(parts)
         .map(|(index, part)| {
@@ -166,6 +169,10 @@ mod tests {
         Keyed { key: [3, 5] }.grouping(of)
     }
 
+    fn whose(of: u16, frame: &[u8]) -> Target {
+        target(&grouping(of), &Moved::default(), frame)
+    }
+
     fn packet(protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
         let mut frame = vec![0; ETHERNET];
         frame[12..14].copy_from_slice(&IPV4);
@@ -183,10 +190,10 @@ mod tests {
             let mut count = vec![0usize; usize::from(of)];
             for port in 1000..5000 {
                 let frame = packet(TCP, 0x4000, [port, 80]);
-                let Target::One(index) = target(&grouping(of), &frame) else {
+                let Target::One(index) = whose(of, &frame) else {
                     panic!("a segment is for one group");
                 };
-                assert_eq!(target(&grouping(of), &frame), Target::One(index));
+                assert_eq!(whose(of, &frame), Target::One(index));
                 count[index] += 1;
             }
             let fair = 4000 / usize::from(of);
@@ -202,29 +209,23 @@ mod tests {
         let of = 4;
         let mut arp = packet(0, 0, [0, 0]);
         arp[13] = 6;
-        assert_eq!(target(&grouping(of), &arp), Target::All);
-        assert_eq!(
-            target(&grouping(of), &packet(TCP, 0x2000, [1, 2])),
-            Target::All
-        );
-        assert_eq!(target(&grouping(of), &packet(TCP, 7, [1, 2])), Target::All);
+        assert_eq!(whose(of, &arp), Target::All);
+        assert_eq!(whose(of, &packet(TCP, 0x2000, [1, 2])), Target::All);
+        assert_eq!(whose(of, &packet(TCP, 7, [1, 2])), Target::All);
         let icmp = |kind: u16| packet(ICMP, 0, [kind << 8, 0]);
-        assert_eq!(target(&grouping(of), &icmp(3)), Target::All);
-        assert_eq!(target(&grouping(of), &icmp(8)), Target::One(0));
-        assert_eq!(
-            target(&grouping(of), &packet(UDP, 0, [1, 2])),
-            Target::One(0)
-        );
+        assert_eq!(whose(of, &icmp(3)), Target::All);
+        assert_eq!(whose(of, &icmp(8)), Target::One(0));
+        assert_eq!(whose(of, &packet(UDP, 0, [1, 2])), Target::One(0));
     }
 
     #[test]
     fn no_frame_is_too_strange() {
         let whole = packet(TCP, 0, [1, 2]);
         for len in 0..whole.len() {
-            let _ = target(&grouping(2), &whole[..len]);
+            let _ = whose(2, &whole[..len]);
             let mut longer = whole.clone();
             longer[ETHERNET] = 0x4f;
-            let _ = target(&grouping(2), &longer[..len]);
+            let _ = whose(2, &longer[..len]);
         }
     }
 }

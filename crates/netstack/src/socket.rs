@@ -223,6 +223,15 @@ impl TcpStream {
         usize::from(stream.map_or(self.half.world.group, |stream| stream.home().0))
     }
 
+    /// Asks the stack to let group `group` go on with the connection. It does so a little later, if there is such a group,
+    /// it has room, and the connection is established and not over; [`TcpStream::group`] says so then. Nothing of it is lost,
+    /// and reads and writes go on meanwhile.
+    pub fn move_to(&self, group: usize) {
+        if let (Ok(stream), Ok(group)) = (self.half.stream(), u16::try_from(group)) {
+            self.half.world.move_to(&stream, self.half.flow, group);
+        }
+    }
+
     /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293
     /// section 3.10.4).
     pub fn shutdown_write(&mut self) {

@@ -36,6 +36,14 @@ pub struct StateStats {
     pub cut_short: u64,
     /// Connections that were reset because the code that handles them panicked: each is a bug worth a report.
     pub panicked: u64,
+    /// Connections that left for another group.
+    pub left: u64,
+    /// Connections that came from another group.
+    pub came: u64,
+    /// Connections that were to leave, and stayed because they had not begun, were over, or nobody held them.
+    pub stayed: u64,
+    /// Segments dropped because their connection was on its way to another group.
+    pub away: u64,
     /// UDP datagrams that arrived.
     pub datagrams: u64,
     /// ... dropped because their checksum was wrong.
@@ -102,6 +110,12 @@ pub struct PumpStats {
     pub control_dropped: u64,
     /// Times the log had no room and frames stayed in the device.
     pub log_full: u64,
+    /// Runs of segments that waited for a connection on its way from group to group.
+    pub held_back: u64,
+    /// ... that were handed to the group that has it.
+    pub handed_over: u64,
+    /// ... that were dropped because too many waited already.
+    pub not_held: u64,
 }
 
 impl PumpStats {
@@ -139,6 +153,9 @@ impl PumpStats {
             reports_limited: _,
             control_dropped: _,
             log_full: _,
+            held_back: _,
+            handed_over: _,
+            not_held: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
         known + split + unsplit + malformed + not_ours + unknown
@@ -195,11 +212,12 @@ macro_rules! sums {
 
 sums! {
     StateStats: requests segments bad_checksum no_connection refused_syn cookies_sent cookies_returned
-        resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked datagrams
+        resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked left came stayed
+        away datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
-        network_errors control_dropped log_full moves_doubted;
+        network_errors control_dropped log_full moves_doubted held_back handed_over not_held;
     MemberStats: members joined left died repaired rested recruited undecided;
 }
 

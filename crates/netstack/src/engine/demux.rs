@@ -1,6 +1,7 @@
 //! From a segment's addresses and ports to its connection.
 
 use core::hash::{BuildHasher, Hasher};
+use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::collections::HashMap;
 
 use siphasher::sip::SipHasher13;
@@ -20,6 +21,8 @@ pub(crate) enum Purpose {
     Isn,
     /// Choosing ports (RFC 6056).
     Port,
+    /// Telling which connections live elsewhere.
+    Away,
     /// One of the hashes behind SYN cookies (RFC 4987).
     Cookie(u64),
 }
@@ -31,6 +34,7 @@ impl Keyed {
         hasher.write_u64(match purpose {
             Purpose::Isn => 0,
             Purpose::Port => 1,
+            Purpose::Away => u64::MAX,
             Purpose::Cookie(use_of_it) => 2 + use_of_it,
         });
         write_flow(&mut hasher, flow);
@@ -91,6 +95,107 @@ impl BuildHasher for Keyed {
     }
 }
 
+/// Flows whose connections moved away from the group that the hash names: a small table that any thread may ask at any
+/// time, and that the pumps of the groups change, one at a time for each flow.
+///
+/// Who asks while it changes may get the old answer, or no better one than the hash. The group that hears of such a flow
+/// knows whose it is.
+pub(crate) struct Moved {
+    /// So that nobody looks while it is empty.
+    count: AtomicUsize,
+    buckets: Box<[[Exception; BUCKET]]>,
+}
+
+#[derive(Default)]
+struct Exception {
+    /// The flow but for our address; 0 if there is none, [`CLAIMED`] while it is being written.
+    flow: AtomicU64,
+    group: AtomicU16,
+}
+
+const BUCKET: usize = 8;
+const BUCKETS: usize = 256;
+const NO_FLOW: u64 = 0;
+const CLAIMED: u64 = u64::MAX;
+
+impl Default for Moved {
+    fn default() -> Self {
+        Moved {
+            count: AtomicUsize::new(0),
+            buckets: (0..BUCKETS).map(|_| Default::default()).collect(),
+        }
+    }
+}
+
+impl Moved {
+    fn word(flow: &Flow) -> u64 {
+        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
+        u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports)
+    }
+
+    fn bucket(&self, word: u64) -> &[Exception; BUCKET] {
+        let hash = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.buckets[hash as usize % BUCKETS]
+    }
+
+    /// Where the connection of this flow lives, if that is not where its hash says.
+    #[inline]
+    pub(crate) fn find(&self, flow: &Flow) -> Option<u16> {
+        // ORDERING: Relaxed: what is not seen yet is as if it were asked a little earlier.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.look(Self::word(flow))
+    }
+
+    #[cold]
+    fn look(&self, word: u64) -> Option<u16> {
+        // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of one that took its
+        // place since.
+        let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word;
+        let found = self.bucket(word).iter().find(is_it)?;
+        Some(found.group.load(Ordering::Relaxed))
+    }
+
+    /// From now on the connection of `flow` lives in `group`. Says whether there is room to remember that.
+    pub(crate) fn set(&self, flow: &Flow, group: u16) -> bool {
+        let word = Self::word(flow);
+        let bucket = self.bucket(word);
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        if let Some(known) = bucket.iter().find(is) {
+            known.group.store(group, Ordering::Relaxed);
+            return true;
+        }
+        let claim = |one: &&Exception| {
+            let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+            // ORDERING: Acquire: nobody else writes it any more.
+            let claimed = one
+                .flow
+                .compare_exchange(NO_FLOW, CLAIMED, success, failure);
+            claimed.is_ok()
+        };
+        let Some(free) = bucket.iter().find(claim) else {
+            return false;
+        };
+        free.group.store(group, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `look`.
+        free.flow.store(word, Ordering::Release);
+        true
+    }
+
+    /// From now on the hash alone says where a connection of `flow` lives.
+    pub(crate) fn remove(&self, flow: &Flow) {
+        let word = Self::word(flow);
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        if let Some(known) = self.bucket(word).iter().find(is) {
+            // ORDERING: Release, pairs with the Acquire in `set`.
+            known.flow.store(NO_FLOW, Ordering::Release);
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The table of connections by flow. It is only ever asked, and never walked for what it says: its order means nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demux {
@@ -121,5 +226,46 @@ impl Demux {
         let keyed = self.table.hasher();
         let entries = self.table.iter().map(|entry| keyed.hash_one(entry));
         entries.fold(0, u64::wrapping_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::SocketAddrV4;
+
+    fn flow(port: u16) -> Flow {
+        Flow {
+            local: SocketAddrV4::new([10, 0, 0, 1].into(), 80),
+            remote: SocketAddrV4::new([10, 0, 0, 2].into(), port),
+        }
+    }
+
+    #[test]
+    fn flows_that_moved_are_found_until_they_are_forgotten() {
+        let moved = Moved::default();
+        assert_eq!(moved.find(&flow(1)), None);
+        assert!((1..=100).all(|port| moved.set(&flow(port), port)));
+        assert!(moved.set(&flow(7), 3));
+        moved.remove(&flow(8));
+        moved.remove(&flow(8));
+        for port in 1..=101 {
+            let group = match port {
+                7 => Some(3),
+                8 | 101 => None,
+                port => Some(port),
+            };
+            assert_eq!(moved.find(&flow(port)), group);
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_full_says_so_and_has_room_again() {
+        let moved = Moved::default();
+        let full = (1..=u16::MAX).find(|port| !moved.set(&flow(*port), 1));
+        let full = full.expect("it is bounded");
+        assert!(usize::from(full) > BUCKETS, "{full}");
+        (1..full).for_each(|port| moved.remove(&flow(port)));
+        assert!(moved.set(&flow(full), 1));
     }
 }

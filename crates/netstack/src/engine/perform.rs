@@ -11,6 +11,7 @@ use core::net::SocketAddrV4;
 use crate::digest::{ConnId, Request};
 use crate::effect::{Deliver, Effect};
 use crate::engine::Text;
+use crate::engine::pump::moves::Told;
 use crate::engine::stream::{Asked, StreamRef};
 use crate::engine::world::{Answer, HintNews, Ready, Wakes, World};
 use crate::stats::EffectStats;
@@ -172,6 +173,8 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
             };
             world.answer(ticket, answer);
         }
+        Effect::Expected { ticket, conn } => world.tell(Told::Expected { ticket, conn }),
+        Effect::Packed(packed) => world.tell(Told::Packed(Box::new(packed))),
         Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
         Effect::Hint { conn, flow, open } => world.hints.push(HintNews { conn, flow, open }),
         Effect::Retire { conn, held } => {

@@ -6,6 +6,7 @@
 
 mod arp;
 mod datagrams;
+pub(crate) mod moves;
 mod network;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,7 +18,7 @@ use dominoes_drivers::split::Target;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, MAX_RUN, Mac, NetworkError, Request, Shard};
-use crate::engine::demux::Keyed;
+use crate::engine::demux::{Grouping, Keyed};
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
@@ -33,6 +34,7 @@ use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
 use datagrams::Datagrams;
+use moves::Moves;
 
 /// Frames that a holder of a pump takes before it lets go.
 pub(crate) const BATCH: usize = 32;
@@ -82,8 +84,10 @@ pub(crate) struct RxPump {
     apart: bool,
     /// Whether our address is announced.
     pub(crate) announce: bool,
-    /// Which of the stack's groups this pump belongs to.
+    /// Which of the stack's groups this pump belongs to, and how connections spread over them.
     shard: Shard,
+    grouping: Grouping,
+    moves: Moves,
     /// Whether payload may be stored while it is verified.
     pub(crate) stores_ahead: bool,
     /// How often it began to do so.
@@ -151,6 +155,8 @@ impl RxPump {
             apart: false,
             announce: false,
             shard: Shard::ONLY,
+            grouping: Keyed { key: secret }.grouping(1),
+            moves: Moves::default(),
             stores_ahead: false,
             stint: 0,
             batch: Vec::with_capacity(BATCH),
@@ -186,13 +192,13 @@ impl RxPump {
     /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
     pub(crate) fn belong_to(&mut self, shard: Shard) {
         self.shard = shard;
+        self.grouping = Keyed { key: self.secret }.grouping(shard.of);
         self.announce &= shard.is_first();
     }
 
     /// Whether a frame that was put together here is for this group: nobody could tell before.
     fn is_home_of(&self, frame: &Frame) -> bool {
-        let grouping = Keyed { key: self.secret }.grouping(self.shard.of);
-        match shards::target(&grouping, frame.bytes()) {
+        match shards::target(&self.grouping, &self.world.front.moved, frame.bytes()) {
             Target::One(index) => index == usize::from(self.shard.index),
             Target::All => true,
         }
@@ -398,6 +404,7 @@ impl RxPump {
             done += 1;
         }
         done += self.socket_news(now, log);
+        done += self.moves(now, log);
         done + self.burials(now, log)
     }
 
@@ -470,7 +477,14 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
+    /// The application of `conn` has news. On the way from group to group, it is looked for at the end.
     fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        if !self.moves.has(conn) {
+            self.look_at(now, conn, log);
+        }
+    }
+
+    fn look_at(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
         let Some(stream) = self.world.streams.get(conn) else {
             return;
         };
@@ -517,6 +531,7 @@ impl RxPump {
             }
             self.numbered = None;
             self.closing.pop_front();
+            self.guest_is_gone(conn);
             if let Some(stream) = self.world.streams.get(conn) {
                 stream.left();
                 if stream.is_orphan() {
@@ -635,7 +650,9 @@ impl RxPump {
             seq: SeqNum(error.seq),
             what,
         };
-        self.publish_command(now, body, log);
+        if !self.divert_error(Request::command(now, self.sent, body)) {
+            self.publish_command(now, body, log);
+        }
     }
 
     fn segment(
@@ -670,21 +687,17 @@ impl RxPump {
             1
         };
         self.stats.runs += requests;
-        let hint = self.hint(self.open.flow);
+        let flow = self.open.flow;
+        let hint = self.hint(flow);
+        if hint == ConnId::NONE && self.shard.of > 1 && self.is_elsewhere(&flow) {
+            return self.divert(now, verdict, run, log);
+        }
         let sent = self.sample_sent();
+        let stint = self.stores_ahead.then_some(self.stint);
         let digest = &mut self.open.request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, hint);
         self.received += u64::from(digest.len);
-        if let Some(stream) = self.world.streams.get(hint) {
-            let (app_read, app_written) = stream.cursors();
-            digest.app_read = app_read as u32;
-            digest.app_written = app_written as u32;
-            digest.bits |= Digest::PROGRESS;
-            if self.stores_ahead && digest.len > 0 {
-                let place = stream.reserve(digest.seg_seq, digest.len, app_read, self.stint);
-                run.place = place.filter(|_| verdict.is_none());
-            }
-        }
+        sample_cursors(&self.world, digest, stint, verdict.is_none(), &mut run);
         self.stats.requests += requests;
         self.told = now;
         if self.recorder.is_some() {
@@ -726,6 +739,7 @@ impl RxPump {
         !self.configured
             || !self.opens.is_empty()
             || self.datagrams.has_work()
+            || self.moves.has_work()
             || self.world.has_news()
             || self.world.tx.sent() > self.sent
     }
@@ -746,6 +760,30 @@ impl RxPump {
     /// The recording so far, which ends with this.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
+    }
+}
+
+/// Adds to the digest of `run` what the application of the connection that it hints at has read and written. In a
+/// `stint`, its payload may get a place to be stored at while it is verified, if it `is_unverified`.
+#[inline(always)]
+fn sample_cursors(
+    world: &World,
+    digest: &mut Digest,
+    stint: Option<u64>,
+    is_unverified: bool,
+    run: &mut Run,
+) {
+    if let Some(stream) = world.streams.get(digest.hint) {
+        let (app_read, app_written) = stream.cursors();
+        digest.app_read = app_read as u32;
+        digest.app_written = app_written as u32;
+        digest.bits |= Digest::PROGRESS;
+        if let Some(stint) = stint
+            && digest.len > 0
+        {
+            let place = stream.reserve(digest.seg_seq, digest.len, app_read, stint);
+            run.place = place.filter(|_| is_unverified);
+        }
     }
 }
 

@@ -27,6 +27,7 @@ use crate::udp;
 mod deadlines;
 mod isolate;
 mod listen;
+mod moves;
 
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
@@ -169,6 +170,10 @@ pub struct Replica {
     /// When to look at which connection.
     deadlines: Deadlines,
     udp: udp::Sockets,
+    /// Octets of a connection that comes from another group, as far as they are here.
+    coming: Vec<u8>,
+    /// The flows whose connections left for other groups, all folded into one number.
+    away: u64,
     stats: StateStats,
     /// Number of the next frame when the short road began. Nothing outlives a request here: no part of the state.
     next_before: u64,
@@ -205,6 +210,8 @@ impl Replica {
             time_wait: VecDeque::new(),
             deadlines: Deadlines::default(),
             udp: udp::Sockets::default(),
+            coming: Vec::new(),
+            away: 0,
             stats: StateStats::default(),
             next_before: 0,
             beyond_one: false,
@@ -408,6 +415,10 @@ impl Replica {
             }
         }
         let conn = match self.lookup(request) {
+            Some(ConnId::AWAY) => {
+                self.stats.away += u64::from(digest.count);
+                return;
+            }
             Some(conn) => conn,
             None => match self.cookie_returned(request, verdict, out) {
                 Returned::Connection(conn) => conn,
@@ -723,6 +734,11 @@ impl Replica {
                     self.free.push(conn.index);
                 }
             }
+            Body::Expect { ticket } => self.expect(ticket, out),
+            Body::Leave { conn } => self.leave(conn, out),
+            Body::Piece { octets } => self.piece(octets),
+            Body::Come { conn, len } => self.come(conn, len, out),
+            Body::Forget { flow } => self.forget(&flow),
             Body::NetworkError { flow, seq, what } => {
                 let mut counts = false;
                 if let Some(conn) = self.demux.find(&flow) {
@@ -913,6 +929,10 @@ impl Replica {
             add(*sent ^ u64::from(conn.index) << 48);
         }
         add(self.udp.fingerprint());
+        add(self.away);
+        for octet in &self.coming {
+            add(u64::from(*octet));
+        }
         h
     }
 
@@ -936,6 +956,9 @@ impl Replica {
         }
         if self.listeners != other.listeners {
             return Some("listeners".to_owned());
+        }
+        if (self.away, &self.coming) != (other.away, &other.coming) {
+            return Some("connections that move".to_owned());
         }
         if self.udp != other.udp {
             return Some("UDP sockets".to_owned());
@@ -1019,14 +1042,14 @@ mod tests {
     const PORT: u16 = 80;
 
     /// A replica, the peer's next sequence number, and what was asked for since last looked at.
-    struct Bench {
-        replica: Replica,
-        effects: Vec<Effect>,
+    pub(super) struct Bench {
+        pub(super) replica: Replica,
+        pub(super) effects: Vec<Effect>,
         now: Instant,
     }
 
     impl Bench {
-        fn listening(backlog: u16) -> Self {
+        pub(super) fn listening(backlog: u16) -> Self {
             let limits = Limits {
                 connections: 4,
                 frame_payload: 0,
@@ -1054,11 +1077,11 @@ mod tests {
             self.replica.apply(request, 1, &mut self.effects);
         }
 
-        fn command(&mut self, body: Body) {
+        pub(super) fn command(&mut self, body: Body) {
             self.apply(&Request::command(self.now, self.replica.frames.next, body));
         }
 
-        fn segment(&mut self, from: u16, seq: u32, ack: u32, flags: Flags) {
+        pub(super) fn segment(&mut self, from: u16, seq: u32, ack: u32, flags: Flags) {
             let mut digest = Digest::bare(Kind::Segments, self.now, self.replica.frames.next);
             digest.seg_seq = SeqNum(seq);
             digest.seg_ack = SeqNum(ack);
@@ -1078,7 +1101,7 @@ mod tests {
             self.apply(&Request { digest, body });
         }
 
-        fn sent(&self) -> Vec<Transmit> {
+        pub(super) fn sent(&self) -> Vec<Transmit> {
             let transmit = |effect: &Effect| match effect {
                 Effect::Transmit(transmit) => Some(*transmit),
                 _ => None,
@@ -1087,7 +1110,7 @@ mod tests {
         }
 
         /// Opens a connection from `from`; returns its name and our first sequence number after the SYN.
-        fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
+        pub(super) fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
             self.segment(from, seq, 0, Flags::SYN);
             let syn_ack = self.sent()[0];
             let ours = syn_ack.seq.0.wrapping_add(1);

@@ -589,6 +589,18 @@ impl Streams {
         place.store(entry(conn.generation, stream), Ordering::Release);
     }
 
+    /// The tenant of a place is gone, with its stream; the next one will have stream number `stream`, which is unused. To
+    /// be called by the pump alone, when all work of the former tenant is done.
+    pub(crate) fn part_with(&self, conn: ConnId, stream: u32) {
+        let next = ConnId {
+            generation: conn.generation.wrapping_add(1),
+            ..conn
+        };
+        if self.get(conn).is_some() {
+            self.seat(next, stream);
+        }
+    }
+
     /// Hands a place to its next tenant.
     ///
     /// To be called by the pump alone, when all work of the former tenant is done and its socket gone.

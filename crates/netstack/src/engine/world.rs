@@ -15,6 +15,8 @@ use dominoes_drivers::{DeviceError, Frame, Waker};
 use crate::config::Limits;
 use crate::digest::{ConnId, Flow, Shard};
 use crate::effect::Effect;
+use crate::engine::demux::Moved;
+use crate::engine::pump::moves::{Note, Told};
 use crate::engine::queues::{Bindings, Queues};
 use crate::engine::stream::{Asked, Handle, Stream, StreamRef, Streams, row_for};
 use crate::engine::tx::TxRing;
@@ -105,14 +107,21 @@ pub(crate) struct Front {
     pub(crate) bell: Condvar,
     /// Where each group is told that one of its connections has news; empty if there is only one.
     doors: Box<[OnceLock<Arc<Door>>]>,
-    /// The streams of all groups.
-    row: OnceLock<Arc<[Stream]>>,
+    /// Connections that do not live where the hash of their flow says.
+    pub(crate) moved: Moved,
+    /// The streams of all groups, and what all groups must have alike.
+    row: OnceLock<(Alike, Arc<[Stream]>)>,
 }
+
+/// What a stream must find in whichever group it comes to: connections, octets of both rings, delivery slots.
+type Alike = [usize; 4];
 
 /// Where a group's receive pump learns of news.
 pub(crate) struct Door {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
+    /// What other groups have to say.
+    pub(crate) notes: SegQueue<Note>,
     /// The same, if there is no room: connections that have moved may have left an entry behind.
     pub(crate) late: SegQueue<ConnId>,
     waker: Waker,
@@ -130,7 +139,7 @@ impl Door {
     }
 
     /// Tells the pump that there is something in a queue.
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
         // entry, or we see that it sleeps.
         core::sync::atomic::fence(Ordering::SeqCst);
@@ -138,6 +147,11 @@ impl Door {
             self.waker.wake();
         }
     }
+}
+
+fn alike(limits: &Limits, slots: usize) -> Alike {
+    let rings = [limits.receive_buffer, limits.send_buffer].map(|len| len as usize);
+    [limits.connections as usize, rings[0], rings[1], slots]
 }
 
 impl core::fmt::Debug for Front {
@@ -153,6 +167,17 @@ impl Front {
             doors: (0..groups).map(|_| OnceLock::new()).collect(),
             ..Front::default()
         }
+    }
+
+    /// The streams of `groups` groups, and what all of them have alike.
+    fn row_for(&self, limits: &Limits, groups: u16, slots: usize) -> &(Alike, Arc<[Stream]>) {
+        self.row
+            .get_or_init(|| (alike(limits, slots), row_for(limits, groups)))
+    }
+
+    /// Whether a group with these bounds and so many delivery slots is like those that there are.
+    pub(crate) fn fits(&self, limits: &Limits, groups: u16, slots: usize) -> bool {
+        self.row_for(limits, groups, slots).0 == alike(limits, slots)
     }
 
     /// The door of a group, once it is there.
@@ -195,6 +220,8 @@ pub(crate) struct World {
     pub(crate) hints: SegQueue<HintNews>,
     /// Closed connections whose work may not all be done; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
+    /// What became of connections that leave and come; drained by the pump.
+    pub(crate) told: SegQueue<Told>,
     /// Frames that are done with, of workers that sleep; drained by the pump.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
@@ -296,9 +323,11 @@ impl World {
     ) -> World {
         let address = site.address;
         let group = shard.index;
-        let row = Arc::clone(front.row.get_or_init(|| row_for(&limits, shard.of)));
+        let (_, row) = front.row_for(&limits, shard.of, delivery_slots);
+        let row = Arc::clone(row);
         let door = Arc::new(Door {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
+            notes: SegQueue::new(),
             late: SegQueue::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -320,6 +349,7 @@ impl World {
             door,
             hints: SegQueue::new(),
             retired: SegQueue::new(),
+            told: SegQueue::new(),
             returned: SegQueue::new(),
             control: ArrayQueue::new(64),
             front,
@@ -355,6 +385,21 @@ impl World {
 
     pub(crate) fn after_sleep(&self) {
         self.door.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// What became of a connection that leaves or comes.
+    pub(crate) fn tell(&self, told: Told) {
+        self.told.push(told);
+        self.ring();
+    }
+
+    /// Asks the group that has it to let a connection go to group `to`.
+    pub(crate) fn move_to(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
+        let (group, conn) = stream.home();
+        if let Some(door) = self.front.door(group) {
+            door.notes.push(Note::Go { conn, flow, to });
+            door.ring();
+        }
     }
 
     pub(crate) fn command(&self, command: Command) {
@@ -454,6 +499,8 @@ impl World {
         !self.commands.is_empty()
             || !self.door.dirty.is_empty()
             || !self.door.late.is_empty()
+            || !self.door.notes.is_empty()
+            || !self.told.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()

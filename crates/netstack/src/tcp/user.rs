@@ -20,6 +20,21 @@ use crate::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
+/// Moves to other groups.
+impl Tcb {
+    /// Whether it can go on elsewhere: the handshake is over, and it is not.
+    pub(crate) const fn may_move(&self) -> bool {
+        self.state.carries_text()
+    }
+
+    /// It is called `conn` from now on, and its frames are counted anew. All that it numbered before are sent.
+    pub(crate) const fn goes_on_as(&mut self, conn: ConnId) {
+        self.conn = conn;
+        self.snd.frames_end = 0;
+        self.snd.release_frame = 0;
+    }
+}
+
 impl Tcb {
     /// Active OPEN (section 3.10.1): SYN-SENT. The SYN leaves in [`Tcb::finish`].
     pub fn open(

@@ -5,14 +5,17 @@ use core::fmt;
 use core::net::Ipv4Addr;
 
 use dominoes::Mismatch;
+use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 
 use std::panic::resume_unwind;
 
 use super::Rng;
 use super::life::{End, Fuse, Life, LifeStats, Mortal, with_flip, with_fuse};
+use crate::engine::pump::moves::Note;
 use crate::engine::replica::Replica;
 use crate::error::ConfigError;
+use crate::shards;
 use crate::socket::Sockets;
 use crate::stats::{EffectStats, MemberStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
@@ -93,6 +96,14 @@ pub struct Host {
     quiet_until: Cell<Instant>,
 }
 
+fn device_for(setup: &Setup) -> (Box<dyn Device>, Script) {
+    let mac = Host::mac_of(setup.address);
+    let mtu = usize::from(setup.limits.mtu);
+    let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
+    let (device, script) = scripted_with(config);
+    (Box::new(device), script)
+}
+
 enum Engine {
     Single(Box<Single>),
     Group(Box<Group<Mortal>>),
@@ -123,12 +134,47 @@ impl Host {
         life: Life,
         seed: u64,
     ) -> Result<Host, ConfigError> {
-        let mac = Self::mac_of(setup.address);
-        let mtu = usize::from(setup.limits.mtu);
-        let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
-        let (device, script) = scripted_with(config);
-        let device = Box::new(device);
-        let mut rng = Rng::new(seed);
+        let (device, script) = device_for(&setup);
+        Self::over(variant, setup, life, (device, script), seed, seed)
+    }
+
+    /// A stack of several groups, each driven by itself; frames go in and out at any of them. The sockets of any are those
+    /// of all.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn several(
+        variant: Variant,
+        setup: Setup,
+        life: Life,
+        groups: usize,
+        seed: u64,
+    ) -> Result<Vec<Host>, ConfigError> {
+        let (device, script) = device_for(&setup);
+        let parts = shards::divide(setup, groups, device, shards::INBOX)?;
+        let mut seeds = Rng::new(seed);
+        let hosts = parts.into_iter().map(|(setup, part)| {
+            let own = (Box::new(part) as Box<dyn Device>, script.clone());
+            Self::over(variant, setup, life, own, seed, seeds.next())
+        });
+        let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
+        let sockets = shards::sockets(hosts.iter().map(|host| host.sockets.clone()));
+        for host in &mut hosts {
+            host.sockets = sockets.clone();
+        }
+        Ok(hosts)
+    }
+
+    /// Its layout comes from one seed, the order of its steps from the other.
+    fn over(
+        variant: Variant,
+        setup: Setup,
+        life: Life,
+        (device, script): (Box<dyn Device>, Script),
+        layout_seed: u64,
+        seed: u64,
+    ) -> Result<Host, ConfigError> {
+        let mut rng = Rng::new(layout_seed);
         let (engine, sockets, seats) = match variant {
             Variant::Single => {
                 let single = Single::new(setup, device)?;
@@ -156,6 +202,9 @@ impl Host {
                 (Engine::Group(Box::new(group)), sockets, seats)
             }
         };
+        if seed != layout_seed {
+            rng = Rng::new(seed);
+        }
         Ok(Host {
             engine,
             script,
@@ -211,6 +260,25 @@ impl Host {
         match &self.engine {
             Engine::Single(_) => MemberStats::default(),
             Engine::Group(group) => group.member_stats(),
+        }
+    }
+
+    /// Asks for some connection to go to another of `groups` groups.
+    pub fn move_any(&mut self, groups: usize) {
+        let at = self.rng.next();
+        let to = self.rng.below(groups as u64) as u16;
+        let found = self.replicas().first().and_then(|replica| {
+            let connections: Vec<_> = replica.connections().collect();
+            let at = at.checked_rem(connections.len() as u64)?;
+            let (conn, tcb) = connections[at as usize];
+            Some((conn, tcb.flow()))
+        });
+        if let Some((conn, flow)) = found {
+            let world = match &self.engine {
+                Engine::Single(single) => single.world(),
+                Engine::Group(group) => &group.shared().world,
+            };
+            world.door.notes.push(Note::Go { conn, flow, to });
         }
     }
 

@@ -31,6 +31,10 @@ pub struct HostConfig {
     pub stalls: Stalls,
     /// How its workers come, go and fail. Default: never.
     pub life: Life,
+    /// Into how many groups its connections are divided, each of which is run so. Default 1.
+    pub groups: usize,
+    /// Before so many turns of a group in a million, one of its connections is asked to go to another group.
+    pub moves_ppm: u32,
     /// What its frames meet on their way to the switch. The seed comes from the net.
     pub up: LinkConfig,
     /// What frames for it meet on their way from the switch. The seed comes from the net.
@@ -45,6 +49,8 @@ impl HostConfig {
             limits: Limits::default(),
             stalls: Stalls::default(),
             life: Life::default(),
+            groups: 1,
+            moves_ppm: 0,
             up: LinkConfig::default(),
             down: LinkConfig::default(),
         }
@@ -65,6 +71,12 @@ impl HostConfig {
     /// Sets [`life`](Self::life).
     pub fn life(mut self, life: Life) -> Self {
         self.life = life;
+        self
+    }
+
+    /// Sets [`groups`](Self::groups) and [`moves_ppm`](Self::moves_ppm).
+    pub fn groups(mut self, groups: usize, moves_ppm: u32) -> Self {
+        (self.groups, self.moves_ppm) = (groups, moves_ppm);
         self
     }
 
@@ -150,10 +162,38 @@ impl fmt::Display for RunError {
 impl std::error::Error for RunError {}
 
 struct Station {
-    host: Host,
+    /// One for each group of its stack.
+    hosts: Vec<Host>,
+    moves_ppm: u32,
     address: Ipv4Addr,
     up: Link,
     down: Link,
+}
+
+impl Station {
+    /// Everything that its groups can do, whoever comes first. Returns how many steps did something.
+    fn turn(&mut self, now: Instant, rng: &mut Rng) -> usize {
+        let groups = self.hosts.len();
+        if groups == 1 {
+            return self.hosts[0].turn(now);
+        }
+        let mut all = 0;
+        loop {
+            let first = rng.below(groups as u64) as usize;
+            let mut done = 0;
+            for i in 0..groups {
+                let host = &mut self.hosts[(first + i) % groups];
+                if rng.chance(self.moves_ppm) {
+                    host.move_any(groups);
+                }
+                done += host.turn(now);
+            }
+            if done == 0 {
+                return all;
+            }
+            all += done;
+        }
+    }
 }
 
 /// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is 10.0.0.`i`/24.
@@ -211,10 +251,17 @@ impl Net {
         let address = Ipv4Addr::new(10, 0, 0, number);
         let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
         setup.limits = config.limits;
-        let mut host = Host::with_life(config.variant, setup, config.life, self.rng.next())?;
-        host.set_stalls(config.stalls);
+        let (variant, life, seed) = (config.variant, config.life, self.rng.next());
+        let mut hosts = match config.groups {
+            1 => vec![Host::with_life(variant, setup, life, seed)?],
+            groups => Host::several(variant, setup, life, groups, seed)?,
+        };
+        for host in &mut hosts {
+            host.set_stalls(config.stalls);
+        }
         self.stations.push(Station {
-            host,
+            hosts,
+            moves_ppm: config.moves_ppm,
             address,
             up: Link::new(config.up.seed(self.rng.next())),
             down: Link::new(config.down.seed(self.rng.next())),
@@ -227,14 +274,19 @@ impl Net {
         self.now
     }
 
-    /// A host.
+    /// A host; of several groups, the first.
     pub fn host(&mut self, id: HostId) -> &mut Host {
-        &mut self.stations[id.0].host
+        &mut self.stations[id.0].hosts[0]
+    }
+
+    /// All groups of a host.
+    pub fn groups(&mut self, id: HostId) -> &mut [Host] {
+        &mut self.stations[id.0].hosts
     }
 
     /// The sockets of a host.
     pub fn sockets(&self, id: HostId) -> &Sockets {
-        self.stations[id.0].host.sockets()
+        self.stations[id.0].hosts[0].sockets()
     }
 
     /// A port of a host.
@@ -251,12 +303,12 @@ impl Net {
     /// What has happened so far.
     fn progress(&mut self) -> Progress {
         let mut sum = Progress::default();
-        for station in &mut self.stations {
-            let life = station.host.life_stats();
+        for host in self.stations.iter_mut().flat_map(|one| &mut one.hosts) {
+            let life = host.life_stats();
             let deaths = life.deaths + life.deaths_performing + life.deaths_applying;
-            sum.stalls += station.host.stall_count();
+            sum.stalls += host.stall_count();
             sum.changes += life.joins + deaths;
-            sum.positions += station.host.position();
+            sum.positions += host.position();
         }
         sum
     }
@@ -266,8 +318,11 @@ impl Net {
         for station in &mut self.stations {
             station.up.mend();
             station.down.mend();
-            station.host.set_stalls(Stalls::default());
-            station.host.set_life(Life::default());
+            station.moves_ppm = 0;
+            for host in &mut station.hosts {
+                host.set_stalls(Stalls::default());
+                host.set_life(Life::default());
+            }
         }
     }
 
@@ -286,11 +341,11 @@ impl Net {
                 let index = (first + i) % self.stations.len();
                 let station = &mut self.stations[index];
                 while let Some(frame) = station.down.take(now) {
-                    station.host.inject(frame.to_vec());
+                    station.hosts[0].inject(frame.to_vec());
                     done += 1;
                 }
-                done += station.host.turn(self.now);
-                for frame in station.host.take_sent() {
+                done += station.turn(self.now, &mut self.rng);
+                for frame in station.hosts[0].take_sent() {
                     if let Some(watcher) = &mut self.watcher {
                         watcher(self.now, HostId(index), &frame);
                     }
@@ -330,7 +385,9 @@ impl Net {
     pub fn next_event(&mut self) -> Instant {
         let mut next = Instant::NEVER;
         for station in &mut self.stations {
-            next = next.min(station.host.next_event(self.now));
+            for host in &mut station.hosts {
+                next = next.min(host.next_event(self.now));
+            }
             for arrival in [station.up.next_arrival(), station.down.next_arrival()] {
                 let at = arrival.map_or(Instant::NEVER, |at| {
                     Instant::from_nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
@@ -408,8 +465,10 @@ impl Net {
     pub fn check(&mut self) -> Result<usize, String> {
         let mut compared = 0;
         for station in &mut self.stations {
-            let checked = station.host.check();
-            compared += checked.map_err(|what| format!("{}: {what}", station.address))?;
+            for host in &mut station.hosts {
+                let checked = host.check();
+                compared += checked.map_err(|what| format!("{}: {what}", station.address))?;
+            }
         }
         Ok(compared)
     }
@@ -422,7 +481,7 @@ impl Net {
             for count in [up.offered, up.delivered, down.offered, down.delivered] {
                 all = mix(all ^ count);
             }
-            for replica in station.host.replicas() {
+            for replica in station.hosts.iter_mut().flat_map(Host::replicas) {
                 all = mix(all ^ replica.fingerprint());
             }
         }

@@ -181,6 +181,13 @@ impl Setup {
             .frame_payload
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
+        if !self.front.fits(limits, self.shard.of, delivery_slots) {
+            return Err(ConfigError::OutOfRange {
+                field: "connections, buffers and log",
+                value: delivery_slots as u64,
+                allowed: "the same in all groups",
+            });
+        }
         let inline = self.processor.map(Inline::new);
         if let Some(inline) = &inline {
             let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);

@@ -89,6 +89,7 @@ impl RxPump {
             self.control(frame);
         }
         if let Some(old) = moved {
+            self.moves.rename(old, mac);
             self.publish_command(now, Body::Neighbor { old, new: mac }, log);
         }
     }

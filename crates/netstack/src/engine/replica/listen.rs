@@ -138,7 +138,8 @@ impl Replica {
         if segment.flags.has(Flags::ACK) {
             return self.refuse(flow, mac, segment, out);
         }
-        if !segment.flags.has(Flags::SYN) {
+        // The peer opens what lived here anew: its next SYN comes to the group where that begins.
+        if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
             return;
         }
         let port = flow.local.port();
@@ -202,7 +203,7 @@ impl Replica {
         };
         let port = flow.local.port();
         let made = |listener: &Listener| self.now < listener.cookies_until;
-        if !self.listeners.ports.get(&port).is_some_and(made) {
+        if !self.listeners.ports.get(&port).is_some_and(made) || !self.is_at_home(&flow) {
             return Returned::Nothing;
         }
         let keyed = self.keyed;

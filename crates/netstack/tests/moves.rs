@@ -1,0 +1,308 @@
+//! Connections that move from group to group while they run: every octet arrives all the same, whatever the wire does and
+//! whoever stalls, dies, joins or leaves meanwhile.
+
+#![cfg(feature = "testkit")]
+
+use core::ops::ControlFlow;
+
+use dominoes_drivers::memory::Faults;
+use dominoes_netstack::stats::StateStats;
+use dominoes_netstack::testkit::{
+    HostConfig, HostId, Life, LinkConfig, Net, Rng, Stalls, Talk, Variant,
+};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::{Connecting, Limits, TcpStream};
+
+const PORT: u16 = 7;
+
+/// What happened in a run, or in all of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    left: u64,
+    came: u64,
+    stayed: u64,
+    held_back: u64,
+    handed_over: u64,
+    lost: u64,
+    stalls: u64,
+    joins: u64,
+    leaves: u64,
+    deaths: u64,
+    segments: u64,
+    no_connection: u64,
+    panicked: u64,
+}
+
+impl Tally {
+    fn add(&mut self, net: &mut Net, id: HostId) {
+        for host in net.groups(id) {
+            let stats: StateStats = host.state_stats();
+            let (pump, life) = (host.pump_stats(), host.life_stats());
+            self.left += stats.left;
+            self.came += stats.came;
+            self.stayed += stats.stayed;
+            self.segments += stats.segments;
+            self.no_connection += stats.no_connection;
+            self.panicked += stats.panicked;
+            self.held_back += pump.held_back;
+            self.handed_over += pump.handed_over;
+            self.lost += stats.away + pump.not_held;
+            self.stalls += host.stall_count();
+            self.joins += life.joins;
+            self.leaves += life.leaves;
+            self.deaths += life.deaths + life.deaths_performing + life.deaths_applying;
+        }
+    }
+}
+
+/// Some conversations over bad wires, between a stack of several groups and one of one, in both directions.
+struct Case {
+    net: Net,
+    near: HostId,
+    far: HostId,
+    octets: u64,
+    conversations: u64,
+}
+
+fn wire(rng: &mut Rng, is_bad: bool) -> LinkConfig {
+    let wire = LinkConfig::default()
+        .delay(core::time::Duration::from_micros(50 + rng.below(3_000)))
+        .rate(4_000_000 + rng.below(40_000_000), 60_000);
+    if !is_bad {
+        return wire;
+    }
+    let faults = Faults::new(0).loss(5_000).duplicate(5_000);
+    wire.faults(faults.reorder(10_000, 4))
+}
+
+impl Case {
+    fn new(seed: u64, variant: Variant, groups: usize, life: Life, is_bad: bool) -> Case {
+        let mut rng = Rng::new(seed);
+        let mut net = Net::new(seed);
+        let mut limits = Limits::default();
+        limits.connections = 16;
+        limits.receive_buffer = 1 << (13 + rng.below(3));
+        limits.send_buffer = 1 << (13 + rng.below(3));
+        limits.tx_slots = 64;
+        let stalls = Stalls {
+            // Several microseconds are many frames' time where nobody else stalls.
+            ppm: 500 + 49_500 * u32::from(life.is_still()),
+            longest: Duration::from_millis(5),
+        };
+        let near = HostConfig::new(variant)
+            .limits(limits)
+            .stalls(stalls)
+            .life(life)
+            .groups(groups, 50_000)
+            .wires(wire(&mut rng, is_bad), wire(&mut rng, is_bad));
+        let far = HostConfig::new(Variant::Single)
+            .limits(limits)
+            .wires(wire(&mut rng, is_bad), wire(&mut rng, is_bad));
+        Case {
+            near: net.add(near).unwrap(),
+            far: net.add(far).unwrap(),
+            net,
+            octets: 60_000 + rng.below(60_000),
+            conversations: 6,
+        }
+    }
+
+    /// Runs it to its end. Says what happened at the near end.
+    fn run(mut self, seed: u64) -> Tally {
+        let (near, far, octets, count) = (self.near, self.far, self.octets, self.conversations);
+        let backlog = count as u16;
+        let ours = self.net.sockets(near).listen(PORT, backlog).unwrap();
+        let theirs = self.net.sockets(far).listen(PORT, backlog).unwrap();
+        let (to_near, to_far) = (
+            self.net.address_of(near, PORT),
+            self.net.address_of(far, PORT),
+        );
+        let mut opening: Vec<(bool, Connecting)> = (0..count)
+            .map(|i| match i % 2 {
+                0 => (true, self.net.sockets(near).begin_connect(to_far).unwrap()),
+                _ => (false, self.net.sockets(far).begin_connect(to_near).unwrap()),
+            })
+            .collect();
+        let mut talks: Vec<Talk> = Vec::new();
+        let ended = self.net.run(Duration::from_secs(600), |_| {
+            let mut done = 0;
+            opening.retain_mut(|(_, connecting)| match connecting.try_finish() {
+                Ok(None) => true,
+                Ok(Some(stream)) => {
+                    talks.push(Talk::new(stream, 1, 2, octets, octets));
+                    done += 1;
+                    false
+                }
+                Err(error) => panic!("{error}"),
+            });
+            for listener in [&ours, &theirs] {
+                while let Ok((stream, _)) = listener.try_accept() {
+                    talks.push(Talk::new(stream, 2, 1, octets, octets));
+                    done += 1;
+                }
+            }
+            for talk in &mut talks {
+                done += talk
+                    .step()
+                    .unwrap_or_else(|trouble| panic!("{talk:?}: {trouble}"));
+            }
+            let over = talks.len() as u64 == 2 * count && talks.iter().all(Talk::is_over);
+            Ok(match over {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(done),
+            })
+        });
+        assert!(ended.is_ok(), "seed {seed:#x}: {ended:?}: {talks:?}");
+        self.net.mend();
+        drop(talks);
+        self.net.pass(Duration::from_secs(130));
+        let mut tally = Tally::default();
+        for id in [near, far] {
+            for host in self.net.groups(id) {
+                let open: usize = host
+                    .replicas()
+                    .iter()
+                    .map(|replica| replica.connections().count())
+                    .sum();
+                assert_eq!(open, 0, "seed {seed:#x}: some connection never ends");
+            }
+        }
+        let checked = self.net.check();
+        assert!(checked.is_ok(), "seed {seed:#x}: {checked:?}");
+        tally.add(&mut self.net, near);
+        assert_eq!(tally.left, tally.came, "seed {seed:#x}: {tally:?}");
+        tally
+    }
+}
+
+fn all(seeds: core::ops::Range<u64>, case: impl Fn(u64) -> Case) -> Tally {
+    let mut sum = Tally::default();
+    for seed in seeds {
+        let tally = case(seed).run(seed);
+        sum.left += tally.left;
+        sum.came += tally.came;
+        sum.stayed += tally.stayed;
+        sum.held_back += tally.held_back;
+        sum.handed_over += tally.handed_over;
+        sum.lost += tally.lost;
+        sum.stalls += tally.stalls;
+        sum.joins += tally.joins;
+        sum.leaves += tally.leaves;
+        sum.deaths += tally.deaths;
+        sum.segments += tally.segments;
+        sum.no_connection += tally.no_connection;
+    }
+    println!("{sum:?}");
+    sum
+}
+
+#[test]
+fn connections_of_groups_of_one_move_back_and_forth_and_every_octet_arrives() {
+    let sum = all(0..20, |seed| {
+        Case::new(
+            seed,
+            Variant::Single,
+            2 + seed as usize % 2,
+            Life::default(),
+            true,
+        )
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+}
+
+#[test]
+fn replicas_stall_come_go_and_die_while_connections_move() {
+    let life = Life {
+        free: 2,
+        joins_ppm: 300,
+        leaves_ppm: 200,
+        deaths_ppm: 100,
+        panics_ppm: 100,
+        ..Life::default()
+    };
+    let sum = all(100..120, |seed| {
+        let replicas = 1 + seed as usize % 3;
+        Case::new(seed, Variant::Replicated(replicas), 2, life, true)
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+    let all = [sum.stalls, sum.joins, sum.leaves, sum.deaths];
+    assert!(all.iter().all(|count| *count > 0), "{sum:?}");
+}
+
+#[test]
+fn over_a_good_wire_a_move_loses_no_segment() {
+    let sum = all(200..210, |seed| {
+        Case::new(seed, Variant::Single, 2, Life::default(), false)
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+    assert_eq!((sum.lost, sum.no_connection), (0, 0), "{sum:?}");
+}
+
+#[test]
+fn a_connection_that_is_aborted_by_either_end_while_it_moves_is_over_at_both() {
+    let mut moved = 0;
+    for seed in 300..340 {
+        let case = Case::new(
+            seed,
+            Variant::Replicated(1),
+            2,
+            Life::default(),
+            seed % 2 == 0,
+        );
+        let (mut net, near, far) = (case.net, case.near, case.far);
+        let mut rng = Rng::new(seed);
+        let listener = net.sockets(near).listen(PORT, 1).unwrap();
+        let to_near = net.address_of(near, PORT);
+        let mut opening = Some(net.sockets(far).begin_connect(to_near).unwrap());
+        let (mut ours, mut theirs) = (None, None);
+        let mut left = 20 + rng.below(200);
+        let text = [7; 3000];
+        let ended = net.run(Duration::from_secs(100), |_| {
+            if let Some(connecting) = &mut opening
+                && let Some(stream) = connecting.try_finish()?
+            {
+                (theirs, opening) = (Some(stream), None);
+            }
+            if ours.is_none() {
+                ours = listener.try_accept().ok().map(|(stream, _)| stream);
+            }
+            let (Some(ours), Some(theirs)) = (&mut ours, &mut theirs) else {
+                return Ok(ControlFlow::Continue(0));
+            };
+            let mut done = 0;
+            for stream in [ours, theirs] {
+                done += stream.try_write(&text).unwrap_or(0);
+                done += stream.try_read(&mut [0; 3000]).unwrap_or(0);
+            }
+            left = left.saturating_sub(1);
+            Ok(match left {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(done),
+            })
+        });
+        assert!(ended.is_ok(), "seed {seed:#x}: {ended:?}");
+        match rng.below(3) {
+            0 => ours.take().map(TcpStream::abort),
+            1 => theirs.take().map(TcpStream::abort),
+            _ => None,
+        };
+        net.pass(Duration::from_millis(rng.below(20)));
+        drop((ours, theirs));
+        net.pass(Duration::from_millis(rng.below(20)));
+        net.mend();
+        net.pass(Duration::from_secs(300));
+        let mut tally = Tally::default();
+        for id in [near, far] {
+            for host in net.groups(id) {
+                for replica in host.replicas() {
+                    let open = replica.connections().count();
+                    assert_eq!(open, 0, "seed {seed:#x}: it never ends");
+                }
+            }
+        }
+        tally.add(&mut net, near);
+        assert_eq!(tally.left, tally.came, "seed {seed:#x}: {tally:?}");
+        moved += tally.left;
+    }
+    assert!(moved > 100, "{moved}");
+}
