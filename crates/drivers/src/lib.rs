@@ -35,6 +35,8 @@
 //!   not, and merged frames are dropped (they are counted).
 //! - A lasting TAP interface keeps the offloads of its last user until the next one asks for its own.
 //! - A queue of AF_XDP is busy for some 30 ms after it was closed; opening waits for it.
+//! - In a user namespace of one's own (`unshare -Urn`) packet sockets, their rings and sockets of AF_XDP are to be had
+//!   without privileges; programs are not, and a TAP only if `/dev/net/tun` may be opened.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
