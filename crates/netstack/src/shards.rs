@@ -139,6 +139,7 @@ pub fn divide(
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
             (own.merge, own.announce) = (setup.merge, setup.announce);
             own.processor = setup.processor.clone();
+            own.balance = setup.balance;
             own.shard = Shard { index, of };
             own.front = Arc::clone(&front);
             (own, part)

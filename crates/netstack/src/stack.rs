@@ -58,6 +58,7 @@ pub struct Builder {
     routes: Vec<Route>,
     layout: Layout,
     groups: usize,
+    balance: bool,
     limits: Limits,
     cores: Vec<usize>,
     secret: Option<[u64; 2]>,
@@ -104,6 +105,15 @@ impl Builder {
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
+        self
+    }
+
+    /// Whether a group that has too much to do lets connections go to one that has little, light ones first. With
+    /// [`replicas_up_to`](Self::replicas_up_to) besides, a connection that fills a core alone gets help from cores whose groups
+    /// are idle, and from no others. Default: no.
+    #[must_use]
+    pub fn balance(mut self, balance: bool) -> Self {
+        self.balance = balance;
         self
     }
 
@@ -175,6 +185,7 @@ impl Builder {
         setup.announce = true;
         setup.recorder = self.recorder;
         setup.processor = self.processor;
+        setup.balance = self.balance;
         let clock = Clock::start();
         let device: Box<dyn Device> = Box::new(device);
         let mut cores = self.cores.into_iter();
@@ -329,6 +340,7 @@ impl Stack {
             },
             limits: Limits::default(),
             groups: 1,
+            balance: false,
             cores: Vec::new(),
             secret: None,
             recorder: None,

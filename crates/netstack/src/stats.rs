@@ -116,6 +116,8 @@ pub struct PumpStats {
     pub handed_over: u64,
     /// ... that were dropped because too many waited already.
     pub not_held: u64,
+    /// Connections that were asked to go to a group that is less busy.
+    pub rebalanced: u64,
 }
 
 impl PumpStats {
@@ -156,6 +158,7 @@ impl PumpStats {
             held_back: _,
             handed_over: _,
             not_held: _,
+            rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
         known + split + unsplit + malformed + not_ours + unknown
@@ -217,7 +220,7 @@ sums! {
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
-        network_errors control_dropped log_full moves_doubted held_back handed_over not_held;
+        network_errors control_dropped log_full moves_doubted held_back handed_over not_held rebalanced;
     MemberStats: members joined left died repaired rested recruited undecided;
 }
 

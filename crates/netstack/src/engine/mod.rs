@@ -10,6 +10,7 @@
 //! all of it at once, for a thread that has the state to itself. Which
 //! thread calls what, and whether there is a log in between, is the business of [`crate::variants`].
 
+pub(crate) mod balance;
 pub(crate) mod checksum;
 pub(crate) mod demux;
 pub(crate) mod direct;

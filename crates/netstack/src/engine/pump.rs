@@ -18,6 +18,7 @@ use dominoes_drivers::split::Target;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, MAX_RUN, Mac, NetworkError, Request, Shard};
+use crate::engine::balance::Balance;
 use crate::engine::demux::{Grouping, Keyed};
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
@@ -88,6 +89,8 @@ pub(crate) struct RxPump {
     shard: Shard,
     grouping: Grouping,
     moves: Moves,
+    /// Whether connections go to groups that are less busy, and which.
+    pub(crate) balance: Option<Balance>,
     /// Whether payload may be stored while it is verified.
     pub(crate) stores_ahead: bool,
     /// How often it began to do so.
@@ -157,6 +160,7 @@ impl RxPump {
             shard: Shard::ONLY,
             grouping: Keyed { key: secret }.grouping(1),
             moves: Moves::default(),
+            balance: None,
             stores_ahead: false,
             stint: 0,
             batch: Vec::with_capacity(BATCH),
@@ -207,6 +211,9 @@ impl RxPump {
     /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
     /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        if let Some(balance) = &mut self.balance {
+            balance.turn(now, &self.world.front.loads);
+        }
         log.reclaim(&mut |run| self.shelf.put(run));
         self.give_back();
         if !self.configured {
@@ -231,6 +238,11 @@ impl RxPump {
             if done == 0 && self.held >= self.held_many {
                 done += self.fill_up(now, log);
             }
+        }
+        if let Some(balance) = &mut self.balance
+            && done > 0
+        {
+            balance.worked();
         }
         done
     }
@@ -752,6 +764,9 @@ impl RxPump {
 
     /// Sleeps in the device until a frame comes, somebody wakes it, or `timeout` is over.
     pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        if let Some(balance) = &self.balance {
+            balance.sleeps(&self.world.front.loads);
+        }
         if let Err(error) = self.rx.wait(timeout) {
             self.world.device_failed(error);
         }

@@ -15,6 +15,7 @@ use dominoes_drivers::{DeviceError, Frame, Waker};
 use crate::config::Limits;
 use crate::digest::{ConnId, Flow, Shard};
 use crate::effect::Effect;
+use crate::engine::balance::Load;
 use crate::engine::demux::Moved;
 use crate::engine::pump::moves::{Note, Told};
 use crate::engine::queues::{Bindings, Queues};
@@ -107,6 +108,8 @@ pub(crate) struct Front {
     pub(crate) bell: Condvar,
     /// Where each group is told that one of its connections has news; empty if there is only one.
     doors: Box<[OnceLock<Arc<Door>>]>,
+    /// How busy each group is.
+    pub(crate) loads: Box<[Load]>,
     /// Connections that do not live where the hash of their flow says.
     pub(crate) moved: Moved,
     /// The streams of all groups, and what all groups must have alike.
@@ -165,6 +168,7 @@ impl Front {
     pub(crate) fn of(groups: u16) -> Self {
         Front {
             doors: (0..groups).map(|_| OnceLock::new()).collect(),
+            loads: (0..groups).map(|_| Load::default()).collect(),
             ..Front::default()
         }
     }
@@ -313,9 +317,8 @@ impl Drop for Wakes<'_> {
 impl World {
     pub(crate) fn new(
         limits: Limits,
-        mac: [u8; 6],
+        (mac, tx_checksum): ([u8; 6], bool),
         site: Site,
-        tx_checksum: bool,
         delivery_slots: usize,
         tx: Arc<TxRing>,
         waker: Waker,

@@ -19,6 +19,7 @@ use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::digest::Shard;
+use crate::engine::balance::Balance;
 use crate::engine::processor::{Inline, Processor};
 use crate::engine::pump::{RxPump, TxPump};
 use crate::engine::record::Recorder;
@@ -124,6 +125,9 @@ pub struct Setup {
     pub recorder: Option<Recorder>,
     /// What primaries do to every octet of every stream, besides copying it. Default: nothing.
     pub processor: Option<Arc<dyn Processor>>,
+    /// Whether connections go to other groups that are less busy, and only then is another replica tried that would need a
+    /// core of theirs. It does something where there are several groups. Default: no.
+    pub balance: bool,
     /// Which of several groups it is for, and the desk that they have in common.
     pub(crate) shard: Shard,
     pub(crate) front: Arc<Front>,
@@ -144,6 +148,7 @@ impl Setup {
             announce: false,
             recorder: None,
             processor: None,
+            balance: false,
             shard: Shard::ONLY,
             front: Arc::default(),
         }
@@ -206,9 +211,8 @@ impl Setup {
         let site = Site::new(self.address, self.prefix, self.gateway, &self.routes);
         let mut world = World::new(
             *limits,
-            mac,
+            (mac, caps.tx_checksum),
             site.clone(),
-            caps.tx_checksum,
             delivery_slots,
             ring,
             rx.waker(),
@@ -229,6 +233,9 @@ impl Setup {
         rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
         rx.belong_to(self.shard);
+        if self.balance && self.shard.of > 1 {
+            rx.balance = Some(Balance::new(self.shard.index));
+        }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })
     }

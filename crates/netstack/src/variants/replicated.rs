@@ -50,6 +50,7 @@ use crate::config::Limits;
 use crate::digest::Request;
 use crate::effect::Effect;
 use crate::engine::Run;
+use crate::engine::balance::Balance;
 use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
@@ -258,7 +259,7 @@ impl Shared {
 
     /// Asks whether more should work, or fewer, and lets it be so.
     #[cold]
-    fn look_at_staff(&self, staff: &mut Staff, now: Instant) {
+    fn look_at_staff(&self, staff: &mut Staff, balance: Option<&Balance>, now: Instant) {
         let mut done = Done::default();
         for (share, busy) in self.shares.iter().zip(&self.busy) {
             let share = share.load();
@@ -267,7 +268,12 @@ impl Shared {
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
         let members = u64::from(self.roll.crew().count_ones());
-        match staff.look(now, done, members, self.roll.resting() != 0) {
+        // Of several groups, one takes no core that another one needs.
+        let may = balance.is_none_or(Balance::may_recruit);
+        match staff.look(now, done, members, may && self.roll.resting() != 0) {
+            Order::Nothing if members > 1 && balance.is_some_and(Balance::should_rest) => {
+                self.send_to_rest();
+            }
             Order::Nothing => {}
             Order::Recruit => self.recruit(),
             Order::Rest => self.send_to_rest(),

@@ -55,6 +55,7 @@ impl Single {
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
         let done = self.rx.turns(now, deadline, &mut self.direct);
+        self.rx.rebalance(&self.replica);
         self.work();
         done + self.tx.turn()
     }

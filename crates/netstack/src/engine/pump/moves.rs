@@ -25,6 +25,8 @@ use super::{Log, RESERVED, RxPump, sample_cursors};
 use crate::digest::{Body, ConnId, Digest, Flow, Mac, Pieces, Request};
 use crate::effect::Packed;
 use crate::engine::Run;
+use crate::engine::balance::{Balance, Weighed};
+use crate::engine::replica::Replica;
 use crate::time::Instant;
 
 /// Requests that are held back for a connection, by each of the two groups, at most.
@@ -473,6 +475,9 @@ impl RxPump {
                 }
                 let renamed = take(&mut coming.renamed);
                 coming.octets = Vec::new();
+                if let Some(balance) = &mut self.balance {
+                    balance.came();
+                }
                 let len = len as u32;
                 self.publish_command(now, Body::Come { conn, len }, log);
                 for (old, new) in renamed {
@@ -599,6 +604,31 @@ impl RxPump {
             return log.publish_apart(&request, verdict, run);
         }
         self.publish(&request, verdict, run, log);
+    }
+
+    /// Lets connections go to a group that is less busy, if that is due. To be called by who has the state.
+    #[inline]
+    pub(crate) fn rebalance(&mut self, replica: &Replica) {
+        if self.balance.as_ref().is_some_and(Balance::wants_to_weigh) {
+            self.weigh(replica);
+        }
+    }
+
+    #[cold]
+    fn weigh(&mut self, replica: &Replica) {
+        let connections = replica.connections().map(|(conn, tcb)| Weighed {
+            conn,
+            flow: tcb.flow(),
+            octets: tcb.received() + tcb.acknowledged(),
+        });
+        let Some(balance) = &mut self.balance else {
+            return;
+        };
+        let (going, to) = balance.weigh(connections);
+        for one in going {
+            self.stats.rebalanced += 1;
+            self.begin_leaving(one.conn, one.flow, to);
+        }
     }
 
     /// A connection is over that lived here, and its place free. Its flow belongs where the hash says again.

@@ -8,8 +8,8 @@
 //! The frames of the log's last chunk come back only when the chunk is full, so it is filled up on the way here, with
 //! requests that say nothing.
 
-use super::Tamper;
 use super::worker::Worker;
+use super::{RxSide, Tamper};
 use crate::engine::pump::Log;
 use crate::time::Instant;
 
@@ -90,10 +90,12 @@ impl<T: Tamper> Worker<T> {
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         pump.stores_ahead = shared.world.streams.inline.is_none();
         let done = pump.turns(now, deadline, &mut self.direct);
+        pump.rebalance(&self.replica);
         pump.stores_ahead = false;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         if shared.layout.adapt && side.staff.is_due(now) {
-            shared.look_at_staff(&mut side.staff, now);
+            let RxSide { pump, staff, .. } = &mut *side;
+            shared.look_at_staff(staff, pump.balance.as_ref(), now);
         }
         drop(side);
         let position = self.replica.position();

@@ -15,7 +15,7 @@ use super::kept::{Cursor, Kept};
 use super::late::{BITE, Walk, Watch};
 use super::members::Crews;
 use super::primaries::{Owner, Primaries};
-use super::{Shared, Tamper};
+use super::{RxSide, Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Shelf;
@@ -346,7 +346,8 @@ impl<T: Tamper> Worker<T> {
         }
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         if self.shared.layout.adapt && side.staff.is_due(now) {
-            self.shared.look_at_staff(&mut side.staff, now);
+            let RxSide { pump, staff, .. } = &mut *side;
+            self.shared.look_at_staff(staff, pump.balance.as_ref(), now);
         }
         drop(side);
         if done > 0 {
