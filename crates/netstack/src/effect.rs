@@ -264,6 +264,8 @@ pub struct Transmit {
     pub window_end: u64,
     /// Octets that may lie unread, for the same reader.
     pub window_limit: u32,
+    /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`, `ttl` and `tos`.
+    pub heading: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Whether routers may mark them (ECT, RFC 3168 section 5).

@@ -5,6 +5,8 @@
 
 use core::slice;
 
+use dominoes_drivers::Frame;
+
 use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
 use super::pump::Log;
@@ -12,7 +14,7 @@ use super::replica::{Replica, Requests};
 use super::world::{Wakes, World};
 use super::{Run, Text};
 use crate::digest::{Body, Digest, Flags, Options, Request};
-use crate::effect::Effect;
+use crate::effect::{Deliver, Effect, EffectSink};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 
@@ -33,13 +35,45 @@ struct Brought {
     apart: bool,
 }
 
+/// What one request asks for. Nearly every one with text asks first for its delivery, which has a place of its own:
+/// whoever performs it finds it without a search.
+#[derive(Default)]
+struct Asked {
+    first: Option<Deliver>,
+    others: Vec<Effect>,
+}
+
+impl EffectSink for Asked {
+    #[inline(always)]
+    fn push(&mut self, effect: Effect) {
+        match effect {
+            Effect::Deliver(deliver) if self.first.is_none() && self.others.is_empty() => {
+                self.first = Some(deliver);
+            }
+            other => self.others.push(other),
+        }
+    }
+
+    fn mark(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        if mark == 0 {
+            self.first = None;
+        }
+        self.others
+            .truncate(mark - usize::from(self.first.is_some()));
+    }
+}
+
 /// What the pump brought, and what became of it.
 #[derive(Default)]
 pub(crate) struct Direct {
     brought: Vec<Brought>,
     /// What was brought before, whose frames go back.
     done: Vec<Brought>,
-    effects: Vec<Effect>,
+    asked: Asked,
     /// Where the log stands that goes on later.
     position: u64,
 }
@@ -103,9 +137,7 @@ impl Direct {
         template: &mut Template,
         stats: &mut EffectStats,
     ) -> usize {
-        let Direct {
-            brought, effects, ..
-        } = self;
+        let Direct { brought, asked, .. } = self;
         for Brought {
             request,
             verdict,
@@ -128,11 +160,13 @@ impl Direct {
             request: Request::tick(Instant::ZERO, 0),
             verdict: 0,
             text: nothing.text(),
+            layout: (0, 0),
             behind: 0,
+            frames: nothing.frames.iter(),
             run: None,
             applied: 0,
         };
-        replica.apply_each(&mut performing, effects);
+        replica.apply_each(&mut performing, asked);
         let applied = performing.applied;
         drop(performing);
         if self.done.is_empty() {
@@ -155,28 +189,28 @@ struct Performing<'a> {
     request: Request,
     verdict: u16,
     text: Text<'a>,
+    /// How the text lies in its frames.
+    layout: (u32, usize),
     /// How many segments of that run come behind this one, ...
     behind: usize,
+    /// ... their frames, ...
+    frames: slice::Iter<'a, Frame>,
     /// ... and the run.
     run: Option<&'a Brought>,
     applied: usize,
 }
 
-impl<'a> Requests<Vec<Effect>> for Performing<'a> {
+impl<'a> Requests<Asked> for Performing<'a> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
         if self.behind > 0
             && let Some(run) = self.run
         {
             self.behind -= 1;
-            let request = &run.request;
-            let before = self.request.digest.len;
-            follow(&mut self.request.digest, request, self.behind);
+            follow(&mut self.request.digest, &run.request, self.behind);
             self.verdict >>= 1;
-            if before > 0 {
-                let index = usize::from(request.digest.count) - 1 - self.behind;
-                self.text = self.text.behind(before, run.run.frames.get(index));
-            }
+            self.text.seq = self.request.digest.seg_seq;
+            self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
             return true;
         }
         let Some(brought) = self.brought.next() else {
@@ -185,6 +219,7 @@ impl<'a> Requests<Vec<Effect>> for Performing<'a> {
         self.request = brought.request;
         self.verdict = brought.verdict.unwrap_or(0);
         self.text = brought.run.text();
+        self.layout = brought.request.layout();
         if brought.apart {
             self.begin(brought);
         }
@@ -197,8 +232,22 @@ impl<'a> Requests<Vec<Effect>> for Performing<'a> {
     }
 
     #[inline(always)]
-    fn applied(&mut self, effects: &mut Vec<Effect>) {
+    fn applied(&mut self, asked: &mut Asked) {
         self.applied += 1;
+        if let Some(deliver) = &asked.first {
+            perform::deliver(self.world, deliver, self.layout, self.text, self.stats);
+            self.wakes.add(deliver.conn);
+            asked.first = None;
+        }
+        if !asked.others.is_empty() {
+            self.others(&mut asked.others);
+        }
+    }
+}
+
+impl<'a> Performing<'a> {
+    #[inline(never)]
+    fn others(&mut self, effects: &mut Vec<Effect>) {
         perform::all(
             self.world,
             &*effects,
@@ -209,15 +258,14 @@ impl<'a> Requests<Vec<Effect>> for Performing<'a> {
         );
         effects.clear();
     }
-}
 
-impl<'a> Performing<'a> {
     /// Takes a run apart: its first segment.
     fn begin(&mut self, run: &'a Brought) {
         self.run = Some(run);
         self.behind = usize::from(run.request.digest.count) - 1;
         take_first(&mut self.request);
-        self.text.frames = self.text.frames.get(..1).unwrap_or(&[]);
+        self.frames = run.run.frames.iter();
+        self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
     }
 }
 

@@ -48,14 +48,14 @@ pub(crate) struct Run {
     pub(crate) place: Option<NonZeroU64>,
 }
 
-/// The payload of one request: of a run, or of a part of one.
+/// The payload of one request: of a run, or of one segment of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) frames: &'a [Frame],
-    /// As in [`Run`].
+    /// Sequence number of the first octet.
     pub(crate) seq: SeqNum,
-    /// As in [`Run`].
-    pub(crate) place: Option<NonZeroU64>,
+    /// If the run is stored already: where it begins, in the stream and in sequence numbers.
+    pub(crate) stored: Option<(NonZeroU64, SeqNum)>,
 }
 
 impl Run {
@@ -65,20 +65,19 @@ impl Run {
         Text {
             frames: &self.frames,
             seq: self.seq,
-            place: self.place,
+            stored: self.place.map(|place| (place, self.seq)),
         }
     }
 }
 
-impl<'a> Text<'a> {
-    /// What lies in `frame` and follows `len` octets that this began with.
+impl Text<'_> {
+    /// Whether it lies at offset `place` of the receive stream already.
     #[inline(always)]
-    pub(crate) fn behind(self, len: u32, frame: Option<&'a Frame>) -> Text<'a> {
-        Text {
-            frames: frame.map_or(&[], core::slice::from_ref),
-            seq: self.seq + len,
-            place: self.place.and_then(|place| place.checked_add(len.into())),
-        }
+    pub(crate) fn lies_at(&self, place: u64) -> bool {
+        self.stored.is_some_and(|(begin, seq)| {
+            let before = self.seq.since(seq);
+            begin.get() + u64::from(before) == place
+        })
     }
 }
 

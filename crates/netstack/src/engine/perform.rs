@@ -32,8 +32,7 @@ pub(crate) fn all<'a>(
     for effect in effects {
         match effect {
             Effect::Deliver(piece) => {
-                let (seg_len, offset) = request.layout();
-                deliver(world, piece, seg_len, offset, text, stats);
+                deliver(world, piece, request.layout(), text, stats);
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
@@ -58,13 +57,12 @@ pub(crate) fn all<'a>(
     }
 }
 
-/// Copies what `deliver` names out of `run`.
-#[inline]
+/// Copies what `deliver` names out of `run`, which lies as [`Request::layout`] says.
+#[inline(always)]
 pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
-    seg_len: u32,
-    payload_offset: usize,
+    layout: (u32, usize),
     run: Text<'_>,
     stats: &mut EffectStats,
 ) {
@@ -76,18 +74,18 @@ pub(crate) fn deliver(
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
     // Nothing is left to copy of what lies there already.
-    if run.place.is_none_or(|stored| stored.get() != place) {
+    if !run.lies_at(place) {
         stream.begins_at(run.seq - place as u32);
         let whole = match (run.frames, &world.streams.inline) {
             ([frame], None) if deliver.run_offset == 0 => {
-                let text = frame.bytes().get(payload_offset..);
+                let text = frame.bytes().get(layout.1..);
                 text.and_then(|text| text.get(..deliver.len as usize))
             }
             _ => None,
         };
         if let Some(text) = whole {
             stream.store(deliver, 0, text);
-        } else if copy_pieces(world, &stream, deliver, seg_len, payload_offset, run).is_none() {
+        } else if copy_pieces(world, &stream, deliver, layout, run).is_none() {
             stats.diverged += 1;
             return;
         }
@@ -105,8 +103,7 @@ fn copy_pieces(
     world: &World,
     stream: &StreamRef<'_>,
     deliver: &Deliver,
-    seg_len: u32,
-    payload_offset: usize,
+    (seg_len, payload_offset): (u32, usize),
     run: Text<'_>,
 ) -> Option<()> {
     let seg_len = seg_len.max(1);

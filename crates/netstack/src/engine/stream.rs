@@ -140,7 +140,7 @@ impl ByteRing {
     ///
     /// # Safety
     /// Nobody else reads or writes these octets meanwhile, and `from` is no longer than the ring.
-    #[inline]
+    #[inline(always)]
     unsafe fn write(&self, offset: u64, from: &[u8]) {
         assert!(from.len() <= self.bytes.len());
         let [(at, len), (_, rest)] = self.spans(offset, from.len());

@@ -248,7 +248,8 @@ pub(crate) struct World {
 /// Waking asks for a fence, which waits for all stores before it; payload may be among them.
 pub(crate) struct Wakes<'a> {
     world: &'a World,
-    conn: Option<ConnId>,
+    /// [`ConnId::NONE`] while there is none.
+    conn: ConnId,
     socket: Option<ConnId>,
 }
 
@@ -256,7 +257,7 @@ impl<'a> Wakes<'a> {
     pub(crate) fn new(world: &'a World) -> Self {
         Wakes {
             world,
-            conn: None,
+            conn: ConnId::NONE,
             socket: None,
         }
     }
@@ -264,9 +265,9 @@ impl<'a> Wakes<'a> {
     /// There is news of deliveries or of room for the application of `conn`.
     #[inline]
     pub(crate) fn add(&mut self, conn: ConnId) {
-        if self.conn != Some(conn) {
+        if self.conn != conn {
             self.wake();
-            self.conn = Some(conn);
+            self.conn = conn;
         }
     }
 
@@ -297,11 +298,8 @@ impl<'a> Wakes<'a> {
     }
 
     fn wake(&mut self) {
-        if let Some(stream) = self
-            .conn
-            .take()
-            .and_then(|conn| self.world.streams.get(conn))
-        {
+        let conn = core::mem::replace(&mut self.conn, ConnId::NONE);
+        if let Some(stream) = self.world.streams.get(conn) {
             stream.waiting().notify_all();
         }
     }

@@ -8,6 +8,7 @@ use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
 use crate::digest::{Flags, Options, Segment};
 use crate::effect::{Effect, EffectSink, Event};
 use crate::seqnum::SeqNum;
+use crate::time::Instant;
 
 impl Tcb {
     /// Tells the connection's socket.
@@ -62,7 +63,7 @@ impl Tcb {
         if seg.ack.after(self.snd.una) {
             let echoed = self.echoed(seg);
             let marked = self.echoes_congestion(seg);
-            self.advance(seg.ack, echoed, calm, marked, cx);
+            self.advance(seg.ack, echoed, calm, marked, cx.now);
             if marked {
                 self.slow_down();
             }
@@ -100,13 +101,13 @@ impl Tcb {
     /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use; `calm` says that nothing is known
     /// to be lost, `marked` that there was congestion nevertheless.
     #[inline]
-    pub(super) fn advance<S: EffectSink>(
+    pub(super) fn advance(
         &mut self,
         una: SeqNum,
         echoed: Option<u32>,
         calm: bool,
         marked: bool,
-        cx: &mut Cx<'_, S>,
+        now: Instant,
     ) {
         let snd = &mut self.snd;
         let acked = una.since(snd.una);
@@ -117,7 +118,7 @@ impl Tcb {
         if snd.nxt.before(una) {
             snd.nxt = una;
         }
-        self.retransmit.on_ack(una, echoed, cx.now);
+        self.retransmit.on_ack(una, echoed, now);
         self.retransmit.retries = 0;
         let keeps_timer = self.congestion.keeps_timer();
         let verdict = self.congestion.on_ack(flight, || Acked {
@@ -127,9 +128,9 @@ impl Tcb {
             flight,
             marked,
             mss: u32::from(snd.mss),
-            now: cx.now,
+            now,
             srtt: self.retransmit.srtt,
-            rtt: echoed.and_then(|echoed| measured_by(echoed, cx.now)),
+            rtt: echoed.and_then(|echoed| measured_by(echoed, now)),
         });
         // RFC 6298 sections 5.2 and 5.3.
         if una == snd.max {
@@ -137,7 +138,7 @@ impl Tcb {
         } else if self.timers.runs(Timer::Retransmit)
             && !(keeps_timer && self.congestion.keeps_timer())
         {
-            self.arm(calm, cx.now);
+            self.arm(calm, now);
         }
         self.obey(verdict);
         self.timers.stop(Timer::Persist);

@@ -87,6 +87,7 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         wnd: 0,
         window_end: 0,
         window_limit: 0,
+        heading: 0,
         flags,
         ect: false,
         ttl: Settings::TTL,

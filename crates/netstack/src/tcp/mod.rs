@@ -179,6 +179,14 @@ impl<'a, S: EffectSink> Cx<'a, S> {
         }
     }
 
+    /// The same for a part of the request that is not on the short road, with nothing held back: what is lent to others
+    /// cannot stay in registers, and this does.
+    #[inline(always)]
+    fn aside(&mut self) -> Cx<'_, S> {
+        debug_assert!(self.held.len == 0);
+        Cx::new(self.now, self.frames, self.limits, self.out)
+    }
+
     /// Lets the delivery that was held back go.
     #[inline(always)]
     fn push_held(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
@@ -334,6 +342,8 @@ pub struct Tcb {
     conn: ConnId,
     mac: Mac,
     flow: Flow,
+    /// Counts how often something changed that the headers of all frames say.
+    heading: u32,
     timers: Timers,
     congestion: Congestion,
     retransmit: Retransmit,
@@ -349,7 +359,7 @@ pub struct Tcb {
 }
 
 walk!(Tcb, "tcb", {
-    rcv, snd, state, road, orphan, passive, conn, mac, flow, timers, congestion, retransmit,
+    rcv, snd, state, road, orphan, passive, conn, mac, flow, heading, timers, congestion, retransmit,
     flight, recovery, undo, challenges, settings, keepalive, tuning, path, reassembly,
 });
 
@@ -420,6 +430,7 @@ impl Tcb {
     /// Where its frames go from now on.
     pub const fn set_mac(&mut self, mac: Mac) {
         self.mac = mac;
+        self.heading = self.heading.wrapping_add(1);
     }
 
     /// The number after the highest that was sent. A connection that takes the place of this one in

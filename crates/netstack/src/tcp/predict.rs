@@ -129,7 +129,7 @@ impl Tcb {
 
         if acked != 0 {
             let echoed = self.echoed(seg);
-            self.advance(seg.ack, echoed, true, false, cx);
+            self.advance(seg.ack, echoed, true, false, cx.now);
         }
         // Nothing newer has told a window: see `open_road`.
         self.set_window(seg.seq, seg.ack, u32::from(seg.wnd) << self.snd.shift);

@@ -73,7 +73,7 @@ impl Tcb {
         let snd = &self.snd;
         let mut finish = Finish::default();
         if snd.nxt != snd.end || snd.una_offset != snd.released || self.owes_more() {
-            finish = self.finish_sending(cx);
+            finish = self.finish_sending(&mut cx.aside());
         } else if self.rcv.ack == AckDue::Now {
             finish.blocked = !self.send_ack(cx);
         }
@@ -153,7 +153,7 @@ impl Tcb {
         if self.rcv.tells == Tells(0) {
             self.number(what, AckDue::None, None, cx);
         } else {
-            self.emit_and_tell(what, cx);
+            self.emit_and_tell(what, &mut cx.aside());
         }
     }
 
@@ -213,6 +213,7 @@ impl Tcb {
             wnd,
             window_end: rcv.offset + u64::from(rcv.wnd()),
             window_limit: rcv.limit,
+            heading: self.heading,
             flags: what.flags,
             ect: what.ect,
             ttl: self.snd.ttl,

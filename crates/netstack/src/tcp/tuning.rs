@@ -10,9 +10,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Tcb;
 use super::walk::walk;
-use super::{Cx, Tcb};
-use crate::effect::EffectSink;
+use crate::config::Limits;
 use crate::time::{Duration, Instant};
 
 /// The shortest time that counts as a round trip: an application does not read more often.
@@ -31,19 +31,19 @@ walk!(Tuning, "tuning", { since, read });
 
 impl Tcb {
     /// The application has read, and the window is less than half open.
-    pub(super) fn tune<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
-        let most = cx.limits.receive_buffer;
+    pub(super) fn tune(&mut self, now: Instant, limits: &Limits) {
+        let most = limits.receive_buffer;
         if self.rcv.limit >= most {
             return;
         }
         let round = self.retransmit.srtt.max(ROUND_LEAST);
-        let took = cx.now.since(self.tuning.since);
+        let took = now.since(self.tuning.since);
         if took < round {
             return;
         }
         let read = self.rcv.read - self.tuning.read;
         self.tuning = Tuning {
-            since: cx.now,
+            since: now,
             read: self.rcv.read,
         };
         let a_round = u128::from(read) * u128::from(round.as_nanos()) / u128::from(took.as_nanos());

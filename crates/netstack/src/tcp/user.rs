@@ -55,6 +55,7 @@ impl Tcb {
             conn,
             mac,
             flow,
+            heading: 0,
             timers: Timers::new(),
             congestion: Congestion::new(iss, limits.congestion),
             retransmit: Retransmit::new(),
@@ -96,7 +97,7 @@ impl Tcb {
             self.on_read(app_read, cx);
         }
         if app_written > self.snd.written {
-            self.on_written(app_written, cx);
+            self.on_written(app_written, cx.limits);
         }
     }
 
@@ -114,18 +115,18 @@ impl Tcb {
         }
         let written = app_written.wrapping_sub(self.snd.written as u32);
         if (written as i32) > 0 {
-            self.on_written(self.snd.written + u64::from(written), cx);
+            self.on_written(self.snd.written + u64::from(written), cx.limits);
         }
     }
 
     /// There is more to send, at most what the send ring holds.
     #[inline]
-    fn on_written<S: EffectSink>(&mut self, app_written: u64, cx: &Cx<'_, S>) {
+    fn on_written(&mut self, app_written: u64, limits: &Limits) {
         let snd = &mut self.snd;
         if snd.fin || self.state == State::Closed {
             return;
         }
-        let most = snd.una_offset + u64::from(cx.limits.send_buffer);
+        let most = snd.una_offset + u64::from(limits.send_buffer);
         let app_written = app_written.min(most);
         if app_written > snd.written {
             snd.end += (app_written - snd.written) as u32;
@@ -141,6 +142,7 @@ impl Tcb {
         let before = core::mem::replace(&mut self.settings, settings);
         self.snd.nodelay = settings.nodelay;
         (self.snd.ttl, self.snd.tos) = (settings.ttl, settings.tos);
+        self.heading = self.heading.wrapping_add(1);
         if settings.keepalive != before.keepalive {
             self.begin_keepalive(cx);
         }

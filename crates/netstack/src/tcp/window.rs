@@ -329,15 +329,15 @@ impl Tcb {
         // A cursor that went back stays where it was.
         rcv.read = rcv.read.max(app_read.min(rcv.offset));
         if rcv.wnd() < rcv.half {
-            self.tell_of_room(cx);
+            self.tell_of_room(cx.now, cx.limits);
         }
     }
 
     /// The window is less than half open.
     #[inline(never)]
-    fn tell_of_room<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
-        self.tune(cx);
-        if self.state.takes_text() && self.rcv.is_worth_telling(cx.limits) {
+    fn tell_of_room(&mut self, now: Instant, limits: &Limits) {
+        self.tune(now, limits);
+        if self.state.takes_text() && self.rcv.is_worth_telling(limits) {
             self.rcv.ack = AckDue::Now;
         }
     }

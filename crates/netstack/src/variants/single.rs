@@ -17,8 +17,8 @@ use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use crate::variants::Setup;
 
-/// Deliveries are performed at once and in order, so a few slots do.
-const DELIVERY_SLOTS: usize = 64;
+/// Deliveries are performed at once and in order: as many slots do as there may be of them before the application looks.
+const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.
 pub struct Single {

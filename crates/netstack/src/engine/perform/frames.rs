@@ -2,7 +2,7 @@
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use crate::digest::{Flags, Flow, Mac, Sack};
+use crate::digest::{ConnId, Flags, Sack};
 use crate::effect::Transmit;
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
@@ -41,16 +41,14 @@ struct Head {
 const PLAIN: usize = ETHERNET_HEADER + 20 + 32;
 
 /// What frames with the same headers have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Alike {
-    flow: Flow,
-    mac: Mac,
-    flags: Flags,
-    timestamps: Option<(u32, u32)>,
-    ect: bool,
-    ttl: u8,
-    tos: u8,
+    conn: ConnId,
+    heading: u32,
     len: u32,
+    flags: Flags,
+    ect: bool,
+    timestamps: Option<(u32, u32)>,
 }
 
 impl Default for Template {
@@ -65,7 +63,7 @@ impl Default for Template {
 
 impl Template {
     /// Writes the headers of a frame to the front of `buffer`.
-    #[inline]
+    #[inline(always)]
     fn emit(
         &mut self,
         world: &World,
@@ -75,7 +73,7 @@ impl Template {
         len: u32,
         buffer: &mut [u8],
     ) -> Head {
-        if t.syn.is_some() || t.sack.is_some() {
+        if t.syn.is_some() || t.sack.is_some() || t.conn == ConnId::NONE {
             return emit_once(world, t, seq, flags, len, buffer);
         }
         if !self.of.is_some_and(|of| of.is_like(t, flags, len)) {
@@ -99,14 +97,12 @@ impl Template {
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
         self.bytes.copy_from_slice(&bytes[..PLAIN]);
         self.of = Some(Alike {
-            flow: t.flow,
-            mac: t.mac,
-            flags,
-            timestamps: t.timestamps,
-            ect: t.ect,
-            ttl: t.ttl,
-            tos: t.tos,
+            conn: t.conn,
+            heading: t.heading,
             len,
+            flags,
+            ect: t.ect,
+            timestamps: t.timestamps,
         });
     }
 }
@@ -115,12 +111,12 @@ impl Alike {
     /// Whether a frame of `t` is one of them.
     #[inline(always)]
     fn is_like(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
-        self.len == len
+        self.conn == t.conn
+            && self.heading == t.heading
+            && self.len == len
             && self.flags == flags
-            && self.flow == t.flow
-            && self.mac == t.mac
+            && self.ect == t.ect
             && self.timestamps == t.timestamps
-            && (self.ect, self.ttl, self.tos) == (t.ect, t.ttl, t.tos)
     }
 }
 

@@ -400,8 +400,7 @@ impl<T: Tamper> Hands<'_, T> {
                     Some(run) => perform::deliver(
                         &shared.world,
                         deliver,
-                        applied.seg_len,
-                        usize::from(applied.payload_offset),
+                        (applied.seg_len, usize::from(applied.payload_offset)),
                         run.text(),
                         self.stats,
                     ),
