@@ -750,6 +750,8 @@ impl RxPump {
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
             || !self.opens.is_empty()
+            // Those wait for work that others do at this moment.
+            || !self.closing.is_empty()
             || self.datagrams.has_work()
             || self.moves.has_work()
             || self.world.has_news()

@@ -95,7 +95,7 @@ impl Datagrams {
 
     /// Whether there is something to do without waiting for the device.
     pub(super) fn has_work(&self) -> bool {
-        !self.more.is_empty()
+        !self.more.is_empty() || !self.closing.is_empty()
     }
 }
 
