@@ -1,7 +1,7 @@
 //! Which connections go from a group whose core is full to one whose core is idle.
 //!
 //! Every group tells what part of its time it is busy, and each decides for itself. One that has been busy for nine tenths
-//! of [`FULL_LOOKS`] looks, and sees a group that was busy for half of the time at most, weighs its connections: octets in
+//! of [`FULL_LOOKS`] looks, and sees a group that was busy for seven tenths of the time at most, weighs its connections: octets in
 //! both directions, over [`WEIGHS`]. Then it lets some go to the most idle one, light ones first, which are moved
 //! quickly and are disturbed most by a heavy one. So many go that the other group has no more to do than this one
 //! afterwards; or one, if the other group then has four fifths at most of what is too much here.
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const FULL_LOOKS: u32 = 4;
 /// Busy for so many thousandths of its time, a group is full; for so many at most, idle.
 const FULL: u32 = 900;
-const IDLE: u32 = 500;
+const IDLE: u32 = 700;
 /// How long connections are weighed.
 const WEIGHS: Duration = Duration::from_millis(20);
 /// Time from one decision to the next, at first...
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// ... and at last, if they are in vain.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a group that got a connection keeps what it has.
-const SETTLES: Duration = Duration::from_millis(250);
+const SETTLES: Duration = Duration::from_secs(1);
 /// What a group said of itself so long ago means nothing any more, unless it said that it sleeps.
 const STALE: Duration = Duration::from_millis(50);
 /// Connections that go at once, at most.

@@ -92,6 +92,8 @@ pub struct Host {
     /// Whether somebody may be about to come or go.
     is_moving: bool,
     flip_is_due: bool,
+    /// Whether it is one of several groups, any of which may have taken in frames for it.
+    several: bool,
     /// Before when nothing is to be done unless something comes from outside.
     quiet_until: Cell<Instant>,
 }
@@ -160,7 +162,7 @@ impl Host {
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         let sockets = shards::sockets(hosts.iter().map(|host| host.sockets.clone()));
         for host in &mut hosts {
-            host.sockets = sockets.clone();
+            (host.sockets, host.several) = (sockets.clone(), true);
         }
         Ok(hosts)
     }
@@ -222,6 +224,7 @@ impl Host {
             revived: 0,
             is_moving: false,
             flip_is_due: false,
+            several: false,
             quiet_until: Cell::new(Instant::ZERO),
         })
     }
@@ -329,13 +332,16 @@ impl Host {
             Engine::Single(single) => single.world(),
             Engine::Group(group) => &group.shared().world,
         };
-        now < self.quiet_until.get() && self.script.unclaimed() == 0 && !world.has_news()
+        !self.several
+            && now < self.quiet_until.get()
+            && self.script.unclaimed() == 0
+            && !world.has_news()
     }
 
     /// Whether threads that ran this stack would sleep until its next event, all of them.
     fn may_sleep(&mut self, now: Instant) -> bool {
         let waits = self.is_moving || self.flipped.is_some() || self.flip_is_due;
-        if waits || self.receives(now) {
+        if self.several || waits || self.receives(now) {
             return false;
         }
         match &mut self.engine {
