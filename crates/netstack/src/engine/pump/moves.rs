@@ -154,6 +154,13 @@ impl Moves {
         self.leaving.iter().any(leaves) || self.coming.iter().any(comes)
     }
 
+    /// Who is here. One after the other: pieces of two must not mix.
+    fn next_to_unpack(&self) -> Option<usize> {
+        let mut coming = self.coming.iter();
+        let begun = coming.position(|one| one.is_here && one.published > 0);
+        begun.or_else(|| self.coming.iter().position(|one| one.is_here))
+    }
+
     /// Whether something is to be done without news from elsewhere.
     pub(super) fn has_work(&self) -> bool {
         let packing = |one: &Leaving| matches!(one.step, Step::Packing { .. });
@@ -449,8 +456,7 @@ impl RxPump {
     /// Lets those go on that are here: their octets, then what happened meanwhile, as far as there is room.
     fn unpack(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
-        // One after the other: their pieces must not mix.
-        while let Some(at) = self.moves.coming.iter().position(|one| one.is_here) {
+        while let Some(at) = self.moves.next_to_unpack() {
             let coming = &mut self.moves.coming[at];
             let Some(conn) = coming.conn else {
                 self.moves.coming.remove(at);
