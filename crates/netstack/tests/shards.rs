@@ -80,8 +80,9 @@ impl End {
     }
 }
 
-/// Moves everything over all of one side's connections.
-fn serve(streams: Vec<TcpStream>) -> Vec<TcpStream> {
+/// Moves everything over all of one side's connections. Of a stack with `groups`, if they are told, each connection is
+/// asked to go to the next one whenever it has come to one.
+fn serve(streams: Vec<TcpStream>, groups: usize) -> Vec<TcpStream> {
     let mut ends: Vec<End> = streams
         .into_iter()
         .map(|stream| End {
@@ -90,10 +91,15 @@ fn serve(streams: Vec<TcpStream>) -> Vec<TcpStream> {
             written: 0,
         })
         .collect();
+    let mut rounds = 0_u32;
     while !ends.iter().all(End::is_done) {
         let mut some = false;
+        rounds += 1;
         for end in &mut ends {
             some |= end.turn();
+            if groups > 0 && rounds.is_multiple_of(16) {
+                end.stream.move_to((end.stream.group() + 1) % groups);
+            }
         }
         if !some {
             thread::yield_now();
@@ -126,8 +132,8 @@ fn sixty_four_connections_arrive_whole_over_any_number_of_groups() {
         assert_eq!(spread.len(), groups, "{spread:?}");
         // Those that we open take turns.
         assert!(spread.values().all(|n| *n >= EACH / groups), "{spread:?}");
-        let there = thread::spawn(move || serve(there));
-        let here = serve(here);
+        let there = thread::spawn(move || serve(there, 0));
+        let here = serve(here, 0);
         let there = there.join().unwrap();
         assert_eq!(near.connections(usize::MAX).len(), 2 * EACH);
         assert_eq!(near.snapshot().domains.len(), groups * replicas);
@@ -135,6 +141,37 @@ fn sixty_four_connections_arrive_whole_over_any_number_of_groups() {
         let stats = near.stats().state;
         assert_eq!((stats.no_connection, stats.bad_checksum), (0, 0));
         drop((here, there));
+    }
+}
+
+#[test]
+fn connections_arrive_whole_though_they_move_between_running_groups_all_the_time() {
+    for (groups, replicas) in [(2, 1), (3, 1), (2, 2)] {
+        let (here, there) = memory::pair(MemoryConfig::default().queue_depth(2048));
+        let near = Stack::builder("10.0.0.1/24").limits(limits());
+        let near = near.groups(groups).replicas(replicas).start(here).unwrap();
+        let far = Stack::builder("10.0.0.2/24").limits(limits());
+        let far = far.start(there).unwrap();
+        let ours = near.listen(PORT, EACH as u16).unwrap();
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        for _ in 0..EACH / 2 {
+            there.push(far.connect(address(1)).unwrap());
+            here.push(ours.accept().unwrap().0);
+        }
+        let there = thread::spawn(move || serve(there, 0));
+        let here = serve(here, groups);
+        let there = there.join().unwrap();
+        // Idle ones come where they are to be, too.
+        for stream in &here {
+            while stream.group() != 1 {
+                stream.move_to(1);
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        near.compare().unwrap();
+        assert_eq!(near.connections(usize::MAX).len(), EACH / 2);
+        drop((here, there));
+        near.close(std::time::Duration::from_secs(10)).unwrap();
     }
 }
 
