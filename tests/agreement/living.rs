@@ -148,9 +148,13 @@ impl<T: Tamper> Case<'_, T> {
     pub(crate) fn live(&mut self) -> Result<(), Failure> {
         let plan = self.plan;
         let living = &plan.living;
-        if living.is_still() || self.flipped.is_some() {
-            // With one of three different, nobody else may go missing.
+        if living.is_still() {
             return Ok(());
+        }
+        if self.flipped.is_some() {
+            // With one of three different, nobody else may go missing; others may come.
+            self.maybe_join();
+            return self.come_and_go();
         }
         if self.rng.chance(living.flips) {
             self.flip()?;
@@ -158,11 +162,7 @@ impl<T: Tamper> Case<'_, T> {
                 return Ok(());
             }
         }
-        if self.rng.chance(living.joins) {
-            let tamper = (self.tamper)(self.group.workers().len());
-            // With every seat taken, nobody joins.
-            let _ = self.group.join(None, tamper);
-        }
+        self.maybe_join();
         if self.rng.chance(living.leaves) {
             let index = self.rng.index(self.group.workers().len());
             let seat = self.group.workers()[index].id();
@@ -183,6 +183,15 @@ impl<T: Tamper> Case<'_, T> {
         self.come_and_go()
     }
 
+    /// Somebody may join, if a seat is free.
+    fn maybe_join(&mut self) {
+        if self.rng.chance(self.plan.living.joins) {
+            let tamper = (self.tamper)(self.group.workers().len());
+            // With every seat taken, nobody joins.
+            let _ = self.group.join(None, tamper);
+        }
+    }
+
     /// A bit of somebody's state flips, if there are enough others to say so.
     fn flip(&mut self) -> Result<(), Failure> {
         let workers = self.group.workers().len();
@@ -190,6 +199,12 @@ impl<T: Tamper> Case<'_, T> {
             return Ok(());
         }
         let index = self.rng.index(workers);
+        let position = self.group.workers()[index].replica().position();
+        let voters = self.group.workers().iter();
+        if voters.filter(|worker| worker.since() <= position).count() < 3 {
+            // The others were given their states farther on, perhaps by one of the two.
+            return Ok(());
+        }
         let id = self.group.workers()[index].id();
         self.repaired = self.group.member_stats().repaired;
         FLIP.set(Some((self.rng.index(8), self.rng.next() as u32)));
@@ -242,6 +257,7 @@ impl<T: Tamper> Case<'_, T> {
         }
         if self.group.seat() > 0 {
             self.seen.joined = true;
+            self.seen.joined_beside_flipped |= self.flipped.is_some();
         }
         self.seen.recruited |= self.group.member_stats().recruited > 0;
         while let Some(index) = self.group.workers().iter().position(|w| w.has_left()) {

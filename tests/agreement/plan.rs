@@ -202,7 +202,7 @@ fn peers() -> impl Strategy<Value = Peers> {
     let reads = prop_oneof![1 => 2u32..=40, 2 => 40u32..=900];
     let shape = (1usize..=3, 0u32..=1000, 300u64..=12_000, reads);
     let options = (any::<bool>(), any::<bool>(), prop::option::of(0u8..=3));
-    let life = (any::<bool>(), 60u64..=400, rate(500), rate(150));
+    let life = (any::<bool>(), 60u64..=400, rate(500), rate(300));
     (shape, options, life).prop_map(
         |(
             (count, opened_by_stack, buffer, reads),

@@ -39,10 +39,11 @@ pub(crate) struct Seen {
     pub(crate) unwound: bool,
     pub(crate) alone: bool,
     pub(crate) recruited: bool,
+    pub(crate) joined_beside_flipped: bool,
 }
 
 impl Seen {
-    pub(crate) const COUNT: usize = 31;
+    pub(crate) const COUNT: usize = 32;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
@@ -77,6 +78,7 @@ impl Seen {
         ("a worker whose changed state made it panic", false),
         ("a worker that was alone, and used no log", true),
         ("a worker that rested, and came back", true),
+        ("a worker that joined while a state was wrong", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
@@ -112,6 +114,7 @@ impl Seen {
             self.unwound,
             self.alone,
             self.recruited,
+            self.joined_beside_flipped,
         ]
     }
 }

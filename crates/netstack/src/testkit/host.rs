@@ -557,9 +557,9 @@ impl Host {
     /// Somebody may come, go or fail before the next step. Says whether somebody did.
     fn live(&mut self) -> bool {
         if self.flipped.is_some() {
-            // With one of three wrong, nobody else may go missing.
+            // With one of three wrong, nobody else may go missing; others may come.
             self.look_after_the_flipped();
-            return false;
+            return self.rng.chance(self.life.joins_ppm) && self.join();
         }
         if self.flip_is_due && self.staying() > 1 {
             let before = self.life_stats.flips;
@@ -590,19 +590,32 @@ impl Host {
         let any = self.rng.below(group.workers().len() as u64) as usize;
         let seat = group.workers()[any].id();
         if joins {
-            // With every seat taken, nobody joins.
-            let _ = group.join(None, Mortal);
+            self.join();
         } else if leaves {
             // The last one stays.
             let _ = group.leave(Some(seat));
         } else if dies && staying > 1 {
             self.life_stats.deaths += 1;
             self.bury(seat);
-        } else if flips && staying >= 3 && staying == group.workers().len() && group.joining() == 0
-        {
-            self.flip(seat);
+        } else if flips && staying == group.workers().len() && group.joining() == 0 {
+            let position = group.workers()[any].replica().position();
+            let voters = group.workers().iter();
+            // Those who were given their states farther on cannot say who is right here.
+            if voters.filter(|worker| worker.since() <= position).count() >= 3 {
+                self.flip(seat);
+            }
         }
         true
+    }
+
+    /// Somebody joins, if a seat is free. Says whether somebody does.
+    fn join(&mut self) -> bool {
+        let Engine::Group(group) = &mut self.engine else {
+            return false;
+        };
+        let joins = group.join(None, Mortal).is_ok();
+        self.is_moving |= joins;
+        joins
     }
 
     fn flip_any(&mut self) {

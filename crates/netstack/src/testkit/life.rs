@@ -22,8 +22,8 @@ pub struct Life {
     /// The next step is to end in a panic: in an effect, or behind a request that was applied. It comes to nothing if the
     /// step has none.
     pub panics_ppm: u32,
-    /// A bit of a connection flips in somebody's state, if there are two others at least, and nobody else is missing,
-    /// wrong, or about to come. Nothing is performed then that is not [confirmed](crate::variants::replicated::Layout).
+    /// A bit of a connection flips in somebody's state, if two others at least know what is right there, and nobody else is
+    /// missing, wrong, or about to come; others may come later. Nothing is performed then that is not [confirmed](crate::variants::replicated::Layout).
     pub flips_ppm: u32,
 }
 

@@ -898,6 +898,11 @@ impl<T: Tamper> Worker<T> {
         self.apply_ready(APPLY_BATCH)
     }
 
+    /// The position behind which its state is one that it came to by itself, and so counts when replicas differ.
+    pub fn since(&self) -> u64 {
+        self.shared.roll.since(self.id)
+    }
+
     /// Performs all effects whose primary this worker is. Returns how many.
     pub fn perform_all(&mut self) -> usize {
         self.perform_mine()
