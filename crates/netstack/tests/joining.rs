@@ -1,0 +1,191 @@
+//! Who joins under full load costs little, where the replicas are what bounds the load.
+//!
+//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each octet that it performs,
+//! for each request that it applies, for a snapshot that it gives. The peer and the applications cost nothing.
+
+use std::net::SocketAddrV4;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::replicated::{Group, Layout};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Limits, SocketError, TcpStream};
+
+/// What work costs, in nanoseconds.
+const OCTET: u64 = 20;
+const REQUEST: u64 = 20_000;
+const TURN: u64 = 500;
+/// For each octet of a snapshot.
+const CLONE: u64 = 20;
+/// From one step of the peer to the next.
+const BEAT: u64 = 20_000;
+/// What is counted at once, in milliseconds.
+const SLICE: u64 = 5;
+
+fn setup(last: u8) -> Setup {
+    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+fn octet(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What would block has moved no octet yet.
+fn moved(done: Result<usize, SocketError>) -> u64 {
+    match done {
+        Ok(octets) => octets as u64,
+        Err(SocketError::WouldBlock) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A group whose cores are slow, and a peer that sends to it as fast as it can.
+struct Lab {
+    group: Group,
+    peer: Single,
+    now: u64,
+    /// Until when the core of each seat is busy.
+    busy: Vec<u64>,
+    /// Somebody waits for a snapshot, which takes its giver so long.
+    snapshot: Option<u64>,
+    ends: Option<(TcpStream, TcpStream)>,
+    buffer: Vec<u8>,
+    written: u64,
+    read: u64,
+}
+
+impl Lab {
+    fn new(replicas: usize, seats: usize) -> Lab {
+        let (left, right) = memory::pair(MemoryConfig::default());
+        let mut layout = Layout::default();
+        (layout.replicas, layout.seats) = (replicas, seats);
+        let mut lab = Lab {
+            group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
+            peer: Single::new(setup(2), Box::new(right)).unwrap(),
+            now: 0,
+            busy: vec![0; seats],
+            snapshot: None,
+            ends: None,
+            buffer: vec![0; 200_000],
+            written: 0,
+            read: 0,
+        };
+        let listener = lab.group.sockets().listen(7, 4).unwrap();
+        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let mut opening = lab.peer.sockets().begin_connect(at).unwrap();
+        let (mut from, mut to) = (None, None);
+        while from.is_none() || to.is_none() {
+            lab.beat();
+            from = from.or_else(|| opening.try_finish().unwrap());
+            to = to.or_else(|| listener.try_accept().ok());
+        }
+        lab.ends = from.zip(to.map(|(to, _)| to));
+        lab
+    }
+
+    /// The peer has a step, and every core that is free takes turns until it is not.
+    fn beat(&mut self) {
+        let end = self.now + BEAT;
+        self.peer.turn(Instant::from_nanos(self.now));
+        self.peer.turn(Instant::from_nanos(self.now));
+        loop {
+            // Who has been free for longest is next.
+            let workers = self.group.workers().iter().enumerate();
+            let next = workers.min_by_key(|(_, worker)| self.busy[worker.id()]);
+            let (index, id) = next.map(|(index, worker)| (index, worker.id())).unwrap();
+            if self.busy[id] >= end {
+                break;
+            }
+            let at = self.busy[id].max(self.now);
+            self.busy[id] = at + self.turn_of(index, at);
+            self.group.seat();
+        }
+        self.now = end;
+    }
+
+    /// What a turn of a worker costs.
+    fn turn_of(&mut self, index: usize, at: u64) -> u64 {
+        let worker = &mut self.group.workers()[index];
+        let (stats, applied) = (worker.stats(), worker.replica().applied());
+        worker.turn(Instant::from_nanos(at));
+        let after = worker.stats();
+        let octets = after.delivered_bytes + after.sent_bytes;
+        let octets = octets - stats.delivered_bytes - stats.sent_bytes;
+        let requests = worker.replica().applied() - applied;
+        // Whoever comes first gives it.
+        let snapshot = self.snapshot.take().unwrap_or(0);
+        TURN + octets * OCTET + requests * REQUEST + snapshot
+    }
+
+    fn join(&mut self) {
+        self.group.join(None, ()).unwrap();
+        let worker = &self.group.workers()[0];
+        // As large as if all connections were open.
+        let one = worker.replica().connections().next();
+        let one = one.map_or(0, |(_, tcb)| size_of_val(tcb));
+        let effects = worker.kept_effects().count() * size_of::<Effect>();
+        let octets = one * Limits::default().connections as usize + effects;
+        self.snapshot = Some(octets as u64 * CLONE);
+    }
+
+    /// Octets that are read in the next slice.
+    fn slice(&mut self) -> u64 {
+        let (before, end) = (self.read, self.now + SLICE * 1_000_000);
+        while self.now < end {
+            self.beat();
+            let (from, to) = self.ends.as_mut().unwrap();
+            let octets: Vec<u8> = (self.written..self.written + 20_000).map(octet).collect();
+            self.written += moved(from.try_write(&octets));
+            let got = moved(to.try_read(&mut self.buffer)) as usize;
+            for found in &self.buffer[..got] {
+                assert_eq!(*found, octet(self.read), "octet {}", self.read);
+                self.read += 1;
+            }
+        }
+        self.read - before
+    }
+
+    fn median(&mut self, slices: usize) -> u64 {
+        let mut all: Vec<_> = (0..slices).map(|_| self.slice()).collect();
+        all.sort_unstable();
+        all[slices / 2]
+    }
+}
+
+#[test]
+fn who_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
+    for replicas in 1..=3 {
+        let mut lab = Lab::new(replicas, replicas + 1);
+        lab.median(20);
+        let before = lab.median(40);
+        lab.join();
+        let asked = lab.now;
+        let (mut slow, mut slowest, mut worst, mut took) = (0, 0, before, None);
+        for _ in 0..40 {
+            let now = lab.slice();
+            worst = worst.min(now);
+            slow = if 10 * now < 8 * before { slow + 1 } else { 0 };
+            slowest = slowest.max(slow);
+            if took.is_none() && lab.group.workers().len() > replicas {
+                took = Some((lab.now - asked) / 1_000_000);
+            }
+        }
+        let after = lab.median(40);
+        println!(
+            "{replicas} and one more: {before} octets in {SLICE} ms, {worst} at worst, below 80 % for {} ms, {after} after; \
+             joined within {took:?} ms",
+            slowest * SLICE
+        );
+        assert!(
+            slowest * SLICE <= 50,
+            "below 80 % for {} ms",
+            slowest * SLICE
+        );
+        assert!(worst < before, "the snapshot has to show");
+        // Or something else were what bounds it.
+        assert!(10 * after > 11 * before, "{before} octets, and {after}");
+        lab.group.compare().unwrap();
+    }
+}
