@@ -222,7 +222,7 @@ impl Patch {
     }
 
     /// Sets the numbers of a frame without payload. Nothing of the frame is read.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bare(&self, frame: &mut [u8], numbers: &Numbers) {
         self.store(frame, numbers, 0);
     }
@@ -235,7 +235,7 @@ impl Patch {
         frame[head..head + 4].copy_from_slice(&mark.to_be_bytes());
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, frame: &mut [u8], numbers: &Numbers, mark: u64) {
         let Numbers {
             port,

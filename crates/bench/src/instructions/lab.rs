@@ -258,15 +258,13 @@ impl LabRx {
         let count = (allowed as usize).min(open).min(max).min(self.pool.len());
         let ack = sequence(self.iss, self.acked);
         let mut numbers = self.numbers(0, ack);
-        for _ in 0..count {
-            let Some(mut frame) = self.pool.pop() else {
-                break;
-            };
+        let first = self.pool.len() - count;
+        for frame in &mut self.pool[first..] {
             numbers.seq = sequence(PEER_ISS, self.offset);
             self.patch.bare(frame.bytes_mut(), &numbers);
             self.offset += segment;
-            out.push(frame);
         }
+        out.extend(self.pool.drain(first..));
     }
 
     /// Acknowledges every second segment.
@@ -277,15 +275,13 @@ impl LabRx {
         let seq = sequence(PEER_ISS, self.offset);
         let count = count.min(max).min(self.pool.len());
         let mut numbers = self.numbers(seq, 0);
-        for _ in 0..count {
-            let Some(mut frame) = self.pool.pop() else {
-                break;
-            };
+        let first = self.pool.len() - count;
+        for frame in &mut self.pool[first..] {
             self.acked += two;
             numbers.ack = sequence(self.iss, self.acked);
             self.patch.bare(frame.bytes_mut(), &numbers);
-            out.push(frame);
         }
+        out.extend(self.pool.drain(first..));
     }
 }
 

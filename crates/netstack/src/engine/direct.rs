@@ -235,7 +235,7 @@ impl<'a> Requests<Asked> for Performing<'a> {
     fn applied(&mut self, asked: &mut Asked) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            perform::deliver(self.world, deliver, self.layout, self.text, self.stats);
+            perform::deliver(self.world, deliver, self.layout, &self.text, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
         }
@@ -248,6 +248,14 @@ impl<'a> Requests<Asked> for Performing<'a> {
 impl<'a> Performing<'a> {
     #[inline(never)]
     fn others(&mut self, effects: &mut Vec<Effect>) {
+        if let [Effect::Transmit(transmit)] = &effects[..]
+            && transmit.payload_len == 0
+        {
+            // An acknowledgment.
+            perform::build_bare(self.world, transmit, self.template, self.stats);
+            effects.clear();
+            return;
+        }
         perform::all(
             self.world,
             &*effects,

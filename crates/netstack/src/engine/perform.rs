@@ -17,7 +17,7 @@ use crate::engine::world::{Answer, HintNews, Ready, Wakes, World};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, fill, fill_processed};
+pub(crate) use frames::{Template, build, build_bare, fill, fill_processed};
 
 /// Does all that a request asked for, whose payload is `text`.
 #[inline]
@@ -32,7 +32,7 @@ pub(crate) fn all<'a>(
     for effect in effects {
         match effect {
             Effect::Deliver(piece) => {
-                deliver(world, piece, request.layout(), text, stats);
+                deliver(world, piece, request.layout(), &text, stats);
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
@@ -63,7 +63,7 @@ pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    run: Text<'_>,
+    run: &Text<'_>,
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {
@@ -104,7 +104,7 @@ fn copy_pieces(
     stream: &StreamRef<'_>,
     deliver: &Deliver,
     (seg_len, payload_offset): (u32, usize),
-    run: Text<'_>,
+    run: &Text<'_>,
 ) -> Option<()> {
     let seg_len = seg_len.max(1);
     let mut done = 0;

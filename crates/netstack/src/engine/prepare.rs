@@ -28,7 +28,7 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &mut Run)
                 let covered = wire::checksummed_at_once(frame.bytes())?;
                 let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
                 let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-                let sum = rest_of_pseudo_header(covered).add_few(head);
+                let sum = rest_of_pseudo_header(covered).add_head(head);
                 verdict |= u16::from(sum.add_copy(payload, to).is_good()) << i;
                 left = rest;
             }

@@ -1337,7 +1337,8 @@ fn stamp(delivery: u64, slots: u64, end: u64) -> u64 {
     (lap_tag(delivery, slots) << END_BITS) | (end & END_MASK)
 }
 
-const LAP_TAGS: u64 = (1 << (64 - END_BITS)) - 1;
+/// A power of two, which is quick to divide by, and less than there are tags.
+const LAP_TAGS: u64 = 1 << (63 - END_BITS);
 
 fn lap_tag(delivery: u64, slots: u64) -> u64 {
     (delivery >> slots.trailing_zeros()) % LAP_TAGS + 1

@@ -166,8 +166,10 @@ impl TxRing {
     /// Asks the processor for the first `len` octets of a slot that is to be written soon.
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
-        super::stream::prefetch_of(&self.slots[self.index(frame)]);
-        prefetch_at(self.bytes(frame), len.min(self.slot_len));
+        let index = self.index(frame);
+        super::stream::prefetch_of(&self.slots[index]);
+        let start = UnsafeCell::raw_get(&raw const self.memory[index * self.slot_len]);
+        prefetch_at(start, len.min(self.slot_len));
     }
 
     fn bytes(&self, frame: u64) -> *mut u8 {

@@ -73,8 +73,7 @@ impl Vectors<32> for V3 {
 
     #[inline(always)]
     fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64 {
-        to.copy_from_slice(from);
-        super::sum_short(from)
+        super::copy_short(from, to)
     }
 }
 

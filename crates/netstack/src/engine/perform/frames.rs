@@ -175,7 +175,12 @@ fn unfinished() -> TxMeta {
 
 /// Builds the frame of a transmit effect without text in its slot.
 #[inline]
-fn build_bare(world: &World, t: &Transmit, template: &mut Template, stats: &mut EffectStats) {
+pub(crate) fn build_bare(
+    world: &World,
+    t: &Transmit,
+    template: &mut Template,
+    stats: &mut EffectStats,
+) {
     let Ok(mut claim) = world.tx.claim(t.first_frame) else {
         stats.diverged += 1;
         return;
