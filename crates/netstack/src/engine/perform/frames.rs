@@ -165,12 +165,13 @@ fn emit_once(
 
 /// What is said of a frame that is left to the device to finish.
 fn unfinished() -> TxMeta {
-    let mut meta = TxMeta::default();
-    meta.checksum = TxChecksum::Partial {
-        start: (ETHERNET_HEADER + 20) as u16,
-        offset: CHECKSUM_AT,
-    };
-    meta
+    TxMeta {
+        checksum: TxChecksum::Partial {
+            start: (ETHERNET_HEADER + 20) as u16,
+            offset: CHECKSUM_AT,
+        },
+        gso: None,
+    }
 }
 
 /// Builds the frame of a transmit effect without text in its slot.
