@@ -190,6 +190,7 @@ mod tests {
             about: "",
             panels: Vec::new(),
             stalls: None,
+            joins: None,
             shares: Some(SharesResult {
                 every_requests: 1,
                 workload: Workload::default(),

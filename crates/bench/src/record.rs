@@ -185,6 +185,43 @@ pub struct StallSample {
     pub sent_again: u64,
 }
 
+/// What an application got while a replica left and joined again.
+#[derive(Clone, Debug, Serialize)]
+pub struct JoinsResult {
+    /// From one join to the next, in milliseconds; half of it the replica is away.
+    pub period_ms: f64,
+    /// What was counted at once, in milliseconds.
+    pub slice_ms: f64,
+    /// What was done.
+    pub workload: Workload,
+    /// By direction.
+    pub rows: Vec<JoinRow>,
+}
+
+/// One direction.
+#[derive(Clone, Debug, Serialize)]
+pub struct JoinRow {
+    /// Which way the payload goes.
+    pub direction: Direction,
+    /// Replicas, the one that joins among them.
+    pub cores: usize,
+    /// As they came.
+    pub samples: Vec<JoinSample>,
+}
+
+/// One join.
+#[derive(Clone, Debug, Serialize)]
+pub struct JoinSample {
+    /// The median of the slices before.
+    pub before_gbit_per_s: f64,
+    /// The slice behind it with the least, as a share of that.
+    pub worst_share: f64,
+    /// The longest time below 80 % of that, in milliseconds.
+    pub below_ms: f64,
+    /// From asking for a state to taking part, in milliseconds.
+    pub took_ms: f64,
+}
+
 /// One look at the shares.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShareSample {
@@ -207,6 +244,8 @@ pub struct ExperimentResult {
     pub shares: Option<SharesResult>,
     /// Stalls, if that is what was asked for.
     pub stalls: Option<StallsResult>,
+    /// Joins, if that is what was asked for.
+    pub joins: Option<JoinsResult>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
     /// How long it took.
@@ -380,7 +419,14 @@ impl ExperimentResult {
         if let Some(stalls) = &self.stalls {
             stalls.write(out)?;
         }
-        if self.panels.is_empty() && self.shares.is_none() && self.stalls.is_none() {
+        if let Some(joins) = &self.joins {
+            joins.write(out)?;
+        }
+        if self.panels.is_empty()
+            && self.shares.is_none()
+            && self.stalls.is_none()
+            && self.joins.is_none()
+        {
             writeln!(out, "no row to be measured")?;
         }
         for figure in &self.published {
@@ -535,6 +581,38 @@ impl SharesResult {
                     spread(share, 3)
                 )?;
             }
+        }
+        Ok(())
+    }
+}
+
+impl JoinsResult {
+    fn write(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "{}", conditions(&self.workload))?;
+        for row in &self.rows {
+            let all = |what: &dyn Fn(&JoinSample) -> f64| -> Vec<f64> {
+                row.samples.iter().map(what).collect()
+            };
+            let of = |what: &dyn Fn(&JoinSample) -> f64, digits| {
+                Spread::of(all(what)).map_or_else(|| "?".to_owned(), |s| spread(&s, digits))
+            };
+            writeln!(
+                out,
+                "{} replicas, {:?}: {} joins, one every {} ms; before them {} Gbit/s; the worst {} ms {} of that, at least {:.2}; \
+                 below 80 % for {} ms, at most {:.0}; joining took {} ms, at most {:.2}",
+                row.cores,
+                row.direction,
+                row.samples.len(),
+                self.period_ms,
+                of(&|s| s.before_gbit_per_s, 2),
+                self.slice_ms,
+                of(&|s| s.worst_share, 2),
+                all(&|s| s.worst_share).into_iter().fold(f64::MAX, f64::min),
+                of(&|s| s.below_ms, 0),
+                all(&|s| s.below_ms).into_iter().fold(0.0, f64::max),
+                of(&|s| s.took_ms, 2),
+                all(&|s| s.took_ms).into_iter().fold(0.0, f64::max),
+            )?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 mod checksum;
 mod connections;
 mod inline;
+mod joining;
 mod lineup;
 mod load_share;
 mod specialized;
@@ -56,6 +57,8 @@ pub enum Ask {
     Shares,
     /// What an application gets while a replica stands still.
     Stalls,
+    /// What an application gets while replicas join.
+    Joins,
 }
 
 /// All experiments, in the order in which they run.
@@ -70,6 +73,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     connections::EXPERIMENT,
     load_share::EXPERIMENT,
     stall::EXPERIMENT,
+    joining::EXPERIMENT,
     udp_rx::EXPERIMENT,
     udp_tx::EXPERIMENT,
 ];
@@ -89,6 +93,7 @@ impl Experiment {
             panels: Vec::new(),
             shares: None,
             stalls: None,
+            joins: None,
             published: self.published.to_vec(),
             seconds: 0.0,
         };
@@ -108,6 +113,13 @@ impl Experiment {
                 Ok(stalls) => result.stalls = stalls,
                 Err(why) => {
                     let panel = wanted.panel("stalls", Direction::Receive, wanted.base);
+                    result.panels.push(PanelResult::failed(&panel, why));
+                }
+            },
+            Ask::Joins => match joining::joins(wanted, &mut |n, of| progress(self.name, n, of)) {
+                Ok(joins) => result.joins = joins,
+                Err(why) => {
+                    let panel = wanted.panel("joins", Direction::Receive, wanted.base);
                     result.panels.push(PanelResult::failed(&panel, why));
                 }
             },
@@ -132,6 +144,7 @@ impl Experiment {
             }
             Ask::Shares => SHARE_SAMPLES / 4,
             Ask::Stalls => 40 * stall::STALLS,
+            Ask::Joins => 40 * joining::JOINS,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a thread drives: one seat for each core that a variant runs on.
 
 mod app;
+pub(crate) mod joining;
 pub mod limit;
 pub mod locked;
 pub mod replicated;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::{thread, time};
 
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+use dominoes_netstack::variants::replicated::{Door, Group, Layout, Worker};
 
 use crate::peer::PeerDevice;
 use crate::seats::app::{self, App};
@@ -12,7 +12,7 @@ use crate::seats::shares::ShareLog;
 use crate::seats::{Account, Direction, Row, Seat};
 use crate::workload::Workload;
 
-struct WorkerSeat {
+pub(super) struct WorkerSeat {
     worker: Worker,
     /// With the first worker only.
     app: Option<App>,
@@ -44,6 +44,20 @@ pub(crate) fn row(
     cores: usize,
     arrange: impl FnOnce(&mut Layout),
 ) -> Result<Row, String> {
+    let (seats, _) = seats(direction, workload, cores, arrange)?;
+    let seats = seats
+        .into_iter()
+        .map(|seat| -> Box<dyn Seat> { Box::new(seat) });
+    Ok(Row::new(name, seats.collect()))
+}
+
+/// The seats of such a row, and where more may come in.
+pub(super) fn seats(
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+    arrange: impl FnOnce(&mut Layout),
+) -> Result<(Vec<WorkerSeat>, Door), String> {
     let (device, wire) = PeerDevice::new(app::role(direction), workload);
     let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
@@ -56,20 +70,27 @@ pub(crate) fn row(
         group.turn(Instant::from_nanos(now));
     })?;
     let mut app = Some(app);
-    let seat = |worker| -> Box<dyn Seat> {
-        Box::new(WorkerSeat {
-            worker,
-            app: app.take(),
-            observed: None,
-            shares: None,
-            watched: false,
-        })
-    };
-    let seats = group.into_workers().into_iter().map(seat).collect();
-    Ok(Row::new(name, seats))
+    let door = group.door();
+    let workers = group.into_workers().into_iter();
+    let seats = workers.map(|worker| WorkerSeat::new(worker, app.take()));
+    Ok((seats.collect(), door))
 }
 
 impl WorkerSeat {
+    pub(super) fn new(worker: Worker, app: Option<App>) -> WorkerSeat {
+        WorkerSeat {
+            worker,
+            app,
+            observed: None,
+            shares: None,
+            watched: false,
+        }
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
     /// As [`Seat::turn`], and tells what it did.
     #[cold]
     fn watched_turn(&mut self, now: Instant) -> usize {

@@ -27,7 +27,7 @@ mod proof;
 mod staff;
 mod worker;
 
-pub use handover::Joining;
+pub use handover::{Door, Joining};
 use handover::{Ledger, NOBODY, Snapshot};
 use kept::{EFFECT_BITS, Kept};
 use members::{Crews, MAX_SEATS, Roll, seats};
@@ -501,6 +501,11 @@ impl<T: Tamper> Group<T> {
             workers,
             joining: Vec::new(),
         })
+    }
+
+    /// Where workers come and go once these are with their threads.
+    pub fn door(&self) -> Door {
+        Door::new(&self.shared)
     }
 
     /// Another worker, on seat `seat` or on any that is free. It sits among the workers once one of them has had a

@@ -354,6 +354,42 @@ impl<T: Tamper> Worker<T> {
     }
 }
 
+/// Where workers come and go, for whoever drives them on threads of its own.
+#[derive(Clone)]
+pub struct Door {
+    shared: Arc<Shared>,
+}
+
+impl core::fmt::Debug for Door {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Door").finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    pub(super) fn new(shared: &Arc<Shared>) -> Door {
+        Door {
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// As [`Group::join`](super::Group::join), on any seat that is free.
+    ///
+    /// # Errors
+    /// If no seat is free, or no worker is left.
+    pub fn join<T: Tamper>(&self, tamper: T) -> Result<Joining<T>, MembersError> {
+        Joining::new(&self.shared, None, tamper)
+    }
+
+    /// As [`Group::leave`](super::Group::leave).
+    ///
+    /// # Errors
+    /// If there is no such worker, or it is the last.
+    pub fn leave(&self, seat: usize) -> Result<usize, MembersError> {
+        self.shared.dismiss(Some(seat))
+    }
+}
+
 /// A worker that is to be: it waits for its state.
 pub struct Joining<T: Tamper = ()> {
     shared: Arc<Shared>,

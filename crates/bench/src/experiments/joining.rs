@@ -1,0 +1,60 @@
+//! A replica leaves and joins again every 200 ms: what the application gets meanwhile, and how long a join takes.
+
+use std::time::Duration;
+
+use super::lineup::Wanted;
+use super::{Ask, Experiment, settled};
+use crate::record::{JoinRow, JoinsResult};
+use crate::seats::Direction;
+use crate::seats::joining::{self, PERIOD_NS, SLICE_NS};
+use crate::slices;
+use crate::workload::Workload;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "joining",
+    about: "a replica leaves and joins again every 200 ms at full speed",
+    ask: Ask::Joins,
+    published: &[],
+};
+
+/// Joins of each row.
+pub(super) const JOINS: usize = 12;
+
+/// A slice holds many joins, so that few of them are cut by its end.
+const SLICE: Duration = Duration::from_secs(2);
+
+/// One connection on the largest number of cores that was asked for, receiving and sending.
+pub(super) fn joins(
+    wanted: &Wanted,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Option<JoinsResult>, String> {
+    let workload = Workload {
+        slice: SLICE,
+        ..wanted.base
+    };
+    let mut result = JoinsResult {
+        period_ms: PERIOD_NS as f64 / 1e6,
+        slice_ms: SLICE_NS as f64 / 1e6,
+        workload,
+        rows: Vec::new(),
+    };
+    let cores = wanted.cores.iter().copied().max().unwrap_or(1);
+    for direction in [Direction::Receive, Direction::Send] {
+        let entries = wanted.entries(direction, &["replicated"], "", workload);
+        if cores == 1 || !entries.iter().any(|entry| entry.cores == cores) {
+            continue;
+        }
+        let (row, log) = joining::row(direction, &workload, cores, JOINS)?;
+        let row = settled(row, workload.segment_bytes)?;
+        slices::sample(row, workload.slice, &mut || {
+            progress(log.taken(), JOINS);
+            log.is_full()
+        })?;
+        result.rows.push(JoinRow {
+            direction,
+            cores,
+            samples: log.samples(),
+        });
+    }
+    Ok((!result.rows.is_empty()).then_some(result))
+}
