@@ -3,8 +3,9 @@
 //! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each direction, which
 //! loses, repeats, reorders, damages and delays frames as its [`LinkConfig`] says. Time moves only from one event to the
 //! next. The workers of a replicated stack take their steps in random order, and may stall at every boundary between
-//! two steps; a stack whose threads would sleep takes none. As a [`Life`] says, they come, go, die anywhere, and have bits of their states flipped. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many and says in one
-//! line how to repeat the one that failed.
+//! two steps; a stack whose threads would sleep takes none. As a [`Life`] says, they come, go, die anywhere, and have bits
+//! of their states flipped. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many and says
+//! in one line how to repeat the one that failed.
 //!
 //! ```
 //! use core::ops::ControlFlow;
