@@ -806,11 +806,14 @@ impl Host {
         Ok(compared)
     }
 
-    /// Whether those who differ were changed.
+    /// Whether a change explains it: the others agree without those who were changed. Who would make up a majority with
+    /// them may have left since.
     fn was_changed(&self, mismatch: &Mismatch) -> bool {
-        let wrong = mismatch.minority().unwrap_or_default();
-        let changed = |seat: &usize| self.changed >> seat & 1 != 0 || self.flipped == Some(*seat);
-        !wrong.is_empty() && wrong.iter().all(changed)
+        let changed = |seat: usize| self.changed >> seat & 1 != 0 || self.flipped == Some(seat);
+        let posted = mismatch.fingerprints.iter();
+        let mut others = posted.filter(|(seat, _)| !changed(*seat));
+        let first = others.next().map(|(_, print)| *print);
+        others.all(|(_, print)| Some(*print) == first)
     }
 
     /// Counters of the state.
