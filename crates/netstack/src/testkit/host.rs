@@ -3,6 +3,7 @@
 use core::cell::Cell;
 use core::fmt;
 use core::net::Ipv4Addr;
+use core::ops::RangeInclusive;
 
 use dominoes::Mismatch;
 use dominoes_drivers::Device;
@@ -85,8 +86,10 @@ pub struct Host {
     /// Whether it was found, and how many had been repaired when it changed.
     found: bool,
     repaired: u64,
-    /// Seats whose worker was changed and never found: what it posted may be wrong.
-    changed: u64,
+    /// Workers whose changed state nobody found, and between which positions what they posted may be wrong.
+    changed: Vec<(usize, RangeInclusive<u64>)>,
+    /// The first position at which what the flipped one posts may be wrong.
+    wrong_from: u64,
     /// Seats whose worker died, and for which another one was asked.
     revived: u64,
     /// Whether somebody may be about to come or go.
@@ -220,7 +223,8 @@ impl Host {
             flipped: None,
             found: false,
             repaired: 0,
-            changed: 0,
+            changed: Vec::new(),
+            wrong_from: 0,
             revived: 0,
             is_moving: false,
             flip_is_due: false,
@@ -520,8 +524,20 @@ impl Host {
             resume_unwind(panic);
         }
         self.flipped = None;
-        self.changed |= 1 << seat;
+        // It may have been in the middle of a request.
+        let upto = self.position_of(seat) + 1;
+        self.changed.push((seat, self.wrong_from..=upto));
         self.life_stats.unwound += 1;
+    }
+
+    /// How far the worker on seat `seat` has applied the log; 0 if there is none.
+    fn position_of(&mut self, seat: usize) -> u64 {
+        let Engine::Group(group) = &mut self.engine else {
+            return 0;
+        };
+        let mut workers = group.workers().iter();
+        let worker = workers.find(|worker| worker.id() == seat);
+        worker.map_or(0, |worker| worker.replica().position())
     }
 
     /// The worker on seat `seat` is no more. Mostly another one is to take its place.
@@ -638,9 +654,10 @@ impl Host {
         let Some(worker) = workers.iter_mut().find(|worker| worker.id() == seat) else {
             return;
         };
+        let before = worker.replica().position();
         let (flipped, end) = with_flip(nth, bit, || worker.apply());
         if flipped {
-            self.flipped = Some(seat);
+            (self.flipped, self.wrong_from) = (Some(seat), before + 1);
             self.found = false;
             self.life_stats.flips += 1;
         }
@@ -678,7 +695,8 @@ impl Host {
             let other = others.find(|other| other.position() == replica.position());
             if other.is_some_and(|o| o.whole_fingerprint() == replica.whole_fingerprint()) {
                 self.flipped = None;
-                self.changed |= 1 << seat;
+                self.changed
+                    .push((seat, self.wrong_from..=replica.position()));
                 self.life_stats.overwritten += 1;
             }
         }
@@ -809,7 +827,14 @@ impl Host {
     /// Whether a change explains it: the others agree without those who were changed. Who would make up a majority with
     /// them may have left since.
     fn was_changed(&self, mismatch: &Mismatch) -> bool {
-        let changed = |seat: usize| self.changed >> seat & 1 != 0 || self.flipped == Some(seat);
+        let position = mismatch.position;
+        let is_flipped = |seat| self.flipped == Some(seat) && position >= self.wrong_from;
+        let changed = |seat: usize| {
+            let was = |(who, when): &(usize, RangeInclusive<u64>)| {
+                *who == seat && when.contains(&position)
+            };
+            is_flipped(seat) || self.changed.iter().any(was)
+        };
         let posted = mismatch.fingerprints.iter();
         let mut others = posted.filter(|(seat, _)| !changed(*seat));
         let first = others.next().map(|(_, print)| *print);
