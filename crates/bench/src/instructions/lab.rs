@@ -258,13 +258,13 @@ impl LabRx {
         let count = (allowed as usize).min(open).min(max).min(self.pool.len());
         let ack = sequence(self.iss, self.acked);
         let mut numbers = self.numbers(0, ack);
-        let first = self.pool.len() - count;
-        for frame in &mut self.pool[first..] {
+        // Moved one by one, as a range would be by way of the stack.
+        for mut frame in (0..count).map_while(|_| self.pool.pop()) {
             numbers.seq = sequence(PEER_ISS, self.offset);
             self.patch.bare(frame.bytes_mut(), &numbers);
             self.offset += segment;
+            out.push(frame);
         }
-        out.extend(self.pool.drain(first..));
     }
 
     /// Acknowledges every second segment.
@@ -275,13 +275,12 @@ impl LabRx {
         let seq = sequence(PEER_ISS, self.offset);
         let count = count.min(max).min(self.pool.len());
         let mut numbers = self.numbers(seq, 0);
-        let first = self.pool.len() - count;
-        for frame in &mut self.pool[first..] {
+        for mut frame in (0..count).map_while(|_| self.pool.pop()) {
             self.acked += two;
             numbers.ack = sequence(self.iss, self.acked);
             self.patch.bare(frame.bytes_mut(), &numbers);
+            out.push(frame);
         }
-        out.extend(self.pool.drain(first..));
     }
 }
 

@@ -136,12 +136,10 @@ fn fold64(a: u64, b: u64) -> u64 {
 
 #[inline]
 fn fold16(sum: u64) -> u16 {
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    sum as u16
+    let (sum, carry) = (sum as u32).overflowing_add((sum >> 32) as u32);
+    let sum = sum + u32::from(carry);
+    let (word, carry) = (sum as u16).overflowing_add((sum >> 16) as u16);
+    word + u16::from(carry)
 }
 
 /// From how many octets on the wide loops pay for choosing them.
@@ -346,6 +344,35 @@ mod tests {
             let ones = vec![0xff; len];
             assert_eq!(Sum::default().add(&ones).finish(), plain(&ones), "{len}");
             assert_eq!(Sum::default().add(&vec![0; len]).folded(), 0);
+        }
+    }
+
+    /// Carries are counted by means that are rounded: up where half the words are odd, down where all that is below
+    /// the highest word is full.
+    #[test]
+    fn words_whose_means_are_rounded_most_are_summed_right() {
+        for size in [32, 64] {
+            let mut odd = vec![0u8; 1 << 17];
+            for vector in odd.chunks_mut(2 * size) {
+                vector[..size].fill(1);
+            }
+            let mut low = vec![0xffu8; 1 << 17];
+            for (i, word) in low.chunks_mut(8).enumerate() {
+                word[6..].fill(if i % 3 == 0 { 0x80 } else { 0x7f });
+            }
+            let mut edge = vec![0u8; 1 << 17];
+            for (i, word) in edge.chunks_mut(8).enumerate() {
+                // Sums come to just a carry, or to one less than that.
+                word.fill(if i / (size / 8) % 2 == 0 { 0xff } else { 0 });
+                word[0] = (i % 3) as u8;
+            }
+            for bytes in [odd, low, edge] {
+                for len in [64, 1448, 9000, 65_536, 1 << 17] {
+                    let (from, mut to) = (&bytes[..len], vec![0; len]);
+                    let sums = by_every_loop(from, &mut to);
+                    assert!(sums.iter().all(|sum| *sum == plain(from)), "{size} {len}");
+                }
+            }
         }
     }
 

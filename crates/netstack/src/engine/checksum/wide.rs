@@ -1,29 +1,37 @@
-//! For x86-64 with AVX2 or AVX-512: three instructions for a vector, five with a copy.
+//! For x86-64 with AVX2 or AVX-512: little more than three instructions for a vector, than four with a copy.
 //!
-//! `vpmaddwd` adds pairs of signed 16-bit words into 32 bits. Words become signed by subtracting 2^15, which is flipping
-//! their highest bit; what was taken away is added back at the end.
+//! Octets are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071 section 1), but is
+//! lost. How many there were is told by the size of what was added, which need not be known well for that: the mean of
+//! a group's highest words, one `vpavgw` for a vector, says it to far less than half a carry.
 
 use core::arch::x86_64::{__m256i, __m512i};
 
 use pulp::NullaryFnOnce;
 use pulp::x86::{V3, V4};
 
-/// Vectors of a turn of the loop, each with an accumulator of its own, since an addition takes a cycle.
-const UNROLL: usize = 4;
-/// Octets after which the accumulators are emptied: 2^15 words, each at most 2^15 in magnitude, add up to at most 2^30.
+/// Vectors of a group, whose mean is taken at once.
+const GROUP: usize = 4;
+/// Octets after which the carries are counted. Half of one is 2^15 in the highest words, and what is added there of a
+/// vector is wrong by less than four: there may be thousands of them.
 const BLOCK: usize = 1 << 16;
 
-/// What a processor can do with `N` octets at once.
+/// What a processor can do with `N` octets at once, as 64-bit numbers side by side.
 pub(super) trait Vectors<const N: usize>: Copy {
-    /// Sums of signed 32-bit numbers, side by side.
-    type Sums: Copy;
+    type Vector: Copy;
 
-    fn zero(self) -> Self::Sums;
-    fn add(self, a: Self::Sums, b: Self::Sums) -> Self::Sums;
-    /// Adds `octets`, pairs of words less 2^15 each.
-    fn add_words(self, sums: Self::Sums, octets: &[u8; N]) -> Self::Sums;
-    /// All of them in one, which fits.
-    fn total(self, sums: Self::Sums) -> i32;
+    fn zero(self) -> Self::Vector;
+    fn load(self, octets: &[u8; N]) -> Self::Vector;
+    fn store(self, vector: Self::Vector, place: &mut [u8; N]);
+    /// Sums, which wrap around.
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// Means of the 16-bit words, rounded up.
+    fn mean(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The highest 16 bits of each number.
+    fn highest(self, vector: Self::Vector) -> Self::Vector;
+    /// The highest 14 bits: what a number adds to the mean of a group.
+    fn share(self, vector: Self::Vector) -> Self::Vector;
+    /// The sum of all that was added up in `sum`, where `means` are the sums of the highest words of each group's mean.
+    fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
     /// Sums less than `N` octets.
     fn sum_last(self, octets: &[u8]) -> u64;
     /// Sums and copies them.
@@ -31,7 +39,7 @@ pub(super) trait Vectors<const N: usize>: Copy {
 }
 
 impl Vectors<32> for V3 {
-    type Sums = __m256i;
+    type Vector = __m256i;
 
     #[inline(always)]
     fn zero(self) -> __m256i {
@@ -39,31 +47,47 @@ impl Vectors<32> for V3 {
     }
 
     #[inline(always)]
+    fn load(self, octets: &[u8; 32]) -> __m256i {
+        pulp::cast(*octets)
+    }
+
+    #[inline(always)]
+    fn store(self, vector: __m256i, place: &mut [u8; 32]) {
+        *place = pulp::cast(vector);
+    }
+
+    #[inline(always)]
     fn add(self, a: __m256i, b: __m256i) -> __m256i {
-        self.avx2._mm256_add_epi32(a, b)
+        self.avx2._mm256_add_epi64(a, b)
     }
 
     #[inline(always)]
-    fn add_words(self, sums: __m256i, octets: &[u8; 32]) -> __m256i {
+    fn mean(self, a: __m256i, b: __m256i) -> __m256i {
+        self.avx2._mm256_avg_epu16(a, b)
+    }
+
+    #[inline(always)]
+    fn highest(self, vector: __m256i) -> __m256i {
+        self.avx2._mm256_srli_epi64::<48>(vector)
+    }
+
+    #[inline(always)]
+    fn share(self, vector: __m256i) -> __m256i {
+        self.avx2._mm256_srli_epi64::<50>(vector)
+    }
+
+    #[inline(always)]
+    fn total(self, sum: __m256i, means: __m256i) -> u64 {
         let V3 { avx, avx2, .. } = self;
-        let flip = avx._mm256_set1_epi16(i16::MIN);
-        let words = avx2._mm256_xor_si256(pulp::cast(*octets), flip);
-        let pairs = avx2._mm256_madd_epi16(words, avx._mm256_set1_epi16(1));
-        avx2._mm256_add_epi32(sums, pairs)
-    }
-
-    #[inline(always)]
-    fn total(self, sums: __m256i) -> i32 {
-        let V3 {
-            avx, avx2, sse2, ..
-        } = self;
-        let sum = sse2._mm_add_epi32(
-            avx._mm256_castsi256_si128(sums),
-            avx2._mm256_extracti128_si256::<1>(sums),
-        );
-        let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b01_00_11_10>(sum));
-        let sum = sse2._mm_add_epi32(sum, sse2._mm_shuffle_epi32::<0b10_11_00_01>(sum));
-        sse2._mm_cvtsi128_si32(sum)
+        // In units of 2^48: what was added, less what is left of it. Rounded, that is the carries.
+        let added = avx2._mm256_slli_epi64::<2>(means);
+        let lost = avx2._mm256_sub_epi64(added, self.highest(sum));
+        let half = avx._mm256_set1_epi64x(1 << 15);
+        let carries = avx2._mm256_srli_epi64::<16>(self.add(lost, half));
+        // Halves, so that the sum of all fits.
+        let high = avx2._mm256_srli_epi64::<32>(sum);
+        let low = avx2._mm256_srli_epi64::<32>(avx2._mm256_slli_epi64::<32>(sum));
+        across(self, self.add(self.add(low, high), carries))
     }
 
     #[inline(always)]
@@ -77,8 +101,23 @@ impl Vectors<32> for V3 {
     }
 }
 
+/// The sum of four numbers, which fits.
+#[inline(always)]
+fn across(cpu: V3, numbers: __m256i) -> u64 {
+    let V3 {
+        avx, avx2, sse2, ..
+    } = cpu;
+    let both = sse2._mm_add_epi64(
+        avx._mm256_castsi256_si128(numbers),
+        avx2._mm256_extracti128_si256::<1>(numbers),
+    );
+    let sum = sse2._mm_add_epi64(both, sse2._mm_unpackhi_epi64(both, both));
+    let [sum, _]: [u64; 2] = pulp::cast(sum);
+    sum
+}
+
 impl Vectors<64> for V4 {
-    type Sums = __m512i;
+    type Vector = __m512i;
 
     #[inline(always)]
     fn zero(self) -> __m512i {
@@ -86,27 +125,45 @@ impl Vectors<64> for V4 {
     }
 
     #[inline(always)]
+    fn load(self, octets: &[u8; 64]) -> __m512i {
+        pulp::cast(*octets)
+    }
+
+    #[inline(always)]
+    fn store(self, vector: __m512i, place: &mut [u8; 64]) {
+        *place = pulp::cast(vector);
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512i, b: __m512i) -> __m512i {
-        self.avx512f._mm512_add_epi32(a, b)
+        self.avx512f._mm512_add_epi64(a, b)
     }
 
     #[inline(always)]
-    fn add_words(self, sums: __m512i, octets: &[u8; 64]) -> __m512i {
-        let V4 {
-            avx512f, avx512bw, ..
-        } = self;
-        let flip = avx512f._mm512_set1_epi16(i16::MIN);
-        let words = avx512f._mm512_xor_si512(pulp::cast(*octets), flip);
-        let pairs = avx512bw._mm512_madd_epi16(words, avx512f._mm512_set1_epi16(1));
-        avx512f._mm512_add_epi32(sums, pairs)
+    fn mean(self, a: __m512i, b: __m512i) -> __m512i {
+        self.avx512bw._mm512_avg_epu16(a, b)
     }
 
     #[inline(always)]
-    fn total(self, sums: __m512i) -> i32 {
-        let low = self.avx512f._mm512_castsi512_si256(sums);
-        let high = self.avx512f._mm512_extracti64x4_epi64::<1>(sums);
+    fn highest(self, vector: __m512i) -> __m512i {
+        self.avx512f._mm512_srli_epi64::<48>(vector)
+    }
+
+    #[inline(always)]
+    fn share(self, vector: __m512i) -> __m512i {
+        self.avx512f._mm512_srli_epi64::<50>(vector)
+    }
+
+    #[inline(always)]
+    fn total(self, sum: __m512i, means: __m512i) -> u64 {
+        let wide = self.avx512f;
         let half: V3 = *self;
-        half.total(half.add(low, high))
+        let sums = wide._mm512_extracti64x4_epi64::<1>(sum);
+        let more = wide._mm512_extracti64x4_epi64::<1>(means);
+        half.total(
+            wide._mm512_castsi512_si256(sum),
+            wide._mm512_castsi512_si256(means),
+        ) + half.total(sums, more)
     }
 
     /// Half a vector is worth another one.
@@ -188,6 +245,8 @@ fn words<const N: usize, C: Vectors<N>>(cpu: C, bytes: &[u8]) -> u64 {
 
 #[inline(always)]
 fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u64 {
+    // They are of one length: said here, so that no loop asks for the shorter one.
+    let to = &mut to[..from.len()];
     let (from, tail) = from.as_chunks::<N>();
     let (to, last) = to.as_chunks_mut::<N>();
     let total = if from.len() <= BLOCK / N {
@@ -199,45 +258,75 @@ fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u6
     total + cpu.copy_last(tail, last)
 }
 
+/// What was added up, and how much that was.
+#[derive(Clone, Copy)]
+struct Sums<V> {
+    sum: V,
+    means: V,
+}
+
+impl<V: Copy> Sums<V> {
+    #[inline(always)]
+    fn group<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, group: [V; GROUP]) {
+        let [a, b, c, d] = group;
+        let sum = cpu.add(cpu.add(a, b), cpu.add(c, d));
+        self.sum = cpu.add(self.sum, sum);
+        let mean = cpu.mean(cpu.mean(a, b), cpu.mean(c, d));
+        self.means = cpu.add(self.means, cpu.highest(mean));
+    }
+
+    /// One that belongs to no group.
+    #[inline(always)]
+    fn single<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, vector: V) {
+        self.sum = cpu.add(self.sum, vector);
+        self.means = cpu.add(self.means, cpu.share(vector));
+    }
+}
+
 /// At most [`BLOCK`] octets.
 #[inline(always)]
 fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 {
-    let mut sums = [cpu.zero(); UNROLL];
-    let (groups, last) = vectors.as_chunks::<UNROLL>();
+    let zero = cpu.zero();
+    let mut sums = Sums {
+        sum: zero,
+        means: zero,
+    };
+    let (groups, last) = vectors.as_chunks::<GROUP>();
     for group in groups {
-        for (sum, vector) in sums.iter_mut().zip(group) {
-            *sum = cpu.add_words(*sum, vector);
+        let mut vectors = [zero; GROUP];
+        for (vector, octets) in vectors.iter_mut().zip(group) {
+            *vector = cpu.load(octets);
         }
+        sums.group(cpu, vectors);
     }
-    for vector in last {
-        sums[0] = cpu.add_words(sums[0], vector);
+    for octets in last {
+        sums.single(cpu, cpu.load(octets));
     }
-    total(cpu, sums, vectors.len())
+    cpu.total(sums.sum, sums.means)
 }
 
 /// At most [`BLOCK`] octets.
 #[inline(always)]
 fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut [[u8; N]]) -> u64 {
-    let mut sums = [cpu.zero(); UNROLL];
-    let (groups, last) = from.as_chunks::<UNROLL>();
-    let (into, rest) = to.as_chunks_mut::<UNROLL>();
+    let zero = cpu.zero();
+    let mut sums = Sums {
+        sum: zero,
+        means: zero,
+    };
+    let (groups, last) = from.as_chunks::<GROUP>();
+    let (into, rest) = to.as_chunks_mut::<GROUP>();
     for (group, into) in groups.iter().zip(into) {
-        for (sum, (vector, place)) in sums.iter_mut().zip(group.iter().zip(into)) {
-            *place = *vector;
-            *sum = cpu.add_words(*sum, vector);
+        let mut vectors = [zero; GROUP];
+        for (vector, (octets, place)) in vectors.iter_mut().zip(group.iter().zip(into)) {
+            *vector = cpu.load(octets);
+            cpu.store(*vector, place);
         }
+        sums.group(cpu, vectors);
     }
-    for (vector, place) in last.iter().zip(rest) {
-        *place = *vector;
-        sums[0] = cpu.add_words(sums[0], vector);
+    for (octets, place) in last.iter().zip(rest) {
+        let vector = cpu.load(octets);
+        cpu.store(vector, place);
+        sums.single(cpu, vector);
     }
-    total(cpu, sums, from.len())
-}
-
-/// The sum of the unsigned words that `vectors` vectors were.
-#[inline(always)]
-fn total<const N: usize, C: Vectors<N>>(cpu: C, sums: [C::Sums; UNROLL], vectors: usize) -> u64 {
-    let [a, b, c, d] = sums;
-    let signed = cpu.total(cpu.add(cpu.add(a, b), cpu.add(c, d)));
-    (i64::from(signed) + ((vectors * (N / 2)) as i64 * (1 << 15))) as u64
+    cpu.total(sums.sum, sums.means)
 }
