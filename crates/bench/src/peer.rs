@@ -444,6 +444,8 @@ impl PeerRx {
             .received
             .load(Ordering::Acquire);
         let two = u64::from(2 * self.segment);
+        let due = ((received - self.connections[index].acked) / two) as usize;
+        prefetch(&self.acks, due.min(max - out.len()), HEADERS);
         while out.len() < max && received - self.connections[index].acked >= two {
             let upto = self.connections[index].acked + two;
             if !self.acknowledge(index, upto, out) {
@@ -494,6 +496,13 @@ impl PeerRx {
             ack: sequence(told.iss, told.acked),
             stamp: (clock, echo),
         };
+        if rounds == 1 {
+            prefetch(&self.data[0], count, self.head);
+        } else {
+            for at in 0..count.min(rounds) {
+                prefetch(&self.data[(kind + at) % rounds], 1, self.head);
+            }
+        }
         for sent in 0..count {
             let Some(mut frame) = self.data[kind].pop_front() else {
                 self.sent += sent as u64;
@@ -515,31 +524,6 @@ impl PeerRx {
         count
     }
 
-    /// Fetches the headers of the next `count` frames into a cache, where a network card leaves them.
-    fn prefetch(&self, count: usize) {
-        if self.role == Role::Receiver {
-            for frame in self.acks.iter().take(count) {
-                kernel::prefetch(frame.bytes());
-            }
-            return;
-        }
-        if let [all] = &self.data[..] {
-            for frame in all.iter().take(count) {
-                kernel::prefetch(&frame.bytes()[..self.head]);
-            }
-            return;
-        }
-        // Prebuilt payloads belong to one connection.
-        let next = self.connections[0].offset / u64::from(self.segment);
-        for at in 0..count {
-            let kind = (next as usize + at) % self.data.len();
-            // What comes once more before a round is over is fetched only once.
-            if let Some(frame) = self.data[kind].front() {
-                kernel::prefetch(&frame.bytes()[..self.head]);
-            }
-        }
-    }
-
     /// The next frames of connection `index`.
     fn serve(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) {
         match self.role {
@@ -553,6 +537,15 @@ impl PeerRx {
                 }
             }
         }
+    }
+}
+
+/// Fetches the first `len` octets of the next `count` of `frames` into a cache, where a network card leaves them: into
+/// that of who takes them now.
+#[inline]
+fn prefetch(frames: &VecDeque<Frame>, count: usize, len: usize) {
+    for frame in frames.iter().take(count) {
+        kernel::prefetch(&frame.bytes()[..len]);
     }
 }
 
@@ -600,7 +593,6 @@ impl DeviceRx for PeerRx {
             }
         }
         let claimed = out.len() - before;
-        self.prefetch(claimed);
         self.stats.frames += claimed as u64;
         Ok(claimed)
     }

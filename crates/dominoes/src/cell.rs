@@ -3,7 +3,7 @@
 //! The slots of a channel hold plain `T`, published once and lent as `&[T]`. What changes after
 //! publishing stands in dense arrays of the same length:
 //!
-//! * [`Verdicts`]: one atomic `u16` a slot, a lap bit and 15 bits for the user.
+//! * [`Verdicts`]: one atomic `u16` a slot, a lap bit, a bit for who finds it out, and 14 bits for the user.
 //! * [`Attachments`]: one owned value a slot (a frame, say) that goes back to the publisher when
 //!   all work on its *chunk* of slots is done and nobody has it pinned, however far behind the
 //!   slowest subscriber is.
@@ -201,12 +201,13 @@ impl<T> Drop for Slots<T> {
     }
 }
 
-/// One small atomic word per slot, for what is found out after publishing: 15 bits of payload and a
+/// One small atomic word per slot, for what is found out after publishing: 14 bits of payload and a
 /// lap bit.
 ///
 /// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
 /// lap must set every slot it means to read. A word may be set twice by two threads that computed
-/// the same bits. Set it only while a subscription keeps the position in the ring: a late store
+/// the same bits; where finding them out must not be done twice, who does it [begins](Verdicts::begin)
+/// first. Set it only while a subscription keeps the position in the ring: a late store
 /// would stand in the place of the next lap's.
 ///
 /// ```
@@ -224,6 +225,8 @@ pub struct Verdicts {
 
 impl Verdicts {
     const LAP: u16 = 1 << 15;
+    const BEGUN: u16 = 1 << 14;
+    const BITS: u16 = Self::BEGUN - 1;
 
     /// Words for `slots` slots, none of them set.
     ///
@@ -250,12 +253,12 @@ impl Verdicts {
     /// Sets the bits of position `seq`.
     ///
     /// # Panics
-    /// If `bits` needs more than 15 bits.
+    /// If `bits` needs more than 14 bits.
     #[inline]
     pub fn set(&self, seq: Seq, bits: u16) {
         assert!(
-            bits & Self::LAP == 0,
-            "a verdict has 15 bits, {bits:#x} needs 16"
+            bits & !Self::BITS == 0,
+            "a verdict has 14 bits, {bits:#x} needs more"
         );
         // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict
         // is seen with it.
@@ -267,7 +270,30 @@ impl Verdicts {
     pub fn get(&self, seq: Seq) -> Option<u16> {
         // ORDERING: Acquire, pairs with the Release in `set`.
         let word = self.words[(seq & self.mask) as usize].load(Ordering::Acquire);
-        (word & Self::LAP == self.lap(seq)).then_some(word & !Self::LAP)
+        (word & Self::LAP == self.lap(seq)).then_some(word & Self::BITS)
+    }
+
+    /// Takes it upon the caller alone to find out the bits of position `seq`. `None` if they are set, or if somebody else
+    /// has begun.
+    #[inline]
+    pub fn begin(&self, seq: Seq) -> Option<BegunVerdict<'_>> {
+        let word = &self.words[(seq & self.mask) as usize];
+        let last = word.load(Ordering::Relaxed);
+        if last & Self::LAP == self.lap(seq) || last & Self::BEGUN != 0 {
+            return None;
+        }
+        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: who gave up wrote before.
+        word.compare_exchange(
+            last,
+            last | Self::BEGUN,
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        )
+        .ok()?;
+        Some(BegunVerdict {
+            verdicts: self,
+            seq,
+        })
     }
 
     /// How many words there are.
@@ -281,6 +307,35 @@ impl fmt::Debug for Verdicts {
         f.debug_struct("Verdicts")
             .field("slots", &self.words.len())
             .finish()
+    }
+}
+
+/// Somebody finds out the bits of a position, and nobody else does meanwhile. Dropped without [`BegunVerdict::set`], also
+/// by unwinding, it is as if nobody had begun.
+#[derive(Debug)]
+pub struct BegunVerdict<'a> {
+    verdicts: &'a Verdicts,
+    seq: Seq,
+}
+
+impl BegunVerdict<'_> {
+    /// Sets the bits, as [`Verdicts::set`] does.
+    ///
+    /// # Panics
+    /// If `bits` needs more than 14 bits.
+    #[inline]
+    pub fn set(self, bits: u16) {
+        self.verdicts.set(self.seq, bits);
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for BegunVerdict<'_> {
+    fn drop(&mut self) {
+        let word = &self.verdicts.words[(self.seq & self.verdicts.mask) as usize];
+        let last = word.load(Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `Verdicts::begin`.
+        word.store(last & !Verdicts::BEGUN, Ordering::Release);
     }
 }
 

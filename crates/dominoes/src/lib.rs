@@ -153,7 +153,7 @@ mod cell;
 #[expect(unsafe_code, reason = "the one owner of slot memory")]
 mod ring;
 
-pub use cell::{Attachments, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};
+pub use cell::{Attachments, BegunVerdict, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use consistency::{
     Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, Seat, Verdict,

@@ -41,8 +41,30 @@ fn a_verdict_belongs_to_its_lap() {
             assert_eq!(verdicts.get(seq), Some(seq as u16 * 3));
         }
     }
-    assert!(catch_unwind(|| verdicts.set(20, 1 << 15)).is_err());
+    assert!(catch_unwind(|| verdicts.set(20, 1 << 14)).is_err());
     assert!(catch_unwind(|| Verdicts::new(3)).is_err());
+}
+
+#[test]
+fn a_verdict_is_found_out_by_one_at_a_time_and_by_another_if_that_one_gives_up() {
+    let verdicts = Verdicts::new(2);
+    for seq in 0..6 {
+        let first = verdicts.begin(seq).unwrap();
+        assert!(verdicts.begin(seq).is_none());
+        assert_eq!(verdicts.get(seq), None);
+        assert_eq!(
+            seq.checked_sub(2).and_then(|old| verdicts.get(old)),
+            seq.checked_sub(2).map(|_| 9)
+        );
+        let gave_up = catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _first = first;
+            panic!("in the middle");
+        }));
+        assert!(gave_up.is_err());
+        verdicts.begin(seq).unwrap().set(9);
+        assert_eq!(verdicts.get(seq), Some(9));
+        assert!(verdicts.begin(seq).is_none());
+    }
 }
 
 #[test]

@@ -487,6 +487,35 @@ fn a_verdict_carries_what_was_written_before_it() {
     });
 }
 
+/// Catches: two that find out the same verdict at once, and one that begins before what who gave up wrote is seen.
+#[test]
+fn a_verdict_is_found_out_by_one_at_a_time() {
+    model(3, || {
+        let shared = Arc::new((Verdicts::new(2), AtomicUsize::new(0)));
+        let begin = |shared: &(Verdicts, AtomicUsize), gives_up: bool| {
+            if let Some(begun) = shared.0.begin(1) {
+                // Not atomic: another one in between would be seen.
+                let count = shared.1.load(Ordering::Relaxed);
+                shared.1.store(count + 1, Ordering::Relaxed);
+                if !gives_up {
+                    begun.set(count as u16 + 1);
+                }
+            }
+        };
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || begin(&shared, true))
+        };
+        begin(&shared, false);
+        other.join().unwrap();
+        let begun = shared.1.load(Ordering::Relaxed);
+        match shared.0.get(1) {
+            Some(bits) => assert!(usize::from(bits) <= begun && begun <= 2),
+            None => assert_eq!(begun, 1, "one gave up while the other found it begun"),
+        }
+    });
+}
+
 /// Catches: a value taken back (and written again for the next lap) while a pin lends it; a pin
 /// that succeeds after taking back began.
 #[test]

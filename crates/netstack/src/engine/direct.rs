@@ -147,7 +147,11 @@ impl Direct {
         {
             if verdict.is_none() {
                 stats.prepared += 1;
-                *verdict = Some(prepare_and_store(world, request, run));
+                let (found, stored) = prepare_and_store(world, request, run);
+                if !stored {
+                    run.place = None;
+                }
+                *verdict = Some(found);
             }
         }
         let nothing = Run::default();
@@ -159,7 +163,7 @@ impl Direct {
             brought: brought.iter(),
             request: Request::tick(Instant::ZERO, 0),
             verdict: 0,
-            text: nothing.text(),
+            text: nothing.text(false),
             layout: (0, 0),
             behind: 0,
             frames: nothing.frames.iter(),
@@ -218,7 +222,7 @@ impl<'a> Requests<Asked> for Performing<'a> {
         };
         self.request = brought.request;
         self.verdict = brought.verdict.unwrap_or(0);
-        self.text = brought.run.text();
+        self.text = brought.run.text(true);
         self.layout = brought.request.layout();
         if brought.apart {
             self.begin(brought);

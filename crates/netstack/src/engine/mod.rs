@@ -43,7 +43,7 @@ pub(crate) struct Run {
     pub(crate) frames: Vec<Frame>,
     /// Sequence number of the first payload octet.
     pub(crate) seq: SeqNum,
-    /// Where in the receive stream the payload is stored while its checksums are verified, if it is
+    /// Where in the receive stream the payload may be stored while its checksums are verified, if it may
     /// ([`StreamRef::reserve`](stream::StreamRef::reserve)).
     pub(crate) place: Option<NonZeroU64>,
 }
@@ -59,13 +59,14 @@ pub(crate) struct Text<'a> {
 }
 
 impl Run {
-    /// All of it.
+    /// All of it, which lies at its place if that is what `is_stored` says.
     #[inline(always)]
-    pub(crate) fn text(&self) -> Text<'_> {
+    pub(crate) fn text(&self, is_stored: bool) -> Text<'_> {
+        let place = self.place.filter(|_| is_stored);
         Text {
             frames: &self.frames,
             seq: self.seq,
-            stored: self.place.map(|place| (place, self.seq)),
+            stored: place.map(|place| (place, self.seq)),
         }
     }
 }

@@ -14,10 +14,10 @@ use crate::wire::{self, UDP};
 const TCP: u8 = 6;
 
 /// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what was just summed is
-/// not fetched a second time. Only the run's primary may.
-pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &mut Run) -> u16 {
+/// not fetched a second time. Says whether it did. Where the run has a place, nobody else may do so before or meanwhile.
+pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (u16, bool) {
     let Some(place) = run.place else {
-        return prepare(request, run);
+        return (prepare(request, run), false);
     };
     let (seg_len, _) = request.layout();
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
@@ -25,20 +25,27 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &mut Run)
             let mut left = to;
             let mut verdict = 0;
             for (i, frame) in run.frames.iter().enumerate() {
-                let covered = wire::checksummed_at_once(frame.bytes())?;
                 let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
-                let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-                let sum = rest_of_pseudo_header(covered).add_head(head);
-                verdict |= u16::from(sum.add_copy(payload, to).is_good()) << i;
+                verdict |= u16::from(verify_and_copy(frame.bytes(), to)?) << i;
                 left = rest;
             }
             Some(verdict)
         })
     });
-    stored.unwrap_or_else(|| {
-        run.place = None;
-        prepare(request, run)
-    })
+    match stored {
+        Some(verdict) => (verdict, true),
+        None => (prepare(request, run), false),
+    }
+}
+
+/// Copies the end of a frame (Ethernet, IPv4, TCP) to `to`, and says whether its TCP checksum is right. `None` if it is not
+/// one that can be done in one pass.
+#[inline(always)]
+pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+    let sum = rest_of_pseudo_header(covered).add_head(head);
+    Some(sum.add_copy(payload, to).is_good())
 }
 
 /// Which segments of a run have a good checksum, one bit each.

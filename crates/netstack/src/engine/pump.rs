@@ -91,10 +91,9 @@ pub(crate) struct RxPump {
     moves: Moves,
     /// Whether connections go to groups that are less busy, and which.
     pub(crate) balance: Option<Balance>,
-    /// Whether payload may be stored while it is verified.
+    /// Whether payload may be stored while it is verified. Always or never: of what is published otherwise nothing
+    /// is known.
     pub(crate) stores_ahead: bool,
-    /// How often it began to do so.
-    stint: u64,
     /// Where frames are claimed into; empty between turns.
     batch: Vec<Frame>,
     /// What the holder brought along.
@@ -162,7 +161,6 @@ impl RxPump {
             moves: Moves::default(),
             balance: None,
             stores_ahead: false,
-            stint: 0,
             batch: Vec::with_capacity(BATCH),
             shelf: Shelf::default(),
             held: 0,
@@ -185,12 +183,6 @@ impl RxPump {
             received: 0,
             stats: PumpStats::default(),
         }
-    }
-
-    /// From now on payload may be stored while it is verified, whenever [`stores_ahead`](Self::stores_ahead) says so; it was
-    /// not before.
-    pub(crate) fn begin_storing_ahead(&mut self) {
-        self.stint += 1;
     }
 
     /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
@@ -705,11 +697,11 @@ impl RxPump {
             return self.divert(now, verdict, run, log);
         }
         let sent = self.sample_sent();
-        let stint = self.stores_ahead.then_some(self.stint);
+        let ahead = self.stores_ahead.then_some(verdict.is_none());
         let digest = &mut self.open.request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, hint);
         self.received += u64::from(digest.len);
-        sample_cursors(&self.world, digest, stint, verdict.is_none(), &mut run);
+        sample_cursors(&self.world, digest, ahead, &mut run);
         self.stats.requests += requests;
         self.told = now;
         if self.recorder.is_some() {
@@ -780,25 +772,19 @@ impl RxPump {
     }
 }
 
-/// Adds to the digest of `run` what the application of the connection that it hints at has read and written. In a
-/// `stint`, its payload may get a place to be stored at while it is verified, if it `is_unverified`.
+/// Adds to the digest of `run` what the application of the connection that it hints at has read and written. If payload may be
+/// stored `ahead`, while it is verified, its own gets a place for that if there is one, and if it is still to be verified.
 #[inline(always)]
-fn sample_cursors(
-    world: &World,
-    digest: &mut Digest,
-    stint: Option<u64>,
-    is_unverified: bool,
-    run: &mut Run,
-) {
+fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
     if let Some(stream) = world.streams.get(digest.hint) {
         let (app_read, app_written) = stream.cursors();
         digest.app_read = app_read as u32;
         digest.app_written = app_written as u32;
         digest.bits |= Digest::PROGRESS;
-        if let Some(stint) = stint
+        if let Some(is_unverified) = ahead
             && digest.len > 0
         {
-            let place = stream.reserve(digest.seg_seq, digest.len, app_read, stint);
+            let place = stream.reserve(digest.seg_seq, digest.len, app_read);
             run.place = place.filter(|_| is_unverified);
         }
     }

@@ -18,8 +18,9 @@
 //! *Stored ahead.* The pump may have a run's payload copied while its checksums are verified, before `apply` names it.
 //! It reserves for that, for one run each, only octets that no earlier request of the log can have named or stored:
 //! those at and above `mark`, which is never below the end of any run that was published, and which begins at
-//! `app_read + length` as it was when the pump first knew the connection, so that what came before is below it. The pump
-//! may stop doing so, and mark no more; when it begins anew, in another *stint*, all marks begin as at first. Later
+//! `app_read + length` as it was when the pump first knew the connection, so that what came before is below it. The pump of
+//! another group, to which the connection moves, begins as at first. Whoever finds out the verdict of such a run makes the
+//! copy, and has begun the verdict, so nobody else does ([`dominoes::Verdicts::begin`]). Later
 //! requests that are given the same octets, because a checksum was wrong or the run was not in its window, are
 //! applied after the run, whose verdict is there only when its copy is over.
 //!
@@ -414,15 +415,6 @@ struct StackSide {
 /// A sequence number is there besides.
 const IS_KNOWN: u64 = 1 << 32;
 
-/// How far the receive stream may be stored. The receive pump's alone.
-#[derive(Default)]
-struct Mark {
-    /// No run that was published reaches beyond this offset. 0 until the pump needs it.
-    offset: AtomicU64,
-    /// The stint in which that was so.
-    stint: AtomicU64,
-}
-
 /// What applications and primaries share of one connection.
 pub(crate) struct Stream {
     /// Its number in the row.
@@ -430,7 +422,9 @@ pub(crate) struct Stream {
     /// Counts the connections that had this stream.
     tenant: AtomicU32,
     home: Home,
-    mark: CachePadded<Mark>,
+    /// No run that was published reaches beyond this offset of the receive stream. 0 until the pump needs it, whose alone it
+    /// is.
+    mark: CachePadded<AtomicU64>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
     rings: OnceLock<Rings>,
@@ -583,7 +577,7 @@ impl Streams {
             return;
         };
         // What was stored before is behind no mark of this pump.
-        moved.mark.offset.store(0, Ordering::Relaxed);
+        moved.mark.store(0, Ordering::Relaxed);
         moved.home.set(self.group, conn);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.store(entry(conn.generation, stream), Ordering::Release);
@@ -628,7 +622,7 @@ impl Streams {
         place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
         place.stack.first.store(0, Ordering::Relaxed);
-        place.mark.offset.store(0, Ordering::Relaxed);
+        place.mark.store(0, Ordering::Relaxed);
         place.stack.life.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `held`.
         place.tenant.store(tenant, Ordering::Release);
@@ -733,42 +727,30 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Where the payload of a run may be stored before the run is applied, if it may: `len` octets from `seq` on.
-    /// `app_read` is the application's cursor. To be called by the pump alone, once for every run that it publishes in
-    /// this stint, and stints are numbered upwards; who is given a place for a run stores it with [`StreamRef::store_ahead`] before the run's verdict
-    /// is there, and nobody else does.
+    /// `app_read` is the application's cursor. To be called by the pump alone, once for every run that it
+    /// publishes; who is given a place for a run stores it with [`StreamRef::store_ahead`] before the run's
+    /// verdict is there, and nobody else does.
     #[inline]
-    pub(crate) fn reserve(
-        &self,
-        seq: SeqNum,
-        len: u32,
-        app_read: u64,
-        stint: u64,
-    ) -> Option<NonZeroU64> {
+    pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
         let first = self.place.stack.first.load(Ordering::Relaxed);
         if first == 0 {
             return None;
         }
         let size = self.streams.receive_len as u64;
         let edge = app_read + size;
-        let Mark {
-            offset: marked,
-            stint: marked_in,
-        } = &*self.place.mark;
-        let is_old = marked_in.load(Ordering::Relaxed) != stint;
-        let mark = match marked.load(Ordering::Relaxed) {
-            mark if mark != 0 && !is_old => mark,
-            _ => edge,
+        let mark = match self.place.mark.load(Ordering::Relaxed) {
+            0 => edge,
+            mark => mark,
         };
-        if is_old {
-            marked_in.store(stint, Ordering::Relaxed);
-        }
         // `seq` is the one next to the mark of all offsets that it may mean.
         let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
         let offset = mark.checked_add_signed(i64::from(ahead))?;
         let end = offset + u64::from(len);
         let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
         // What lies beyond the edge is not taken.
-        marked.store(mark.max(end.min(edge)), Ordering::Relaxed);
+        self.place
+            .mark
+            .store(mark.max(end.min(edge)), Ordering::Relaxed);
         NonZeroU64::new(offset).filter(|_| fits)
     }
 
@@ -1436,22 +1418,13 @@ mod tests {
     fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been_taken_then() {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
-        assert_eq!(stream.reserve(SeqNum(9), 10, 0, 0), None);
+        assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
         stream.begins_at(SeqNum(9));
-        assert_eq!(stream.reserve(SeqNum(9), 10, 0, 0), None);
+        assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
         // The first window may be full of what came before.
         let behind = SeqNum(9 + 1024);
-        assert_eq!(stream.reserve(behind, 10, 100, 0), NonZeroU64::new(1024));
-        assert_eq!(stream.reserve(behind, 10, 100, 0), None);
-        // Nor what may have been taken from one stint to the next.
-        let behind = behind + 100;
-        assert_eq!(stream.reserve(behind, 10, 500, 1), None);
-        let behind = SeqNum(9 + 1024 + 500);
-        assert_eq!(stream.reserve(behind, 10, 600, 1), NonZeroU64::new(1524));
-        assert_eq!(
-            stream.reserve(behind + 10, 10, 600, 1),
-            NonZeroU64::new(1534)
-        );
+        assert_eq!(stream.reserve(behind, 10, 100), NonZeroU64::new(1024));
+        assert_eq!(stream.reserve(behind, 10, 100), None);
     }
 
     proptest::proptest! {
@@ -1460,7 +1433,7 @@ mod tests {
         #[test]
         fn what_is_reserved_nobody_had_before(
             first in proptest::prelude::any::<u32>(),
-            steps in proptest::collection::vec((0u64..3000, 1u32..600, 0u64..800, 0u8..8), 1..80),
+            steps in proptest::collection::vec((0u64..3000, 1u32..600, 0u64..800), 1..80),
         ) {
             let streams = streams();
             let stream = streams.get(CONN).unwrap();
@@ -1468,20 +1441,12 @@ mod tests {
             let (mut read, mut base) = (0u64, 0u64);
             let mut had = Vec::<(u64, u64)>::new();
             let mut reserved = 0;
-            let mut stint = 0;
-            for (ahead, len, gain, kind) in steps {
+            for (ahead, len, gain) in steps {
                 // Around what was seen last, before and behind it.
                 let offset = (base + ahead).saturating_sub(1000);
                 let (end, edge) = (offset + u64::from(len), read + 1024);
                 let seq = SeqNum(first.wrapping_add(offset as u32));
-                // Some come between two stints.
-                let stored = match kind {
-                    0 => {
-                        stint += 1;
-                        None
-                    }
-                    _ => stream.reserve(seq, len, read, stint),
-                };
+                let stored = stream.reserve(seq, len, read);
                 if let Some(place) = stored {
                     reserved += 1;
                     proptest::prop_assert_eq!(place.get(), offset);

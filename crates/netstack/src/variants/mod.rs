@@ -49,6 +49,13 @@ pub mod kernel {
         prepare::is_good(frame)
     }
 
+    /// Copies the end of a frame (Ethernet, IPv4, TCP) to `to` while its TCP checksum is verified. Says whether that is right;
+    /// of a frame that is not as long as it says, it is not.
+    #[inline]
+    pub fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> bool {
+        prepare::verify_and_copy(frame, to) == Some(true)
+    }
+
     /// How many of these frames (Ethernet, IPv4), one run, have a right TCP checksum. While one is summed, the next
     /// one is on its way from memory.
     #[inline]

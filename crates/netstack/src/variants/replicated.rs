@@ -47,10 +47,11 @@ use dominoes::{
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
-use crate::digest::Request;
+use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Run;
 use crate::engine::balance::Balance;
+use crate::engine::prepare::{prepare, prepare_and_store};
 use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
@@ -175,6 +176,10 @@ impl Layout {
     }
 }
 
+/// Beside a verdict: the payload was stored while it was verified.
+const STORED: u16 = 1 << 13;
+const _: () = assert!(MAX_RUN <= 13);
+
 /// Fingerprints that each replica keeps posted for comparison.
 const POSTS: usize = 64;
 /// What the workers of a group share.
@@ -278,6 +283,21 @@ impl Shared {
             Order::Recruit => self.recruit(),
             Order::Rest => self.send_to_rest(),
         }
+    }
+
+    /// Finds out the verdict of the request at `seq`. Says whether that was to be done: where payload is stored on the way,
+    /// it is done once.
+    fn prepare(&self, seq: Seq, request: &Request, run: &Run) -> bool {
+        if run.place.is_none() {
+            self.verdicts.set(seq, prepare(request, run));
+            return true;
+        }
+        let Some(begun) = self.verdicts.begin(seq) else {
+            return false;
+        };
+        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
+        begun.set(if is_stored { verdict | STORED } else { verdict });
+        true
     }
 
     #[inline]
@@ -420,6 +440,7 @@ impl<T: Tamper> Group<T> {
         base.tx
             .transmitter
             .send_past(layout.past_hole as u64, layout.hole_turns);
+        base.rx.stores_ahead = base.world.streams.inline.is_none();
         let request_shift = EFFECT_BITS + layout.request_chunk.trailing_zeros();
         // A frame of the chunk after next is numbered only when all of this one have left.
         let frame_chunks = base.world.limits.tx_slots as usize / layout.frame_chunk;

@@ -600,9 +600,9 @@ impl RxPump {
             if conn == ConnId::NONE {
                 digest.hint = self.hints.get(&flow).copied().unwrap_or(conn);
             }
-            let stint = self.stores_ahead.then_some(self.stint);
+            let ahead = self.stores_ahead.then_some(verdict.is_none());
             self.received += u64::from(digest.len);
-            sample_cursors(&self.world, digest, stint, verdict.is_none(), &mut run);
+            sample_cursors(&self.world, digest, ahead, &mut run);
         }
         if apart {
             self.stats.requests += u64::from(digest.count);

@@ -93,7 +93,7 @@ impl Batch {
         perform::all(
             world,
             &self.effects[self.effects_done..item.effects_end],
-            (&item.request, item.run.text()),
+            (&item.request, item.run.text(false)),
             &mut self.template,
             &mut self.effect_stats,
             wakes,

@@ -72,9 +72,7 @@ impl<T: Tamper> Worker<T> {
         let (pump, mut log) = side.parts(&self.shared, self.id);
         log.reclaim(&mut |run| self.shelf.put(run));
         let is_full = log.gap() == 0;
-        if is_full {
-            pump.begin_storing_ahead();
-        } else {
+        if !is_full {
             pump.fill_up(now, &mut log);
         }
         is_full
@@ -88,10 +86,8 @@ impl<T: Tamper> Worker<T> {
         let deadline = self.replica.next_deadline();
         let pump = &mut side.pump;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
-        pump.stores_ahead = shared.world.streams.inline.is_none();
         let done = pump.turns(now, deadline, &mut self.direct);
         pump.rebalance(&self.replica);
-        pump.stores_ahead = false;
         core::mem::swap(&mut pump.shelf, &mut self.shelf);
         if shared.layout.adapt && side.staff.is_due(now) {
             let RxSide { pump, staff, .. } = &mut *side;

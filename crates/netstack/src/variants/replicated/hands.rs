@@ -401,7 +401,7 @@ impl<T: Tamper> Hands<'_, T> {
                         &shared.world,
                         deliver,
                         (applied.seg_len, usize::from(applied.payload_offset)),
-                        &run.text(),
+                        &run.text(applied.is_stored),
                         self.stats,
                     ),
                     None => self.stats.diverged += 1,

@@ -30,6 +30,8 @@ pub(super) struct Applied {
     pub(super) payload_offset: u16,
     /// Whom the pump named.
     pub(super) primary: u8,
+    /// Whether its payload lies in the receive ring already, where the pump reserved a place.
+    pub(super) is_stored: bool,
 }
 
 /// The effects of the last requests, of all primaries, oldest first.
@@ -70,8 +72,8 @@ impl Kept {
         }
     }
 
-    /// The request that was applied last is complete: its effects count from now on.
-    pub(super) fn commit(&mut self, request: &Request) {
+    /// The request that was applied last is complete: its effects count from now on. Its payload may be stored already.
+    pub(super) fn commit(&mut self, request: &Request, is_stored: bool) {
         let (seg_len, payload_offset) = request.layout();
         self.applied.push_back(Applied {
             effects: core::mem::take(&mut self.pending),
@@ -79,6 +81,7 @@ impl Kept {
             seg_len,
             payload_offset: payload_offset as u16,
             primary: request.digest.primary,
+            is_stored,
         });
     }
 

@@ -15,13 +15,12 @@ use super::kept::{Cursor, Kept};
 use super::late::{BITE, Walk, Watch};
 use super::members::Crews;
 use super::primaries::{Owner, Primaries};
-use super::{RxSide, Shared, Tamper};
+use super::{RxSide, STORED, Shared, Tamper};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Shelf;
 use crate::engine::direct::Direct;
 use crate::engine::perform::Template;
-use crate::engine::prepare::prepare;
 use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
 use crate::engine::world::Wakes;
@@ -427,7 +426,7 @@ impl<T: Tamper> Worker<T> {
         self.log.poll();
         let mut done = self.prepare_mine();
         done += self.apply_ready(APPLY_BATCH);
-        done += self.perform_mine();
+        done += self.perform_and_send();
         self.idle = if done == 0 { self.idle + 1 } else { 0 };
         done += self.send_in_turn(self.idle >= IDLE);
         done += self.help(done == 0);
@@ -486,9 +485,9 @@ impl<T: Tamper> Worker<T> {
             if shared.verdicts.get(seq).is_none()
                 && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
             {
-                shared.verdicts.set(seq, prepare(request, run));
-                stats.prepared += 1;
-                done += 1;
+                let prepared = shared.prepare(seq, request, run);
+                stats.prepared += u64::from(prepared);
+                done += usize::from(prepared);
             }
         }
         done
@@ -516,9 +515,9 @@ impl<T: Tamper> Worker<T> {
         let Some(run) = pin.get(seq) else {
             return false;
         };
-        self.shared.verdicts.set(seq, prepare(request, run));
-        self.stats.prepared += 1;
-        true
+        let prepared = self.shared.prepare(seq, request, run);
+        self.stats.prepared += u64::from(prepared);
+        prepared
     }
 
     /// Applies at most `most` requests. A panic of a connection ends that connection (see [`Replica::unwound`]).
@@ -549,7 +548,7 @@ impl<T: Tamper> Worker<T> {
         match self.log.get(seq) {
             Some(request) if self.replica.position() == seq + 1 && !self.tampering => {
                 self.replica.unwound(panic, request, &mut self.kept);
-                self.kept.commit(request);
+                self.kept.commit(request, false);
                 self.post_if_due(seq + 1);
             }
             _ => resume_unwind(panic),
@@ -576,7 +575,9 @@ impl<T: Tamper> Worker<T> {
         let Some(request) = self.log.get(seq) else {
             return false;
         };
-        let mut verdict = self.shared.verdicts.get(seq);
+        let found = self.shared.verdicts.get(seq);
+        let is_stored = found.is_some_and(|found| found & STORED != 0);
+        let mut verdict = found.map(|found| found & !STORED);
         let mut changed;
         let mut request = request;
         if T::ACTIVE {
@@ -604,7 +605,7 @@ impl<T: Tamper> Worker<T> {
                 .change_pending(|effects| self.tamper.effects(seq, effects));
             self.tampering = false;
         }
-        self.kept.commit(request);
+        self.kept.commit(request, is_stored);
         self.post_if_due(seq + 1);
         true
     }
@@ -632,15 +633,36 @@ impl<T: Tamper> Worker<T> {
         self.shared.compare_at(position);
     }
 
-    fn perform_mine(&mut self) -> usize {
+    /// Performs what is this worker's. Whenever it has built as many frames as others build in a row, it looks whether they
+    /// can go: who has to wait for them has nothing to do meanwhile.
+    fn perform_and_send(&mut self) -> usize {
+        let most = self.shared.layout.frame_chunk as u32;
+        let mut done = 0;
+        loop {
+            let (performed, last) = self.perform_mine(most);
+            done += performed;
+            if last != Step::Performed {
+                return done;
+            }
+            done += self.send_in_turn(false);
+        }
+    }
+
+    /// Performs what is this worker's, up to so many frames. Returns how much that was, and what the last step came to.
+    fn perform_mine(&mut self, most: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.limit();
         let mut hands = self.hands();
+        let before = hands.stats.frames;
         let last = loop {
             if hands.cursor.seq >= limit {
                 break Step::End;
             }
-            match hands.step(u32::MAX) {
+            let built = (hands.stats.frames - before) as u32;
+            if built >= most {
+                break Step::Performed;
+            }
+            match hands.step(most - built) {
                 Step::Performed => done += 1,
                 Step::Passed => {}
                 last => break last,
@@ -649,7 +671,7 @@ impl<T: Tamper> Worker<T> {
         drop(hands);
         self.watch.blocked = last == Step::Blocked;
         self.after_performing();
-        done
+        (done, last)
     }
 
     /// Performs the next effect, or the next frame of one, whose primary is this worker; else one that its
@@ -905,6 +927,6 @@ impl<T: Tamper> Worker<T> {
 
     /// Performs all effects whose primary this worker is. Returns how many.
     pub fn perform_all(&mut self) -> usize {
-        self.perform_mine()
+        self.perform_mine(u32::MAX).0
     }
 }
