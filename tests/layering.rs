@@ -48,7 +48,7 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 34] = [
+const PATH_OF_A_FRAME: [&str; 35] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
@@ -67,6 +67,7 @@ const PATH_OF_A_FRAME: [&str; 34] = [
     "crates/netstack/src/engine/processor/cipher.rs",
     "crates/netstack/src/engine/processor/search.rs",
     "crates/netstack/src/engine/replica.rs",
+    "crates/netstack/src/engine/replica/row.rs",
     "crates/netstack/src/engine/stream.rs",
     "crates/netstack/src/engine/tx.rs",
     "crates/netstack/src/shards.rs",

@@ -5,6 +5,9 @@
 
 use core::net::SocketAddrV4;
 
+use arrayvec::ArrayVec;
+
+use crate::config::Limits;
 use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -14,6 +17,12 @@ use crate::time::Instant;
 pub trait EffectSink {
     /// Adds `effect` behind those that are there.
     fn push(&mut self, effect: Effect);
+
+    /// Adds what a row of segments asked for, as so many requests.
+    #[inline]
+    fn push_row(&mut self, row: Row) {
+        row.effects().for_each(|effect| self.push(effect));
+    }
 
     /// How many effects of this request there are.
     fn mark(&self) -> usize;
@@ -34,6 +43,83 @@ impl EffectSink for Vec<Effect> {
 
     fn take_back(&mut self, mark: usize) {
         self.truncate(mark);
+    }
+}
+
+/// Acknowledgments of a row, at most: every second segment has one.
+pub const MOST_TOLD: usize = 8;
+
+/// What segments that came in a row asked for, each for itself: a delivery each, and acknowledgments that are alike but for
+/// what they tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Of the first segment. The others follow, each with the next number.
+    pub deliver: Deliver,
+    /// Segments.
+    pub count: u32,
+    /// Octets of all. All but the last carry as many as the first.
+    pub all: u32,
+    /// What the acknowledgments tell: of every second segment.
+    pub told: ArrayVec<Told, MOST_TOLD>,
+    /// Whether the first segment has one, or the second.
+    pub is_first_told: bool,
+    /// What they have in common, and the number of the first one's frame.
+    pub like: Transmit,
+}
+
+/// What an acknowledgment without text tells of the receive side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Acknowledgment number.
+    pub ack: SeqNum,
+    /// Window field, scaled already.
+    pub wnd: u16,
+    /// As [`Transmit::window_end`].
+    pub window_end: u64,
+}
+
+impl Row {
+    /// The deliveries, in their order.
+    pub fn deliveries(&self) -> impl Iterator<Item = Deliver> {
+        let first = self.deliver;
+        let all = first.stream_offset + u64::from(self.all);
+        (0..self.count).map(move |i| {
+            let stream_offset = first.stream_offset + u64::from(i) * u64::from(first.len);
+            let end = (stream_offset + u64::from(first.len)).min(all);
+            Deliver {
+                len: (end - stream_offset) as u32,
+                stream_offset,
+                delivery: first.delivery + u64::from(i),
+                end,
+                ..first
+            }
+        })
+    }
+
+    /// The acknowledgments, in their order.
+    #[inline]
+    pub fn acknowledgments(&self) -> impl Iterator<Item = Transmit> {
+        let numbered = (self.like.first_frame..).zip(&self.told);
+        numbered.map(|(first_frame, told)| Transmit {
+            first_frame,
+            ack: told.ack,
+            wnd: told.wnd,
+            window_end: told.window_end,
+            ..self.like
+        })
+    }
+
+    /// All that its segments asked for, one by one.
+    fn effects(&self) -> impl Iterator<Item = Effect> {
+        let mut acknowledgments = self.acknowledgments();
+        let is_told = move |i: u32| (i % 2 == 0) == self.is_first_told;
+        (0..self.count)
+            .zip(self.deliveries())
+            .flat_map(move |(i, deliver)| {
+                let told = is_told(i).then(|| acknowledgments.next()).flatten();
+                let deliver = core::iter::once(Effect::Deliver(deliver));
+                deliver.chain(told.map(Effect::Transmit))
+            })
     }
 }
 
@@ -343,6 +429,15 @@ impl FrameNumbers {
     #[inline]
     pub const fn room(&self) -> u64 {
         self.limit.saturating_sub(self.next)
+    }
+
+    /// Frames 0..`sent` have been taken by the device, of whose ring `limits` tell.
+    #[inline]
+    pub(crate) fn tell_sent(&mut self, sent: u64, limits: &Limits) {
+        if sent > self.sent {
+            self.sent = sent;
+            self.limit = sent + u64::from(limits.tx_slots);
+        }
     }
 }
 

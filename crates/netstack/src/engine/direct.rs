@@ -1,7 +1,8 @@
 //! A thread that has the state to itself: what the pump brings is verified, applied and performed at once, without a log.
 //!
-//! Where runs must not be merged, segments that are alike travel together as far as here all the same, and are taken
-//! apart before they are applied: each is a request of its own, and what is done for a request costs nothing but that.
+//! Where runs must not be merged, segments that are alike travel together as far as here all the same: each is a request of
+//! its own. As a rule what comes of them can be told at once ([`Row`]); if not, they are taken apart and applied one by
+//! one.
 
 use core::slice;
 
@@ -14,7 +15,7 @@ use super::replica::{Replica, Requests};
 use super::world::{Wakes, World};
 use super::{Run, Text};
 use crate::digest::{Body, Digest, Flags, Options, Request};
-use crate::effect::{Deliver, Effect, EffectSink};
+use crate::effect::{Deliver, Effect, EffectSink, Row};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 
@@ -41,6 +42,8 @@ struct Brought {
 struct Asked {
     first: Option<Deliver>,
     others: Vec<Effect>,
+    /// Nothing else, if this is there.
+    row: Option<Row>,
 }
 
 impl EffectSink for Asked {
@@ -54,11 +57,17 @@ impl EffectSink for Asked {
         }
     }
 
+    #[inline(always)]
+    fn push_row(&mut self, row: Row) {
+        self.row = Some(row);
+    }
+
     fn mark(&self) -> usize {
         usize::from(self.first.is_some()) + self.others.len()
     }
 
     fn take_back(&mut self, mark: usize) {
+        self.row = None;
         if mark == 0 {
             self.first = None;
         }
@@ -162,6 +171,7 @@ impl Direct {
             wakes: Wakes::new(world),
             brought: brought.iter(),
             request: Request::tick(Instant::ZERO, 0),
+            is_row: false,
             verdict: 0,
             text: nothing.text(false),
             layout: (0, 0),
@@ -191,6 +201,8 @@ struct Performing<'a> {
     brought: slice::Iter<'a, Brought>,
     /// What is being applied. A run that is taken apart becomes one of its segments after the other.
     request: Request,
+    /// Whether each of its segments is a request, and it is not taken apart yet.
+    is_row: bool,
     verdict: u16,
     text: Text<'a>,
     /// How the text lies in its frames.
@@ -224,9 +236,8 @@ impl<'a> Requests<Asked> for Performing<'a> {
         self.verdict = brought.verdict.unwrap_or(0);
         self.text = brought.run.text(true);
         self.layout = brought.request.layout();
-        if brought.apart {
-            self.begin(brought);
-        }
+        self.is_row = brought.apart;
+        self.run = Some(brought);
         true
     }
 
@@ -236,7 +247,27 @@ impl<'a> Requests<Asked> for Performing<'a> {
     }
 
     #[inline(always)]
+    fn is_row(&self) -> bool {
+        self.is_row
+    }
+
+    /// Makes the run its first segment.
+    #[inline(always)]
+    fn take_apart(&mut self) {
+        if let (true, Some(run)) = (self.is_row, self.run) {
+            self.is_row = false;
+            self.behind = usize::from(run.request.digest.count) - 1;
+            take_first(&mut self.request);
+            self.frames = run.run.frames.iter();
+            self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
+        }
+    }
+
+    #[inline(always)]
     fn applied(&mut self, asked: &mut Asked) {
+        if let Some(row) = asked.row.take() {
+            return self.row(&row);
+        }
         self.applied += 1;
         if let Some(deliver) = &asked.first {
             perform::deliver(self.world, deliver, self.layout, &self.text, self.stats);
@@ -271,13 +302,15 @@ impl<'a> Performing<'a> {
         effects.clear();
     }
 
-    /// Takes a run apart: its first segment.
-    fn begin(&mut self, run: &'a Brought) {
-        self.run = Some(run);
-        self.behind = usize::from(run.request.digest.count) - 1;
-        take_first(&mut self.request);
-        self.frames = run.run.frames.iter();
-        self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
+    /// Does what a row asked for.
+    #[inline(never)]
+    fn row(&mut self, row: &Row) {
+        self.applied += row.count as usize;
+        perform::deliver_row(self.world, row, self.layout, &self.text, self.stats);
+        self.wakes.add(row.deliver.conn);
+        for transmit in row.acknowledgments() {
+            perform::build_bare(self.world, &transmit, self.template, self.stats);
+        }
     }
 }
 
@@ -316,6 +349,19 @@ fn follow(alone: &mut Digest, run: &Request, behind: usize) {
     }
 }
 
+/// The requests that a run is taken apart into.
+#[cfg(test)]
+pub(super) fn taken_apart(run: &Request) -> Vec<Request> {
+    let mut alone = *run;
+    take_first(&mut alone);
+    let mut all = vec![alone];
+    for behind in (0..usize::from(run.digest.count) - 1).rev() {
+        follow(&mut alone.digest, run, behind);
+        all.push(alone);
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,17 +387,6 @@ mod tests {
                 options,
             },
         }
-    }
-
-    fn taken_apart(run: &Request) -> Vec<Request> {
-        let mut alone = *run;
-        take_first(&mut alone);
-        let mut all = vec![alone];
-        for behind in (0..usize::from(run.digest.count) - 1).rev() {
-            follow(&mut alone.digest, run, behind);
-            all.push(alone);
-        }
-        all
     }
 
     #[test]

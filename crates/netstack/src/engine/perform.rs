@@ -7,9 +7,10 @@ mod datagrams;
 mod frames;
 
 use core::net::SocketAddrV4;
+use core::slice;
 
 use crate::digest::{ConnId, Request};
-use crate::effect::{Deliver, Effect};
+use crate::effect::{Deliver, Effect, Row};
 use crate::engine::Text;
 use crate::engine::pump::moves::Told;
 use crate::engine::stream::{Asked, StreamRef};
@@ -94,6 +95,56 @@ pub(crate) fn deliver(
     if deliver.last {
         stats.deliveries += 1;
         stream.stamp(deliver);
+    }
+}
+
+/// Performs the deliveries of a row, whose run lies as `layout` says.
+pub(crate) fn deliver_row(
+    world: &World,
+    row: &Row,
+    layout: (u32, usize),
+    run: &Text<'_>,
+    stats: &mut EffectStats,
+) {
+    let stream = world.streams.get(row.deliver.conn);
+    let (Some(stream), None) = (stream, &world.streams.inline) else {
+        return deliver_one_by_one(world, row, layout, run, stats);
+    };
+    let begin = row.deliver.stream_offset;
+    let mut pieces = row.deliveries();
+    if !run.lies_at(begin) {
+        stream.begins_at(run.seq - begin as u32);
+        for (piece, frame) in pieces.by_ref().zip(run.frames) {
+            let text = frame.bytes().get(layout.1..);
+            let Some(text) = text.and_then(|text| text.get(..piece.len as usize)) else {
+                stats.diverged += 1;
+                return;
+            };
+            stream.store(&piece, 0, text);
+        }
+    }
+    stats.delivered_bytes += u64::from(row.all);
+    stats.deliveries += u64::from(row.count);
+    stream.stamp_row(row);
+}
+
+/// As [`deliver_row`], for an inline processor, which has each segment by itself; or for nobody.
+#[cold]
+fn deliver_one_by_one(
+    world: &World,
+    row: &Row,
+    layout: (u32, usize),
+    run: &Text<'_>,
+    stats: &mut EffectStats,
+) {
+    for (piece, frame) in row.deliveries().zip(run.frames) {
+        let before = (piece.stream_offset - row.deliver.stream_offset) as u32;
+        let text = Text {
+            frames: slice::from_ref(frame),
+            seq: run.seq + before,
+            ..*run
+        };
+        deliver(world, &piece, layout, &text, stats);
     }
 }
 

@@ -28,6 +28,7 @@ mod deadlines;
 mod isolate;
 mod listen;
 mod moves;
+mod row;
 
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
@@ -132,6 +133,12 @@ pub(crate) trait Requests<S> {
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
     fn current(&self) -> (&Request, u16);
+    /// Whether it stands for a row of requests, each about a segment of its run.
+    fn is_row(&self) -> bool {
+        false
+    }
+    /// The row cannot be applied at once: its requests come one by one, the first now.
+    fn take_apart(&mut self) {}
     /// It was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
 }
@@ -248,9 +255,12 @@ impl Replica {
             let mut applying = false;
             let batch = || {
                 while requests.advance() {
-                    let (request, verdict) = requests.current();
                     applying = true;
-                    self.apply_in_batch(request, verdict, out);
+                    if !requests.is_row() || !self.apply_row(requests.current(), out) {
+                        requests.take_apart();
+                        let (request, verdict) = requests.current();
+                        self.apply_in_batch(request, verdict, out);
+                    }
                     applying = false;
                     requests.applied(out);
                 }
@@ -276,10 +286,7 @@ impl Replica {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
-        if digest.sent > self.frames.sent {
-            self.frames.sent = digest.sent;
-            self.frames.limit = digest.sent + u64::from(self.limits.tx_slots);
-        }
+        self.frames.tell_sent(digest.sent, &self.limits);
         if !self.bulk(request, verdict, out) {
             self.otherwise(request, verdict, out);
         }
@@ -1046,6 +1053,8 @@ mod tests {
         pub(super) replica: Replica,
         pub(super) effects: Vec<Effect>,
         now: Instant,
+        /// Timestamp of the peer's segments.
+        ts_val: Option<u32>,
     }
 
     impl Bench {
@@ -1059,6 +1068,7 @@ mod tests {
                 replica: Replica::new(limits),
                 effects: Vec::new(),
                 now: Instant::from_millis(1),
+                ts_val: None,
             };
             bench.command(Body::Configure {
                 address: US,
@@ -1088,12 +1098,12 @@ mod tests {
             digest.seg_wnd = 60_000;
             digest.flags = flags;
             digest.count = 1;
-            let remote = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), from);
+            if let Some(ts_val) = self.ts_val {
+                digest.bits |= Digest::TIMESTAMPS;
+                digest.ts_val = ts_val;
+            }
             let body = Body::Segment {
-                flow: Flow {
-                    local: SocketAddrV4::new(US, PORT),
-                    remote,
-                },
+                flow: self.flow(from),
                 mac: Mac([2; 6]),
                 payload_offset: 54,
                 options: crate::digest::Options::None,
@@ -1111,11 +1121,30 @@ mod tests {
 
         /// Opens a connection from `from`; returns its name and our first sequence number after the SYN.
         pub(super) fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
+            self.open_with(from, seq, None)
+        }
+
+        /// As [`Bench::open`], of a peer whose clock shows `ts_val` if it uses timestamps.
+        pub(super) fn open_with(
+            &mut self,
+            from: u16,
+            seq: u32,
+            ts_val: Option<u32>,
+        ) -> (ConnId, u32) {
+            self.ts_val = ts_val;
             self.segment(from, seq, 0, Flags::SYN);
             let syn_ack = self.sent()[0];
             let ours = syn_ack.seq.0.wrapping_add(1);
             self.segment(from, seq + 1, ours, Flags::ACK);
             (syn_ack.conn, ours)
+        }
+
+        /// The connection from port `from` of the peer.
+        pub(super) fn flow(&self, from: u16) -> Flow {
+            Flow {
+                local: SocketAddrV4::new(US, PORT),
+                remote: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), from),
+            }
         }
 
         fn accepted(&self) -> Option<ConnId> {

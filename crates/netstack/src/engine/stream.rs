@@ -49,7 +49,7 @@ use dominoes::EventCount;
 
 use crate::config::{Keepalive, Limits, Settings};
 use crate::digest::ConnId;
-use crate::effect::{Deliver, Event};
+use crate::effect::{Deliver, Event, Row};
 use crate::engine::processor::{Failure, Inline, StreamId};
 use crate::seqnum::SeqNum;
 use crate::time::Duration;
@@ -844,6 +844,20 @@ impl<'a> StreamRef<'a> {
             stamp(deliver.delivery, slots, deliver.end),
             Ordering::Release,
         );
+    }
+
+    /// As [`StreamRef::stamp`], for all deliveries of a row: all of their octets are there.
+    #[inline]
+    pub(crate) fn stamp_row(&self, row: &Row) {
+        let rings = self.rings();
+        let slots = rings.delivered.len() as u64;
+        let first = row.deliver.delivery;
+        let end = row.deliver.stream_offset + u64::from(row.all);
+        for delivery in first..first + u64::from(row.count) {
+            let slot = &rings.delivered[(delivery & (slots - 1)) as usize];
+            // ORDERING: Release, as in `stamp`.
+            slot.store(stamp(delivery, slots, end), Ordering::Release);
+        }
     }
 
     /// The octets of the send stream that a numbered frame carries.

@@ -29,7 +29,7 @@
 //! # Where the roads lie
 //!
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC; `predict.rs` is the short road through it for
-//! the segments of a bulk transfer, and equal to it. `ack.rs` holds what an acceptable acknowledgment
+//! the segments of a bulk transfer, and equal to it; `row.rs` walks it once for several of them. `ack.rs` holds what an acceptable acknowledgment
 //! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
 //! carry it. `recovery.rs` finds what was lost and says when it leaves again; `flight.rs` is its scoreboard, `rack.rs`
 //! its sense of time, `undo.rs` sets things back if nothing was lost. `path.rs` is what the network says of the way, `cookie.rs` a handshake that leaves nothing
@@ -80,6 +80,7 @@ mod rack;
 mod reassembly;
 mod recovery;
 mod retransmit;
+mod row;
 mod send;
 mod snd;
 #[cfg(test)]
@@ -117,6 +118,7 @@ use window::Rcv;
 pub use arrive::{reset_at, reset_for};
 pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
+pub(crate) use row::Lengths;
 pub use send::Finish;
 
 /// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes two

@@ -89,14 +89,10 @@ impl Tcb {
         }
     }
 
-    /// Takes `seg` if it is as expected; returns false, with nothing changed, if it is not.
+    /// Whether `seg` is as expected: then how many octets it acknowledges.
     #[inline(always)]
-    pub(crate) fn predicted<S: EffectSink>(
-        &mut self,
-        seg: &Segment<'_>,
-        cx: &mut Cx<'_, S>,
-    ) -> bool {
-        let Tcb { rcv, snd, .. } = &*self;
+    pub(super) fn expects(&self, seg: &Segment<'_>) -> Option<u32> {
+        let Tcb { rcv, snd, .. } = self;
         if self.road == Road::Long
             || seg.flags.without(Flags::PSH) != Flags::ACK
             || seg.seq != rcv.nxt
@@ -104,29 +100,41 @@ impl Tcb {
             || seg.ce
             || matches!(seg.options, Options::Sack(_))
         {
-            return false;
+            return None;
         }
         if let Some((ts_val, _)) = seg.timestamps
             && (ts_val.wrapping_sub(rcv.ts_recent) as i32) < 0
         {
-            return false;
+            return None;
         }
         let acked = seg.ack.since(snd.una);
         if acked > snd.max.since(snd.una) {
-            return false;
+            return None;
         }
         if acked == 0 {
             // A bare acknowledgment of nothing new may be a duplicate.
             if seg.len == 0 {
-                return false;
+                return None;
             }
         } else if snd.fin && seg.ack == snd.end {
-            return false;
+            return None;
         }
         if seg.len > 0 && (self.road != Road::Text || seg.len > rcv.room()) {
-            return false;
+            return None;
         }
+        Some(acked)
+    }
 
+    /// Takes `seg` if it is as expected; returns false, with nothing changed, if it is not.
+    #[inline(always)]
+    pub(crate) fn predicted<S: EffectSink>(
+        &mut self,
+        seg: &Segment<'_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let Some(acked) = self.expects(seg) else {
+            return false;
+        };
         if acked != 0 {
             let echoed = self.echoed(seg);
             self.advance(seg.ack, echoed, true, false, cx.now);

@@ -13,6 +13,7 @@ use super::{Cx, State, Tcb};
 use crate::digest::{Flags, Sack, SynOptions};
 use crate::effect::{Effect, EffectSink, Transmit};
 use crate::seqnum::SeqNum;
+use crate::time::Instant;
 
 /// How a request ended for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ enum Lost {
 }
 
 /// Frames that are to leave, but for what every segment of the connection says.
-struct Outgoing {
+pub(super) struct Outgoing {
     seq: SeqNum,
     flags: Flags,
     count: u32,
@@ -46,7 +47,7 @@ struct Outgoing {
 }
 impl Outgoing {
     /// One frame without text.
-    const fn bare(seq: SeqNum, flags: Flags) -> Self {
+    pub(super) const fn bare(seq: SeqNum, flags: Flags) -> Self {
         Outgoing {
             seq,
             flags,
@@ -70,15 +71,21 @@ impl Tcb {
             cx.push_held(self.conn, rcv.deliveries, rcv.offset, true);
             rcv.deliveries += 1;
         }
-        let snd = &self.snd;
         let mut finish = Finish::default();
-        if snd.nxt != snd.end || snd.una_offset != snd.released || self.owes_more() {
+        if !self.has_sent_all() {
             finish = self.finish_sending(&mut cx.aside());
         } else if self.rcv.ack == AckDue::Now {
             finish.blocked = !self.send_ack(cx);
         }
         self.look_for_road();
         finish
+    }
+
+    /// Whether there is nothing to send, and nothing to give back to the application.
+    #[inline(always)]
+    pub(super) fn has_sent_all(&self) -> bool {
+        let snd = &self.snd;
+        snd.nxt == snd.end && snd.una_offset == snd.released && !self.owes_more()
     }
 
     /// Whether something leaves besides new text.
@@ -200,7 +207,23 @@ impl Tcb {
         if what.payload_len > 0 {
             self.snd.frames_end = cx.frames.next;
         }
-        cx.out.push(Effect::Transmit(Transmit {
+        let transmit = self.transmit(what, first_frame, (ack, wnd), sack, cx.now);
+        cx.out.push(Effect::Transmit(transmit));
+    }
+
+    /// Frames that say `what`, acknowledge and let the peer send what `told` says, and tell of our receive side as it
+    /// stands.
+    #[inline(always)]
+    pub(super) fn transmit(
+        &self,
+        what: Outgoing,
+        first_frame: u64,
+        (ack, wnd): (SeqNum, u16),
+        sack: Option<Sack>,
+        now: Instant,
+    ) -> Transmit {
+        let rcv = &self.rcv;
+        Transmit {
             first_frame,
             count: what.count,
             payload_len: what.payload_len,
@@ -221,13 +244,13 @@ impl Tcb {
             mac: self.mac,
             flow: self.flow,
             timestamps: if rcv.timestamps {
-                Some((timestamp(cx.now), rcv.ts_recent))
+                Some((timestamp(now), rcv.ts_recent))
             } else {
                 None
             },
             syn: what.syn,
             sack,
-        }));
+        }
     }
 
     /// An acknowledgment by itself. Returns false if there is no room for it.

@@ -119,6 +119,12 @@ impl Tcb {
         }
     }
 
+    /// Whether a read cursor, of which this is the low half, is no news.
+    #[inline(always)]
+    pub(crate) const fn knows_read(&self, app_read: u32) -> bool {
+        app_read.wrapping_sub(self.rcv.read as u32) as i32 <= 0
+    }
+
     /// There is more to send, at most what the send ring holds.
     #[inline]
     fn on_written(&mut self, app_written: u64, limits: &Limits) {
