@@ -112,7 +112,7 @@ impl Row {
     /// All that its segments asked for, one by one.
     fn effects(&self) -> impl Iterator<Item = Effect> {
         let mut acknowledgments = self.acknowledgments();
-        let is_told = move |i: u32| (i % 2 == 0) == self.is_first_told;
+        let is_told = move |i: u32| i.is_multiple_of(2) == self.is_first_told;
         (0..self.count)
             .zip(self.deliveries())
             .flat_map(move |(i, deliver)| {

@@ -8,6 +8,8 @@ mod wide;
 
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
+#[cfg(target_arch = "x86_64")]
+pub(super) use wide::Vectors;
 
 /// A running one's-complement sum over 16-bit words, not folded yet.
 ///

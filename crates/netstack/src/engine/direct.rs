@@ -265,8 +265,10 @@ impl<'a> Requests<Asked> for Performing<'a> {
 
     #[inline(always)]
     fn applied(&mut self, asked: &mut Asked) {
-        if let Some(row) = asked.row.take() {
-            return self.row(&row);
+        if let Some(row) = &asked.row {
+            self.row(row);
+            asked.row = None;
+            return;
         }
         self.applied += 1;
         if let Some(deliver) = &asked.first {
@@ -308,9 +310,7 @@ impl<'a> Performing<'a> {
         self.applied += row.count as usize;
         perform::deliver_row(self.world, row, self.layout, &self.text, self.stats);
         self.wakes.add(row.deliver.conn);
-        for transmit in row.acknowledgments() {
-            perform::build_bare(self.world, &transmit, self.template, self.stats);
-        }
+        perform::build_told(self.world, row, self.template, self.stats);
     }
 }
 

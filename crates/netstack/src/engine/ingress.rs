@@ -120,17 +120,18 @@ impl OpenRun {
         }
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
         let room = self.most - usize::from(digest.count);
-        let mut many = 0;
-        while many < room
-            && let Some(frame) = frames.as_slice().first()
-            && vouched(frame) == self.vouched
-            && frame.meta.gso.is_none()
-            && next.fits(frame.bytes(), seq)
-        {
-            seq = seq.wrapping_add(u32::from(digest.seg_len));
-            self.run.frames.extend(frames.next());
-            many += 1;
-        }
+        // Looked at first and moved then, all at once.
+        let waiting = frames.as_slice().iter().take(room);
+        let many = waiting
+            .take_while(|frame| {
+                let follows = vouched(frame) == self.vouched
+                    && frame.meta.gso.is_none()
+                    && next.fits(frame.bytes(), seq);
+                seq = seq.wrapping_add(u32::from(digest.seg_len));
+                follows
+            })
+            .count();
+        self.run.frames.extend(frames.take(many));
         digest.count += many as u8;
         digest.len += many as u32 * u32::from(digest.seg_len);
         many

@@ -12,6 +12,7 @@
 
 pub(crate) mod balance;
 pub(crate) mod checksum;
+pub(crate) mod copy;
 pub(crate) mod demux;
 pub(crate) mod direct;
 pub(crate) mod ingress;

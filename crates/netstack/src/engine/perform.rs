@@ -18,7 +18,7 @@ use crate::engine::world::{Answer, HintNews, Ready, Wakes, World};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare, fill, fill_processed};
+pub(crate) use frames::{Template, build, build_bare, build_told, fill, fill_processed};
 
 /// Does all that a request asked for, whose payload is `text`.
 #[inline]
@@ -107,20 +107,22 @@ pub(crate) fn deliver_row(
     stats: &mut EffectStats,
 ) {
     let stream = world.streams.get(row.deliver.conn);
+    let stream = stream.filter(|stream| stream.has_room_for(row));
     let (Some(stream), None) = (stream, &world.streams.inline) else {
         return deliver_one_by_one(world, row, layout, run, stats);
     };
     let begin = row.deliver.stream_offset;
-    let mut pieces = row.deliveries();
     if !run.lies_at(begin) {
         stream.begins_at(run.seq - begin as u32);
-        for (piece, frame) in pieces.by_ref().zip(run.frames) {
-            let text = frame.bytes().get(layout.1..);
-            let Some(text) = text.and_then(|text| text.get(..piece.len as usize)) else {
-                stats.diverged += 1;
-                return;
-            };
-            stream.store(&piece, 0, text);
+        let mut left = row.all;
+        let texts = run.frames.iter().map(|frame| {
+            let len = left.min(row.deliver.len);
+            left -= len;
+            frame.bytes().get(layout.1..layout.1 + len as usize)
+        });
+        if !stream.store_row(row, texts) {
+            stats.diverged += 1;
+            return;
         }
     }
     stats.delivered_bytes += u64::from(row.all);
@@ -128,7 +130,8 @@ pub(crate) fn deliver_row(
     stream.stamp_row(row);
 }
 
-/// As [`deliver_row`], for an inline processor, which has each segment by itself; or for nobody.
+/// As [`deliver_row`], where the ring begins anew within the row; for an inline processor, which has each segment by
+/// itself; or for nobody.
 #[cold]
 fn deliver_one_by_one(
     world: &World,

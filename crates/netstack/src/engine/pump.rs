@@ -358,7 +358,9 @@ impl RxPump {
     // News from applications and from primaries.
 
     fn take_hints(&mut self) {
-        while let Some(news) = self.world.hints.pop() {
+        while !self.world.hints.is_empty()
+            && let Some(news) = self.world.hints.pop()
+        {
             // Two primaries may tell of the beginning and the end of a connection in any order.
             if news.open {
                 if !self.over.remove(&news.conn) {
@@ -388,7 +390,8 @@ impl RxPump {
             self.publish_open(now, open, mac, log);
             done += 1;
         }
-        while log.room() > 0 {
+        // To look whether there is something costs less than to take nothing.
+        while !self.world.commands.is_empty() && log.room() > 0 {
             let Some(command) = self.world.commands.pop() else {
                 break;
             };
@@ -396,11 +399,12 @@ impl RxPump {
             done += 1;
         }
         for _ in 0..BATCH {
+            let door = &self.world.door;
+            let is_quiet = door.dirty.is_empty() && door.late.is_empty();
             // Settings and progress of a connection are two requests.
-            if log.room() < 2 {
+            if is_quiet || log.room() < 2 {
                 break;
             }
-            let door = &self.world.door;
             let Some(conn) = door.dirty.pop().or_else(|| door.late.pop()) else {
                 break;
             };
@@ -520,7 +524,9 @@ impl RxPump {
 
     /// Closed connections whose work is done give their places back, as soon as their sockets are gone.
     fn burials(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        while let Some(conn) = self.world.retired.pop() {
+        while !self.world.retired.is_empty()
+            && let Some(conn) = self.world.retired.pop()
+        {
             self.closing.push_back((log.published(), conn));
         }
         let mut done = 0;
@@ -870,6 +876,9 @@ impl TxPump {
 
     fn control(&mut self) -> usize {
         let mut done = 0;
+        if self.held.is_none() && self.world.control.is_empty() {
+            return done;
+        }
         while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
             match self.tx.transmit(&[TxFrame::new(&frame)]) {
                 Ok(0) => {

@@ -50,6 +50,7 @@ use dominoes::EventCount;
 use crate::config::{Keepalive, Limits, Settings};
 use crate::digest::ConnId;
 use crate::effect::{Deliver, Event, Row};
+use crate::engine::copy::Copier;
 use crate::engine::processor::{Failure, Inline, StreamId};
 use crate::seqnum::SeqNum;
 use crate::time::Duration;
@@ -147,13 +148,12 @@ impl ByteRing {
         let [(at, len), (_, rest)] = self.spans(offset, from.len());
         let (front, back) = from.split_at(len);
         // SAFETY: `at + len` is within the ring, and so is what is left, at its beginning; the caller has both ranges
-        // alone; `from` is not the ring.
+        // alone, so each slice is the only way to it while it lives. The cells were initialised in `new`.
         unsafe {
-            let ring = self.bytes.as_ptr();
-            let to = UnsafeCell::raw_get(ring.add(at));
-            core::ptr::copy_nonoverlapping(front.as_ptr(), to, len);
+            let ring = UnsafeCell::raw_get(self.bytes.as_ptr());
+            Copier::here().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
             if rest > 0 {
-                core::ptr::copy_nonoverlapping(back.as_ptr(), UnsafeCell::raw_get(ring), rest);
+                Copier::here().copy(back, core::slice::from_raw_parts_mut(ring, rest));
             }
         }
     }
@@ -785,6 +785,44 @@ impl<'a> StreamRef<'a> {
         }
     }
 
+    /// Whether what a row delivers has its place in one piece.
+    #[inline]
+    pub(crate) fn has_room_for(&self, row: &Row) -> bool {
+        let [_, (_, wrapped)] = self
+            .rings()
+            .receive
+            .spans(row.deliver.stream_offset, row.all as usize);
+        wrapped == 0
+    }
+
+    /// Copies what a row delivers: `texts` are the octets of one segment after the other. False if they are not as many as
+    /// the row says.
+    ///
+    /// # Panics
+    /// Unless the row [has room](Self::has_room_for).
+    #[inline(always)]
+    pub(crate) fn store_row<'t>(
+        &self,
+        row: &Row,
+        texts: impl Iterator<Item = Option<&'t [u8]>>,
+    ) -> bool {
+        let copier = Copier::here();
+        let copy = |mut to: &mut [u8]| {
+            for text in texts {
+                let Some(text) = text else { return false };
+                let Some((place, rest)) = to.split_at_mut_checked(text.len()) else {
+                    return false;
+                };
+                copier.copy(text, place);
+                to = rest;
+            }
+            to.is_empty()
+        };
+        let (offset, len) = (row.deliver.stream_offset, row.all as usize);
+        // SAFETY: as in `store`, of all its deliveries.
+        unsafe { self.rings().receive.write_at(offset, len, copy) }
+    }
+
     /// As [`StreamRef::store`], of `len` octets that `fill` writes, in up to two parts.
     #[inline]
     pub(crate) fn store_by(
@@ -973,23 +1011,29 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn look(&self, seen: &mut Seen) {
         let rings = self.rings();
         let slots = rings.delivered.len() as u64;
+        let Seen {
+            mut next,
+            mut arrived,
+            ..
+        } = *seen;
         'round: loop {
-            let tag = lap_tag(seen.next, slots);
-            for slot in &rings.delivered[(seen.next & (slots - 1)) as usize..] {
+            let tag = lap_tag(next, slots);
+            for slot in &rings.delivered[(next & (slots - 1)) as usize..] {
                 // ORDERING: Acquire, pairs with the Release in `stamp`.
                 let found = slot.load(Ordering::Acquire);
                 if found >> END_BITS != tag {
-                    let Some(laps) = laps_ahead(found, seen.next, slots) else {
-                        return;
+                    let Some(laps) = laps_ahead(found, next, slots) else {
+                        break 'round;
                     };
                     // A newer stamp: everything up to one round before it is complete, and so is this one.
-                    seen.next += (laps.max(1) - 1) * slots + 1;
+                    next += (laps.max(1) - 1) * slots + 1;
                     continue 'round;
                 }
-                seen.arrived = seen.arrived.max(found & END_MASK);
-                seen.next += 1;
+                arrived = arrived.max(found & END_MASK);
+                next += 1;
             }
         }
+        (seen.next, seen.arrived) = (next, arrived);
     }
 
     /// Moves `seen.end` over what has arrived in whole units, and to where the stream failed at most. Units that

@@ -172,6 +172,7 @@ impl TxRing {
         prefetch_at(start, len.min(self.slot_len));
     }
 
+    #[inline(always)]
     fn bytes(&self, frame: u64) -> *mut u8 {
         let at = self.index(frame) * self.slot_len;
         UnsafeCell::raw_get(&raw const self.memory[at])
@@ -195,7 +196,7 @@ impl TxClaim<'_> {
     }
 
     /// The first `len` octets are the frame, `head` of them headers.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(self, head: usize, len: usize, meta: TxMeta) {
         assert!(head <= len);
         self.store(head, len, meta, None);
@@ -207,7 +208,7 @@ impl TxClaim<'_> {
         self.store(head, head, meta, Some(carried));
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(mut self, head: usize, len: usize, meta: TxMeta, carried: Option<Carried>) {
         assert!(len <= self.ring.slot_len);
         let slot = &self.ring.slots[self.ring.index(self.frame)];
@@ -308,7 +309,7 @@ impl Transmitter {
             if slot.stamp.load(Ordering::Acquire) != stamp(frame, READY) {
                 return;
             }
-            out.push(self.frame(frame));
+            out.push(self.frame(slot, frame));
         }
     }
 
@@ -326,17 +327,16 @@ impl Transmitter {
                 if out.is_full() {
                     break;
                 }
-                out.push(self.frame(frame));
+                out.push(self.frame(slot, frame));
                 picked.push(frame);
             }
         }
         picked
     }
 
-    /// A frame that is ready.
-    #[inline]
-    fn frame(&self, frame: u64) -> TxFrame<'_> {
-        let slot = &self.ring.slots[self.ring.index(frame)];
+    /// Frame `frame`, which is ready in `slot`.
+    #[inline(always)]
+    fn frame<'a>(&'a self, slot: &'a Slot, frame: u64) -> TxFrame<'a> {
         // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this handle mutably;
         // until then nobody writes the slot.
         let (built, bytes) = unsafe {

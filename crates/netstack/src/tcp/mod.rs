@@ -513,9 +513,7 @@ impl Tcb {
     /// [`Tcb::fingerprint`].
     #[inline(always)]
     pub fn fold(&self, h: u64) -> u64 {
-        let Tcb { rcv, snd, .. } = self;
-        let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
-        mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
+        positions(h, &self.rcv, &self.snd)
     }
 
     /// The name of the first field whose value differs in `other`.
@@ -540,6 +538,13 @@ impl Tcb {
         Walk::flip(self, "", &mut flip);
         flip.hit()
     }
+}
+
+/// Where both streams stand, folded into `h`.
+#[inline(always)]
+fn positions(h: u64, rcv: &Rcv, snd: &Snd) -> u64 {
+    let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
+    mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
 }
 
 /// Two values in one step: halves of a 128-bit product.

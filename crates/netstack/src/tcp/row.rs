@@ -9,8 +9,10 @@ use arrayvec::ArrayVec;
 
 use super::retransmit::Timer;
 use super::send::Outgoing;
-use super::window::{AckDue, Tells};
-use super::{Cx, DELAYED_ACK, Tcb};
+use super::snd::Snd;
+use super::window::{AckDue, Rcv, Tells};
+use super::{Cx, DELAYED_ACK, Tcb, positions};
+use crate::config::Limits;
 use crate::digest::{Flags, Segment};
 use crate::effect::{Deliver, EffectSink, MOST_TOLD, Row, Told};
 
@@ -64,10 +66,12 @@ impl Tcb {
         if rcv.ack == AckDue::Now || rcv.tells != Tells(0) {
             return false;
         }
-        // The first acknowledgment would echo another time than those that follow.
+        let owed = rcv.ack == AckDue::Delayed;
+        let is_behind = whole.seq.after(rcv.last_ack_sent);
+        // What the first acknowledgment echoes is what all of them echo, and the second segment's time is noted at the latest.
         if let Some((ts_val, _)) = whole.timestamps
-            && ts_val != rcv.ts_recent
-            && whole.seq.after(rcv.last_ack_sent)
+            && is_behind
+            && (ts_val != rcv.ts_recent || !owed || count < 2)
         {
             return false;
         }
@@ -82,6 +86,9 @@ impl Tcb {
             u32::from(whole.wnd) << self.snd.shift,
         );
         let rcv = &mut self.rcv;
+        if let Some((ts_val, _)) = whole.timestamps {
+            rcv.note_timestamp(rcv.last_ack_sent, ts_val, cx.now);
+        }
         let deliver = Deliver {
             conn: self.conn,
             run_offset: 0,
@@ -91,51 +98,68 @@ impl Tcb {
             end: rcv.offset + u64::from(each),
             last: true,
         };
-        let first_frame = cx.frames.next;
-        let mut told = ArrayVec::new();
-        let mut owed = rcv.ack == AckDue::Delayed;
-        let is_first_told = owed;
-        for left in (0..count).rev() {
-            let rcv = &mut self.rcv;
-            if let Some((ts_val, _)) = whole.timestamps {
-                rcv.note_timestamp(rcv.nxt, ts_val, cx.now);
-            }
-            let len = if left == 0 { last } else { each };
-            rcv.nxt += len;
-            rcv.offset += u64::from(len);
-            if owed {
-                rcv.last_ack_sent = rcv.nxt;
-                let wnd = rcv.advertise(cx.limits, false);
-                told.push(Told {
-                    ack: rcv.nxt,
-                    wnd,
-                    window_end: rcv.offset + u64::from(rcv.wnd()),
-                });
-                cx.frames.next += 1;
-            }
-            owed = !owed;
-            *fold = self.fold(*fold ^ cx.frames.next);
-        }
-        let rcv = &mut self.rcv;
-        rcv.deliveries += u64::from(count);
-        if owed {
-            // Should the rest have been damaged on its way, the timer brings the acknowledgment.
-            rcv.ack = AckDue::Delayed;
-            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
-        } else {
-            rcv.ack = AckDue::None;
-            self.timers.stop(Timer::DelayedAck);
-        }
         let what = Outgoing::bare(self.snd.control_seq(), Flags::ACK);
-        let numbers = (whole.seq, 0);
-        cx.out.push_row(Row {
+        let next = cx.frames.next;
+        let mut row = Row {
             deliver,
             count,
             all: lengths.all,
-            told,
-            is_first_told,
-            like: self.transmit(what, first_frame, numbers, None, cx.now),
-        });
+            told: ArrayVec::new(),
+            is_first_told: owed,
+            like: self.transmit(what, next, (whole.seq, 0), None, cx.now),
+        };
+        let rcv = &mut self.rcv;
+        *fold = rcv.walk(lengths, &self.snd, next, *fold, cx.limits, &mut row.told);
+        cx.frames.next += row.told.len() as u64;
+        if rcv.ack == AckDue::Delayed {
+            // Should the rest have been damaged on its way, the timer brings the acknowledgment.
+            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
+        } else {
+            self.timers.stop(Timer::DelayedAck);
+        }
+        cx.out.push_row(row);
         true
+    }
+}
+
+impl Rcv {
+    /// Takes the segments in, one by one, and says what the acknowledgments of every second one tell. `next` is the number
+    /// of the next frame. Returns `fold` with all states on the way.
+    #[inline(never)]
+    fn walk(
+        &mut self,
+        lengths: Lengths,
+        snd: &Snd,
+        mut next: u64,
+        mut fold: u64,
+        limits: &Limits,
+        told: &mut ArrayVec<Told, MOST_TOLD>,
+    ) -> u64 {
+        let mut owed = self.ack == AckDue::Delayed;
+        let mut len = lengths.each;
+        for left in (0..lengths.count).rev() {
+            if left == 0 {
+                len = lengths.last();
+            }
+            self.nxt += len;
+            self.offset += u64::from(len);
+            if owed {
+                let wnd = self.advertise(limits, false);
+                told.push(Told {
+                    ack: self.nxt,
+                    wnd,
+                    window_end: self.offset + u64::from(self.wnd()),
+                });
+                next += 1;
+            }
+            owed = !owed;
+            fold = positions(fold ^ next, self, snd);
+        }
+        self.ack = if owed { AckDue::Delayed } else { AckDue::None };
+        self.deliveries += u64::from(lengths.count);
+        if let Some(last) = told.last() {
+            self.last_ack_sent = last.ack;
+        }
+        fold
     }
 }

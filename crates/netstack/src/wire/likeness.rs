@@ -8,9 +8,12 @@ use super::{ETHERNET_HEADER, Tcp};
 /// It is made of a frame that [`parse`](super::parse) understood. What agrees with it would be understood alike.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Likeness {
-    /// The headers up to the window.
-    words: [u64; WORDS],
-    window: [u8; 2],
+    /// The headers up to the sequence number, as words that begin at [`AT`].
+    words: [u64; AT.len()],
+    /// Acknowledgment number.
+    ack: u32,
+    /// Length of the header, flags, and window.
+    kind: [u8; 4],
     /// The sum over the IP header's words that have to agree: all but identification and checksum.
     ip_sum: u32,
     /// The options, if timestamps are there.
@@ -19,18 +22,21 @@ pub(crate) struct Likeness {
     len: usize,
 }
 
-/// Octets of the headers without options, and how many whole words they have.
+/// Octets of the headers without options.
 const HEAD: usize = ETHERNET_HEADER + 40;
-const WORDS: usize = HEAD / 8;
-
-/// Ones where octets have to agree: all but those of identification, IP checksum and sequence number, and of the
-/// acknowledgment number for `ACK_TOO`. Window and TCP checksum stand behind the words; the urgent pointer counts for
+/// Where sequence and acknowledgment number stand.
+const NUMBERS: usize = ETHERNET_HEADER + 24;
+/// Where header length, flags and window stand. TCP checksum and urgent pointer come behind them; the latter counts for
 /// nothing.
-const LIKE: [u64; WORDS] = ones_but(&[18, 19, 24, 25, 38, 39, 40, 41]);
-const ACK_TOO: [u64; WORDS] = ones_but(&[18, 19, 24, 25, 38, 39, 40, 41, 42, 43, 44, 45]);
+const KIND: usize = NUMBERS + 8;
 
-const fn ones_but(octets: &[usize]) -> [u64; WORDS] {
-    let mut words = [!0; WORDS];
+/// Where the words begin that all octets before the numbers are compared in. The last overlaps the one before it.
+const AT: [usize; 5] = [0, 8, 16, 24, NUMBERS - 8];
+/// Ones where octets have to agree: all but those of identification and IP checksum.
+const LIKE: [u64; AT.len()] = ones_but(&[18, 19, 24, 25]);
+
+const fn ones_but(octets: &[usize]) -> [u64; AT.len()] {
+    let mut words = [!0; AT.len()];
     let mut i = 0;
     while i < octets.len() {
         let at = octets[i];
@@ -40,6 +46,14 @@ const fn ones_but(octets: &[usize]) -> [u64; WORDS] {
         i += 1;
     }
     words
+}
+
+/// `N` octets of the headers, from `at` on.
+#[inline(always)]
+fn octets<const N: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
+    let mut octets = [0; N];
+    octets.copy_from_slice(&head[at..at + N]);
+    octets
 }
 
 impl Likeness {
@@ -52,10 +66,10 @@ impl Likeness {
             66 => Some(*rest.first_chunk()?),
             _ => return None,
         };
-        let (words, _) = head.as_chunks::<8>();
         Some(Likeness {
-            words: core::array::from_fn(|i| u64::from_ne_bytes(words[i])),
-            window: [head[48], head[49]],
+            words: AT.map(|at| u64::from_ne_bytes(octets(head, at))),
+            ack: tcp.ack,
+            kind: octets(head, KIND),
             ip_sum: sum_of_what_agrees(head),
             timestamps,
             len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
@@ -66,43 +80,41 @@ impl Likeness {
     /// Whether `frame` is the like of it that begins at `seq`, and has a good IP checksum.
     #[inline]
     pub(crate) fn fits(&self, frame: &[u8], seq: u32) -> bool {
-        self.is_alike(frame, seq, &LIKE)
-            .is_some_and(|head| [head[48], head[49]] == self.window)
+        let Some(head) = self.is_alike(frame) else {
+            return false;
+        };
+        let numbers = u64::from_be_bytes(octets(head, NUMBERS));
+        numbers == u64::from(seq) << 32 | u64::from(self.ack) && octets(head, KIND) == self.kind
     }
 
     /// As [`Likeness::fits`], whatever it acknowledges and however wide its window is: gives both.
     #[inline]
     pub(crate) fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
-        let head = self.is_alike(frame, seq, &ACK_TOO)?;
-        let ack = u32::from_be_bytes([head[42], head[43], head[44], head[45]]);
-        Some((ack, u16::from_be_bytes([head[48], head[49]])))
+        let head = self.is_alike(frame)?;
+        let numbers = u64::from_be_bytes(octets(head, NUMBERS));
+        let ([a, b, ..], [len, flags, c, d]) = (self.kind, octets(head, KIND));
+        let follows = (numbers >> 32) as u32 == seq && [len, flags] == [a, b];
+        follows.then_some((numbers as u32, u16::from_be_bytes([c, d])))
     }
 
+    /// Whether all agrees that stands before the numbers, and the options do.
     #[inline(always)]
-    fn is_alike<'f>(
-        &self,
-        frame: &'f [u8],
-        seq: u32,
-        masks: &[u64; WORDS],
-    ) -> Option<&'f [u8; HEAD]> {
+    fn is_alike<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; HEAD]> {
         let (head, rest) = frame.split_first_chunk::<HEAD>()?;
-        let (words, _) = head.as_chunks::<8>();
         let mut differ = 0;
-        for i in 0..WORDS {
-            differ |= (u64::from_ne_bytes(words[i]) ^ self.words[i]) & masks[i];
+        for (i, at) in AT.into_iter().enumerate() {
+            differ |= (u64::from_ne_bytes(octets(head, at)) ^ self.words[i]) & LIKE[i];
         }
         if let Some(timestamps) = &self.timestamps
             && rest.first_chunk() != Some(timestamps)
         {
             return None;
         }
-        let found = u32::from_be_bytes([head[38], head[39], head[40], head[41]]);
         // RFC 1071: the checksum is right if all words add up to ones, however often that is.
-        let ident = u32::from(u16::from_ne_bytes([head[18], head[19]]));
-        let checksum = u32::from(u16::from_ne_bytes([head[24], head[25]]));
+        let ident = u32::from(u16::from_ne_bytes(octets(head, 18)));
+        let checksum = u32::from(u16::from_ne_bytes(octets(head, 24)));
         let sum = self.ip_sum + ident + checksum;
-        let alike =
-            differ == 0 && found == seq && frame.len() >= self.len && sum.is_multiple_of(0xffff);
+        let alike = differ == 0 && frame.len() >= self.len && sum.is_multiple_of(0xffff);
         alike.then_some(head)
     }
 }

@@ -16,7 +16,7 @@ const GROUP: usize = 4;
 const BLOCK: usize = 1 << 16;
 
 /// What a processor can do with `N` octets at once, as 64-bit numbers side by side.
-pub(super) trait Vectors<const N: usize>: Copy {
+pub(in crate::engine) trait Vectors<const N: usize>: Copy {
     type Vector: Copy;
 
     fn zero(self) -> Self::Vector;

@@ -3,7 +3,7 @@
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use crate::digest::{ConnId, Flags, Sack};
-use crate::effect::Transmit;
+use crate::effect::{Row, Transmit};
 use crate::engine::checksum::Sum;
 use crate::engine::processor::{self, Processor, StreamId};
 use crate::engine::stream::StreamRef;
@@ -76,13 +76,26 @@ impl Template {
         if t.syn.is_some() || t.sack.is_some() || t.conn == ConnId::NONE {
             return emit_once(world, t, seq, flags, len, buffer);
         }
+        self.fit(world, t, flags, len);
+        self.write(seq, t.ack, t.wnd, buffer)
+    }
+
+    /// Becomes the headers of frames of `t`.
+    #[inline(always)]
+    fn fit(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) {
         if !self.of.is_some_and(|of| of.is_like(t, flags, len)) {
             self.make(world, t, flags, len);
         }
+    }
+
+    /// Writes them, with these numbers.
+    #[inline(always)]
+    fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Always as much: what stands behind the headers is overwritten by the text.
-        buffer[..PLAIN].copy_from_slice(&self.bytes);
-        wire::set_tcp_numbers(buffer, seq.0, t.ack.0, t.wnd);
-        let sum = self.head.sum.numbers([seq.0, t.ack.0, u32::from(t.wnd)]);
+        let buffer: &mut [u8; PLAIN] = (&mut buffer[..PLAIN]).try_into().expect("so many");
+        *buffer = self.bytes;
+        wire::set_tcp_numbers(buffer, seq.0, ack.0, wnd);
+        let sum = self.head.sum.numbers([seq.0, ack.0, u32::from(wnd)]);
         Head { sum, ..self.head }
     }
 
@@ -188,17 +201,51 @@ pub(crate) fn build_bare(
     };
     let buffer = claim.buffer();
     let head = template.emit(world, t, t.seq, t.flags, 0, buffer);
+    let meta = complete_bare(world, &head, buffer);
+    claim.publish(head.len, head.len, meta);
+    if let Some(stream) = world.streams.get(t.conn) {
+        stream.advertised(t.window_end, t.window_limit);
+    }
+    stats.frames += 1;
+}
+
+/// Completes a frame that is nothing but headers. Returns what is said of it.
+#[inline(always)]
+fn complete_bare(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
     let (checksum, meta) = if world.tx_checksum {
         (head.pseudo, unfinished())
     } else {
         (head.sum.finish(), TxMeta::default())
     };
     wire::set_tcp_checksum(buffer, checksum);
-    claim.publish(head.len, head.len, meta);
-    if let Some(stream) = world.streams.get(t.conn) {
-        stream.advertised(t.window_end, t.window_limit);
+    meta
+}
+
+/// Builds the acknowledgments of a row in their slots.
+pub(crate) fn build_told(
+    world: &World,
+    row: &Row,
+    template: &mut Template,
+    stats: &mut EffectStats,
+) {
+    let Row { like, told, .. } = row;
+    let Some(last) = told.last() else { return };
+    template.fit(world, like, like.flags, 0);
+    for (frame, told) in (like.first_frame..).zip(told) {
+        let Ok(mut claim) = world.tx.claim(frame) else {
+            stats.diverged += 1;
+            continue;
+        };
+        let buffer = claim.buffer();
+        let head = template.write(like.seq, told.ack, told.wnd, buffer);
+        let meta = complete_bare(world, &head, buffer);
+        claim.publish(head.len, head.len, meta);
+        stats.frames += 1;
     }
-    stats.frames += 1;
+    // The edge never moves back.
+    if let Some(stream) = world.streams.get(like.conn) {
+        stream.advertised(last.window_end, like.window_limit);
+    }
 }
 
 /// Builds frame `i` of a transmit effect in its slot.

@@ -481,7 +481,9 @@ impl RxPump {
 
     /// Sockets that are over give their places back once all their work is done.
     fn free_sockets(&mut self, log: &mut impl Log) -> usize {
-        while let Some(socket) = self.world.queues.unbound.pop() {
+        while !self.world.queues.unbound.is_empty()
+            && let Some(socket) = self.world.queues.unbound.pop()
+        {
             let datagrams = &mut self.datagrams;
             datagrams.closing.push_back((log.published(), socket));
         }

@@ -255,7 +255,7 @@ mod tests {
                 Step::Wait(nanos) => {
                     self.now += Duration::from_nanos(u64::from(nanos));
                     // Nobody ticks while segments arrive.
-                    let is_quiet = nanos % 2 == 0;
+                    let is_quiet = nanos.is_multiple_of(2);
                     if is_quiet && self.bench.replica.next_deadline() <= self.now {
                         let tick = Request::tick(self.now, self.sent);
                         self.bench.replica.apply(&tick, 0, &mut Vec::new());
