@@ -15,8 +15,8 @@
 //!
 //! The sender never sends anything twice; the receiver acknowledges a single segment when nothing follows it.
 //! Both check what they see: an acknowledgment that repeats the last one while segments are in flight, and a
-//! segment that is sent again, are counted, and fail the measurement; the latter is excused where a thread had to
-//! wait long for its core. Segments out of order are counted and put into their place, and acknowledged when
+//! segment that is sent again, are counted, and fail the measurement; the latter is excused where a thread was held up
+//! for long. Segments out of order are counted and put into their place, and acknowledged when
 //! nothing before them is missing, without the repeated acknowledgments of RFC 5681 section 4.2. What an older
 //! frame says of the window is not news (RFC 9293 section 3.10.7.4).
 
@@ -116,8 +116,8 @@ impl Wire {
         self.verify.store(on, Ordering::Relaxed);
     }
 
-    /// Segments that were sent again. Nothing is lost here, so there is no reason to, unless a thread of the row
-    /// did not get its core for longer than a retransmission timeout.
+    /// Segments that were sent again. Nothing is lost here, so there is no reason to, unless threads of the row
+    /// were held up for longer than a retransmission timeout.
     pub(crate) fn sent_again(&self) -> u64 {
         // ORDERING: Relaxed, a count.
         self.faults.sent_again.load(Ordering::Relaxed)

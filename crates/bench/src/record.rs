@@ -77,8 +77,10 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
-    /// Segments that were sent again, since a thread did not get its core for long.
+    /// Segments that were sent again, since a thread was held up for long.
     pub sent_again: u64,
+    /// How long a thread was held up in the worst slice, in milliseconds.
+    pub held_up_ms: f64,
     /// Segments that were sent before one that belongs before them, which several cores may do.
     pub out_of_order: u64,
     /// Share of its time that each thread waited for a lock on the state, if there is one.
@@ -391,8 +393,9 @@ fn result_row(
         lag_requests: each(observed, &|a| share(a.lag_requests, a.turns as f64)),
         primary_share: each(performed > 0.0, &|a| share(a.primary_bytes, performed)),
         log_full: sum(|a| a.log_full) as u64,
-        sent_again: measured.oddities[row].0,
-        out_of_order: measured.oddities[row].1,
+        sent_again: measured.oddities[row].sent_again,
+        held_up_ms: measured.oddities[row].held_up.as_secs_f64() * 1e3,
+        out_of_order: measured.oddities[row].out_of_order,
         lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
@@ -547,7 +550,10 @@ impl ResultRow {
         }
         if self.sent_again > 0 {
             let again = self.sent_again;
-            seen.push(format!("{again} segments sent again for want of a core"));
+            let held_up = self.held_up_ms;
+            seen.push(format!(
+                "{again} segments sent again, a thread having been held up for {held_up:.0} ms in a slice"
+            ));
         }
         if self.out_of_order > 0 {
             seen.push(format!("{} frames sent out of order", self.out_of_order));
@@ -696,6 +702,8 @@ fn percent(shares: &[f64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slices::Oddities;
+    use std::time::Duration;
 
     #[test]
     fn quartiles_are_between_their_neighbours() {
@@ -745,7 +753,15 @@ mod tests {
                 ],
             ],
             threads: vec![(Some(0), true), (Some(1), true)],
-            oddities: vec![(0, 0), (0, 0), (3, 5)],
+            oddities: vec![
+                Oddities::default(),
+                Oddities::default(),
+                Oddities {
+                    sent_again: 3,
+                    out_of_order: 5,
+                    held_up: Duration::from_millis(300),
+                },
+            ],
         };
         (panel, measured)
     }
@@ -769,7 +785,7 @@ mod tests {
         result.write(&mut table).unwrap();
         assert!(table.contains("waits for the lock 85/85 %"), "{table}");
         assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
-        assert!(table.contains("3 segments sent again"));
+        assert!(table.contains("3 segments sent again, a thread having been held up for 300 ms"));
         assert!(table.contains("5 frames sent out of order"));
         assert!(table.contains("core to core 30 ns before, 250 after"));
         assert!(result.rows[0].lock_wait_share.is_empty());

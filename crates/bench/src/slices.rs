@@ -4,6 +4,9 @@
 //! sleeps too. Counting begins a little after a slice does, when its caches are its own again. A slice in
 //! which a thread had to wait for its core is disturbed, and so is its round; disturbed rounds are measured
 //! again while there is patience left, and otherwise kept and counted.
+//!
+//! A row has a clock of its own, which stands still while the row does: what was sent at the end of a slice is not late at
+//! the beginning of the next one, however long that took to come.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
@@ -21,9 +24,12 @@ const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
 
-/// Waiting for a core for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
-/// but waits add up, and rows on an undisturbed machine wait for a fraction of a millisecond.
+/// Being held up for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
+/// but what two threads wait for adds up, and rows on an undisturbed machine wait for a fraction of a millisecond.
 const LONG_WAIT: Duration = Duration::from_millis(20);
+/// A turn that took so long was held up. It takes some ten microseconds. Who waits for a core of this machine is told how long
+/// that was; who was on a core that the host gave to somebody else, or was stopped, sees no more than this.
+const HELD_UP: Duration = Duration::from_millis(1);
 
 /// What one row did in one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -58,9 +64,19 @@ pub struct Measured {
     pub accounts: Vec<Vec<Account>>,
     /// For each thread, the core that it was on and whether it was pinned.
     pub threads: Vec<(Option<usize>, bool)>,
-    /// For each row, segments that were sent again, which is excused where a thread waited long for its core, and
-    /// out of order.
-    pub oddities: Vec<(u64, u64)>,
+    /// For each row.
+    pub oddities: Vec<Oddities>,
+}
+
+/// What a row did that has to be explained.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Oddities {
+    /// Segments that were sent again, which is excused where a thread was held up for long.
+    pub sent_again: u64,
+    /// Segments that were sent out of order.
+    pub out_of_order: u64,
+    /// How long a thread was held up in the worst slice.
+    pub held_up: Duration,
 }
 
 /// What the threads are told to do.
@@ -117,14 +133,28 @@ impl Control {
     }
 }
 
+/// What a thread did in a slice.
+struct Driven {
+    sample: Sample,
+    /// The row's clock at the last turn.
+    clock: Duration,
+    /// How long turns were held up.
+    held_up: Duration,
+}
+
 /// Runs one slice of one seat. The first seat ends it for all.
-fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> Sample {
+fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> Driven {
     seat.observe(order.observe);
     let begin = Instant::now();
     let whole = (begin, seat.bytes(), topology::waited_ns());
     let mut from = None;
+    let (mut last, mut held_up) = (begin, Duration::ZERO);
     loop {
         let now = Instant::now();
+        if now - last >= HELD_UP {
+            held_up += now - last;
+        }
+        last = now;
         if from.is_none() && now - begin >= WARM_UP {
             from = Some((now, seat.bytes(), topology::waited_ns()));
         }
@@ -141,11 +171,16 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> S
     // A slice that was over before it was warm has nothing else.
     let (start, bytes, waited) = from.unwrap_or(whole);
     let ns = (start.elapsed().as_nanos() as u64).max(1);
-    Sample {
+    let sample = Sample {
         ns,
         bytes: seat.bytes() - bytes,
         waited: (topology::waited_ns() - waited) as f64 / ns as f64,
         distance: None,
+    };
+    Driven {
+        sample,
+        clock: last - order.clock,
+        held_up,
     }
 }
 
@@ -164,14 +199,15 @@ fn work(
             let before = seat.account();
             let late = order.given.elapsed();
             let waited = topology::waited_ns();
-            let sample = drive(seat.as_mut(), order, id == 0, &control.stop);
+            let driven = drive(seat.as_mut(), order, id == 0, &control.stop);
             let waited = Duration::from_nanos(topology::waited_ns() - waited);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
             let _ = done.send(Report {
                 id,
-                sample,
-                missed: late + waited,
+                sample: driven.sample,
+                clock: driven.clock,
+                missed: late + waited.max(driven.held_up),
                 core,
                 pinned,
                 account: seat.account().since(&before),
@@ -184,7 +220,8 @@ fn work(
 struct Report {
     id: usize,
     sample: Sample,
-    /// How long the thread waited for its core, from when the order was given.
+    clock: Duration,
+    /// How long the thread was held up, from when the order was given.
     missed: Duration,
     core: Option<usize>,
     pinned: bool,
@@ -202,8 +239,8 @@ struct Conductor<'a> {
     names: Vec<String>,
     seats: Vec<usize>,
     threads: Vec<(Option<usize>, bool)>,
-    /// How long a thread of each row waited for its core in the worst slice, the time included in which it had
-    /// its order and did not begin.
+    /// How long a thread of each row was held up in the worst slice, the time included in which it had its order and
+    /// did not begin.
     longest_wait: Vec<Duration>,
 }
 
@@ -238,12 +275,13 @@ impl Conductor<'_> {
             }
             let longest = &mut self.longest_wait[row];
             *longest = report.missed.max(*longest);
+            let clock = &mut self.clocks[row];
+            *clock = report.clock.max(*clock);
             whole.bytes += report.sample.bytes;
             whole.waited = whole.waited.max(report.sample.waited);
             accounts[report.id] = report.account;
             self.threads[report.id] = (report.core, report.pinned);
         }
-        self.clocks[row] += begin.elapsed();
         Ok((whole, accounts))
     }
 
@@ -315,7 +353,7 @@ fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
     conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, String>,
-) -> Result<(R, Vec<(u64, u64)>), String> {
+) -> Result<(R, Vec<Oddities>), String> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
     let names = rows.iter().map(|row| format!("{row:?}")).collect();
@@ -363,7 +401,12 @@ fn with_threads<R>(
         }
         let oddities = rows
             .iter()
-            .map(|row| (row.sent_again(), row.out_of_order()))
+            .zip(&conductor.longest_wait)
+            .map(|(row, held_up)| Oddities {
+                sent_again: row.sent_again(),
+                out_of_order: row.out_of_order(),
+                held_up: *held_up,
+            })
             .collect();
         result.map(|result| (result, oddities))
     })
@@ -465,5 +508,37 @@ mod tests {
         );
         let counted: u64 = measured.rounds.iter().flatten().map(|s| s.bytes).sum();
         assert!(counted > 0 && counted <= together.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn the_clock_of_a_row_stands_still_between_slices() {
+        struct Clock(Arc<AtomicU64>);
+        impl Seat for Clock {
+            fn turn(&mut self, now: time::Instant) -> usize {
+                self.0.store(now.as_nanos(), Ordering::Relaxed);
+                1
+            }
+
+            fn bytes(&self) -> u64 {
+                0
+            }
+
+            fn check(&self) -> Result<(), String> {
+                Ok(())
+            }
+        }
+        const PAUSE: Duration = Duration::from_millis(50);
+        let clock = Arc::new(AtomicU64::new(0));
+        let row = Row::new("clock", vec![Box::new(Clock(Arc::clone(&clock)))]);
+        let (begin, set_up, mut pauses) = (Instant::now(), row.clock_ns, 0);
+        let slice = Duration::from_millis(1);
+        sample(row, slice, &mut || {
+            thread::sleep(PAUSE);
+            pauses += 1;
+            pauses == 3
+        })
+        .unwrap();
+        let told = Duration::from_nanos(clock.load(Ordering::Relaxed) - set_up);
+        assert!(told <= begin.elapsed() - 3 * PAUSE, "{told:?}");
     }
 }

@@ -188,14 +188,14 @@ impl Row {
         self.seats.iter().map(|seat| seat.out_of_order()).sum()
     }
 
-    /// What went wrong in any seat. That something was sent again is excused where a thread had to wait for its
-    /// core for so long that it had to be.
+    /// What went wrong in any seat. That something was sent again is excused where a thread was held up for so long
+    /// that it had to be.
     ///
     /// # Errors
     /// The first complaint.
-    pub(crate) fn check(&self, waited_long: bool) -> Result<(), String> {
+    pub(crate) fn check(&self, held_up_long: bool) -> Result<(), String> {
         match self.sent_again() {
-            1.. if waited_long => {}
+            1.. if held_up_long => {}
             0 => {}
             again => {
                 return Err(format!(
