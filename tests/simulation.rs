@@ -1,11 +1,12 @@
 //! Connections over bad wires, in virtual time: every octet arrives, every connection ends, none is left behind.
 //!
 //! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts stall, come, go, die
-//! and have bits flipped: one stall at least, and one that joins or dies. `SCHEDULES=20000` sets about how many there are,
+//! and have bits flipped: one stall at least, and one that joins or dies. Some stacks have two or three groups, and their
+//! connections go from one to another meanwhile. `SCHEDULES=20000` sets about how many there are,
 //! `SCHEDULES_FIRST=0x...` begins with fresh seeds, `SCHEDULES_SEED=0x...` repeats one, and `.ci/schedules` runs a million.
 //!
-//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many connections there are, `SIMULATION_FIRST=0x...` begins with fresh
-//! seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
+//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many there are,
+//! `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
 mod case;
 mod eyes;
@@ -13,7 +14,8 @@ mod eyes;
 use core::fmt;
 
 use dominoes_drivers::impair::LinkStats;
-use dominoes_netstack::testkit::{Cases, LifeStats, Net, Rng};
+use dominoes_netstack::Replica;
+use dominoes_netstack::testkit::{Cases, Host, LifeStats, Net, Rng};
 use dominoes_netstack::time::Duration;
 
 use case::{About, CONNECTIONS};
@@ -95,6 +97,16 @@ tally! {
     overwritten,
     /// Effects and frames that somebody else was late with.
     steals,
+    /// Stacks of several groups.
+    divided,
+    /// Connections that left their group for another one.
+    departures,
+    /// Those that came there.
+    arrivals,
+    /// Those that were asked to leave when they could not.
+    stayed,
+    /// Requests that waited for a connection on its way.
+    held_back,
 }
 
 impl Tally {
@@ -122,8 +134,31 @@ impl Tally {
         self.overwritten += stats.overwritten;
     }
 
+    /// What happened in a group that is idle again, in which nothing may be left.
+    fn group(&mut self, host: &mut Host) -> Result<(), String> {
+        self.stalls += host.stall_count();
+        self.life(&host.life_stats());
+        self.positions += host.position();
+        self.held_back += host.pump_stats().held_back;
+        let effects = host.effect_stats();
+        self.frames += effects.frames;
+        self.steals += effects.stolen;
+        let stats = host.state_stats();
+        self.panicked += stats.panicked;
+        self.departures += stats.left;
+        self.arrivals += stats.came;
+        self.stayed += stats.stayed;
+        let replicas = host.replicas();
+        self.replicas += replicas.len() as u64;
+        let mut left = replicas.into_iter().flat_map(Replica::connections);
+        match left.next() {
+            Some((conn, tcb)) => Err(format!("{conn:?} is left in {:?}", tcb.state())),
+            None => Ok(()),
+        }
+    }
+
     /// What must have happened for schedules to say anything.
-    fn changes(&self) -> [u64; 18] {
+    fn changes(&self) -> [u64; 20] {
         [
             self.lost,
             self.bursts,
@@ -143,6 +178,8 @@ impl Tally {
             self.found,
             self.repairs,
             self.steals,
+            self.departures,
+            self.arrivals,
         ]
     }
 

@@ -126,10 +126,16 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     };
     let mut down = wire(rng);
     down.faults.corrupt_ppm = 0;
+    // All groups have as many replicas: who has few may have several groups, and connections that go back and forth.
+    let (groups, moves_ppm) = match rng.below(8) {
+        0 if replicas <= 3 => (2 + rng.below(2) as usize, 1_000 + rng.below(9_000) as u32),
+        _ => (1, 0),
+    };
     HostConfig::new(Variant::Replicated(replicas))
         .limits(limits)
         .stalls(stalls)
         .life(life)
+        .groups(groups, moves_ppm)
         .wires(wire(rng), down)
 }
 
@@ -336,13 +342,15 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
         let links = net
             .link_stats(id)
             .map(|link| (link.offered, link.delivered));
-        let host = net.host(id);
-        let replicas = host.replicas();
-        let states: Vec<_> = replicas[0]
-            .connections()
-            .map(|(_, tcb)| (tcb.flow().local.port(), tcb.state()))
-            .collect();
-        all += &format!("; host {id:?}: {states:?}, frames offered and delivered {links:?}");
+        for (group, host) in net.groups(id).iter_mut().enumerate() {
+            let replicas = host.replicas();
+            let states: Vec<_> = replicas[0]
+                .connections()
+                .map(|(_, tcb)| (tcb.flow().local.port(), tcb.state()))
+                .collect();
+            all += &format!("; host {id:?}, group {group}: {states:?}");
+        }
+        all += &format!(", frames offered and delivered {links:?}");
     }
     all
 }
@@ -429,21 +437,21 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     net.check()?;
     for id in hosts {
         tally.links(net.link_stats(id));
-        let host = net.host(id);
-        tally.stalls += host.stall_count();
-        let effects = host.effect_stats();
-        tally.frames += effects.frames;
-        tally.steals += effects.stolen;
-        tally.positions += host.position();
-        tally.life(&host.life_stats());
-        let replicas = host.replicas();
-        tally.replicas += replicas.len() as u64;
-        tally.panicked += replicas[0].stats().panicked;
-        for replica in replicas {
-            if let Some((conn, tcb)) = replica.connections().next() {
-                return Err(format!("{conn:?} is left in {:?}", tcb.state()));
-            }
+        let groups = net.groups(id);
+        tally.divided += u64::from(groups.len() > 1);
+        for host in groups {
+            tally.group(host)?;
         }
+    }
+    if tally.departures != tally.arrivals {
+        let Tally {
+            departures,
+            arrivals,
+            ..
+        } = tally;
+        return Err(format!(
+            "{departures} connections left, and {arrivals} came"
+        ));
     }
     if tally.cut > tally.panicked {
         let Tally { cut, panicked, .. } = tally;

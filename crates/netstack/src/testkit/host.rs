@@ -95,8 +95,8 @@ pub struct Host {
     /// Whether somebody may be about to come or go.
     is_moving: bool,
     flip_is_due: bool,
-    /// Whether it is one of several groups, any of which may have taken in frames for it.
-    several: bool,
+    /// Whether another group of the same stack may have taken in frames for it since it last found nothing to do.
+    stirred: bool,
     /// Before when nothing is to be done unless something comes from outside.
     quiet_until: Cell<Instant>,
 }
@@ -165,7 +165,7 @@ impl Host {
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         let sockets = shards::sockets(hosts.iter().map(|host| host.sockets.clone()));
         for host in &mut hosts {
-            (host.sockets, host.several) = (sockets.clone(), true);
+            host.sockets = sockets.clone();
         }
         Ok(hosts)
     }
@@ -228,7 +228,7 @@ impl Host {
             revived: 0,
             is_moving: false,
             flip_is_due: false,
-            several: false,
+            stirred: false,
             quiet_until: Cell::new(Instant::ZERO),
         })
     }
@@ -311,6 +311,16 @@ impl Host {
         self.quiet_until.set(Instant::ZERO);
     }
 
+    /// Frames that arrived and that no group has taken.
+    pub(super) fn unclaimed(&self) -> usize {
+        self.script.unclaimed()
+    }
+
+    /// Another group of the same stack did something: there may be frames for this one.
+    pub(super) const fn stir(&mut self) {
+        self.stirred = true;
+    }
+
     /// Everything that can be done at `now` by workers that do not stand still. Returns how many steps did
     /// something.
     pub fn turn(&mut self, now: Instant) -> usize {
@@ -336,7 +346,7 @@ impl Host {
             Engine::Single(single) => single.world(),
             Engine::Group(group) => &group.shared().world,
         };
-        !self.several
+        !self.stirred
             && now < self.quiet_until.get()
             && self.script.unclaimed() == 0
             && !world.has_news()
@@ -345,7 +355,7 @@ impl Host {
     /// Whether threads that ran this stack would sleep until its next event, all of them.
     fn may_sleep(&mut self, now: Instant) -> bool {
         let waits = self.is_moving || self.flipped.is_some() || self.flip_is_due;
-        if self.several || waits || self.receives(now) {
+        if self.stirred || waits || self.receives(now) {
             return false;
         }
         match &mut self.engine {
@@ -384,7 +394,11 @@ impl Host {
                     self.stalled[0] = now + pause(&self.stalls, &mut self.rng);
                     self.stall_count += 1;
                 }
-                if self.stalled[0] > now || single.turn(now) == 0 {
+                if self.stalled[0] > now {
+                    return done;
+                }
+                if single.turn(now) == 0 {
+                    self.stirred = false;
                     return done;
                 }
                 done += 1;
@@ -428,6 +442,7 @@ impl Host {
                 }
                 round += self.come_and_go();
                 if round == 0 {
+                    self.stirred = false;
                     return done;
                 }
                 done += round;

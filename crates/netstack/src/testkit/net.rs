@@ -182,11 +182,20 @@ impl Station {
             let first = rng.below(groups as u64) as usize;
             let mut done = 0;
             for i in 0..groups {
-                let host = &mut self.hosts[(first + i) % groups];
+                let at = (first + i) % groups;
+                let host = &mut self.hosts[at];
                 if rng.chance(self.moves_ppm) {
                     host.move_any(groups);
                 }
-                done += host.turn(now);
+                let waiting = host.unclaimed();
+                let did = host.turn(now) + waiting - host.unclaimed().min(waiting);
+                if did > 0 {
+                    // Whoever takes frames in takes them in for all.
+                    let others = self.hosts.iter_mut().enumerate();
+                    let others = others.filter(|(other, _)| *other != at);
+                    others.for_each(|(_, other)| other.stir());
+                }
+                done += did;
             }
             if done == 0 {
                 return all;
