@@ -110,7 +110,7 @@ pub struct PumpStats {
     pub control_dropped: u64,
     /// Times the log had no room and frames stayed in the device.
     pub log_full: u64,
-    /// Runs of segments that waited for a connection on its way from group to group.
+    /// Runs of segments, and ICMP errors, that waited for a connection on its way from group to group.
     pub held_back: u64,
     /// ... that were handed to the group that has it.
     pub handed_over: u64,

@@ -286,7 +286,9 @@ impl RxPump {
         let Some(stream) = stream else {
             return self.moves.leaving.retain(|one| one.flow != flow);
         };
-        if !self.lives_in(&flow, to) {
+        // It may be over meanwhile, and another one have its flow.
+        let is_here = self.hints.get(&flow) == Some(&conn);
+        if !is_here || !self.lives_in(&flow, to) {
             self.moves.leaving.retain(|one| one.flow != flow);
             return self.tell(to, Note::Stays { flow });
         }
@@ -545,14 +547,17 @@ impl RxPump {
         let Some(held) = self.moves.held(&flow) else {
             return false;
         };
-        if held.len() < HELD {
-            held.push(Stray {
-                request,
-                verdict: None,
-                run: Run::default(),
-                apart: false,
-            });
+        if held.len() == HELD {
+            self.stats.not_held += 1;
+            return true;
         }
+        self.stats.held_back += 1;
+        held.push(Stray {
+            request,
+            verdict: None,
+            run: Run::default(),
+            apart: false,
+        });
         true
     }
 

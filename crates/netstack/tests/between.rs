@@ -1,0 +1,525 @@
+//! What comes for a connection while it is between two groups, at every step of a move: errors that the network reports,
+//! and SYNs. And moves of connections that wait to be accepted.
+
+#![cfg(feature = "testkit")]
+
+use core::ops::ControlFlow;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::shards::{self, INBOX};
+use dominoes_netstack::testkit::{HostConfig, Net, Talk, Variant};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Limits, SocketError, Sockets, TcpListener, TcpStream};
+
+const PORT: u16 = 7;
+const OURS: [u8; 4] = [10, 0, 0, 1];
+const THEIRS: [u8; 4] = [10, 0, 0, 2];
+const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// Turns of single groups after which a move that nothing holds up is over.
+const MOVE: usize = 12;
+
+fn sum(octets: &[u8], mut sum: u32) -> u32 {
+    for pair in octets.chunks(2) {
+        sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+    }
+    sum
+}
+
+fn checksum(octets: &[u8], more: u32) -> [u8; 2] {
+    let mut sum = sum(octets, more);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    (!(sum as u16)).to_be_bytes()
+}
+
+/// A packet from `from` for us, in a frame.
+fn packet(from: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut header = [0; 20];
+    (header[0], header[8], header[9]) = (0x45, 64, protocol);
+    header[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
+    header[12..16].copy_from_slice(&from);
+    header[16..20].copy_from_slice(&OURS);
+    let sum = checksum(&header, 0);
+    header[10..12].copy_from_slice(&sum);
+    [&OUR_MAC[..], &THEIR_MAC, &[8, 0], &header, payload].concat()
+}
+
+/// An ICMP error of a router about a frame of ours: destination unreachable, `code`.
+fn error(about: &[u8], code: u8, mtu: u16) -> Vec<u8> {
+    let mut icmp = vec![3, code, 0, 0, 0, 0];
+    icmp.extend(mtu.to_be_bytes());
+    icmp.extend(&about[14..14 + 28]);
+    let sum = checksum(&icmp, 0);
+    icmp[2..4].copy_from_slice(&sum);
+    packet([10, 0, 0, 9], 1, &icmp)
+}
+
+/// A segment of a peer that is written by hand.
+fn segment(from: u16, seq: u32, ack: u32, flags: u8) -> Vec<u8> {
+    let mut tcp = [0; 20];
+    tcp[0..2].copy_from_slice(&from.to_be_bytes());
+    tcp[2..4].copy_from_slice(&PORT.to_be_bytes());
+    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+    (tcp[12], tcp[13]) = (0x50, flags);
+    tcp[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
+    let pseudo = sum(&THEIRS, sum(&OURS, 6 + 20));
+    let sum = checksum(&tcp, pseudo);
+    tcp[16..18].copy_from_slice(&sum);
+    packet(THEIRS, 6, &tcp)
+}
+
+/// What a segment of ours says: sequence and acknowledgment number, flags, and how long the whole packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    packet: usize,
+    text: usize,
+}
+
+fn seen(frame: &[u8]) -> Option<Seen> {
+    if frame.get(23) != Some(&6) {
+        return None;
+    }
+    let word =
+        |at: usize| u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
+    let packet = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+    Some(Seen {
+        seq: word(38),
+        ack: word(42),
+        flags: frame[47],
+        packet,
+        text: packet - 20 - 4 * usize::from(frame[46] >> 4),
+    })
+}
+
+/// Two groups of one, by hand.
+struct Groups {
+    now: Instant,
+    groups: Vec<Single>,
+    wire: Script,
+    sockets: Sockets,
+}
+
+impl Groups {
+    fn new() -> Groups {
+        let (device, wire) = scripted_with(MemoryConfig::default().macs(OUR_MAC, OUR_MAC));
+        let setup = Setup::new(OURS.into(), 24, [1, 1]);
+        let parts = shards::divide(setup, 2, Box::new(device), INBOX).unwrap();
+        let group = |(setup, part)| Single::new(setup, Box::new(part)).unwrap();
+        let groups: Vec<_> = parts.into_iter().map(group).collect();
+        Groups {
+            now: Instant::from_millis(1),
+            sockets: shards::sockets(groups.iter().map(Single::sockets)),
+            groups,
+            wire,
+        }
+    }
+
+    /// Lets groups have `turns` turns, one after the other, beginning with `first`. Returns what they sent.
+    fn turns(&mut self, first: usize, turns: usize) -> Vec<Vec<u8>> {
+        for i in 0..turns {
+            let at = (first + i) % self.groups.len();
+            self.groups[at].turn(self.now);
+        }
+        let sent = self.wire.take_sent();
+        sent.into_iter().map(|(frame, _)| frame).collect()
+    }
+
+    /// Everything that can be done in the next millisecond.
+    fn settle(&mut self) -> Vec<Vec<u8>> {
+        self.now += Duration::from_millis(1);
+        self.turns(0, 2 * MOVE)
+    }
+
+    /// The same; what the segments that were sent say.
+    fn answers(&mut self) -> Vec<Seen> {
+        let sent = self.settle();
+        sent.iter().filter_map(|frame| seen(frame)).collect()
+    }
+
+    /// Requests that waited for a connection.
+    fn held_back(&self) -> u64 {
+        let held = self.groups.iter().map(|group| group.pump_stats().held_back);
+        held.sum()
+    }
+
+    fn moves(&self) -> u64 {
+        let came = self.groups.iter().map(|group| group.replica().stats().came);
+        came.sum()
+    }
+
+    /// Has the connection in another group.
+    fn move_over(&mut self, stream: &TcpStream) {
+        let from = stream.group();
+        stream.move_to(1 - from);
+        self.settle();
+        assert_eq!(stream.group(), 1 - from);
+    }
+}
+
+/// A connection from us to another stack.
+struct Pair {
+    ours: Groups,
+    far: Single,
+    far_wire: Script,
+    near: TcpStream,
+    other: TcpStream,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let (device, far_wire) = scripted_with(MemoryConfig::default().macs(THEIR_MAC, THEIR_MAC));
+        let far = Single::new(Setup::new(THEIRS.into(), 24, [1, 2]), Box::new(device)).unwrap();
+        let listener = far.sockets().listen(PORT, 1).unwrap();
+        let ours = Groups::new();
+        let to = SocketAddrV4::new(Ipv4Addr::from(THEIRS), PORT);
+        let mut opening = ours.sockets.begin_connect(to).unwrap();
+        let (mut ours, mut far) = (ours, far);
+        let (mut near, mut other) = (None, None);
+        while near.is_none() || other.is_none() {
+            carry(&mut ours, &mut far, &far_wire);
+            if near.is_none() {
+                near = opening.try_finish().unwrap();
+            }
+            if other.is_none() {
+                other = listener.try_accept().ok().map(|(stream, _)| stream);
+            }
+        }
+        Pair {
+            ours,
+            far,
+            far_wire,
+            near: near.unwrap(),
+            other: other.unwrap(),
+        }
+    }
+
+    /// Moves a connection that has full segments in flight, and brings it an error after so many turns. Returns what was
+    /// sent before, and after.
+    fn hears(&mut self, away: bool, turns: usize, code: u8, mtu: u16) -> [Vec<Vec<u8>>; 2] {
+        if away {
+            self.ours.move_over(&self.near);
+        }
+        let from = self.near.group();
+        assert_eq!(self.near.try_write(&[7; 8000]), Ok(8000));
+        let before = self.ours.settle();
+        let full = before.iter().find(|frame| frame.len() > 1400).unwrap();
+        self.near.move_to(1 - from);
+        let mut after = self.ours.turns(from, turns);
+        self.ours.wire.push(error(full, code, mtu));
+        after.extend(self.ours.settle());
+        assert_eq!(self.near.group(), 1 - from);
+        [before, after]
+    }
+}
+
+/// A millisecond of both stacks.
+fn carry(ours: &mut Groups, far: &mut Single, wire: &Script) {
+    for frame in ours.settle() {
+        wire.push(frame);
+    }
+    while far.turn(ours.now) > 0 {}
+    for (frame, _) in wire.take_sent() {
+        ours.wire.push(frame);
+    }
+}
+
+#[test]
+fn a_path_that_takes_less_is_heard_of_at_every_step_of_a_move() {
+    let mut held = 0;
+    for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
+        let mut pair = Pair::new();
+        let [before, after] = pair.hears(away, turns, 4, 1000);
+        let all = after.iter().filter_map(|frame| seen(frame));
+        let cut: Vec<Seen> = all.filter(|segment| segment.text > 0).collect();
+        let text: usize = cut.iter().map(|segment| segment.text).sum();
+        let sent = before.iter().filter_map(|frame| seen(frame));
+        let unread: usize = sent.map(|segment| segment.text).sum();
+        assert_eq!((away, turns, text), (away, turns, unread), "{cut:?}");
+        assert!(cut.iter().all(|segment| segment.packet <= 1000), "{cut:?}");
+        held += pair.ours.held_back();
+        // And what is cut anew is what was written.
+        for frame in after {
+            pair.far_wire.push(frame);
+        }
+        let mut read = 0;
+        while read < 8000 {
+            carry(&mut pair.ours, &mut pair.far, &pair.far_wire);
+            let mut piece = [0; 4096];
+            let len = pair.other.try_read(&mut piece).unwrap_or(0);
+            assert!(piece[..len].iter().all(|octet| *octet == 7));
+            read += len;
+        }
+    }
+    assert!(held > 0, "no error came while the connection was between");
+}
+
+#[test]
+fn a_peer_out_of_reach_is_remembered_at_every_step_of_a_move() {
+    for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
+        let mut pair = Pair::new();
+        pair.hears(away, turns, 1, 0);
+        // Nobody answers any more. Whoever was told why says so in the end, and not that time was over.
+        let end = loop {
+            let groups = pair.ours.groups.iter();
+            let next = groups.map(Single::next_deadline).min().unwrap();
+            assert!(next < Instant::NEVER, "it never gives up");
+            pair.ours.now = pair.ours.now.max(next);
+            pair.ours.settle();
+            match pair.near.try_read(&mut [0; 16]) {
+                Err(SocketError::WouldBlock) => {}
+                end => break end,
+            }
+        };
+        let when = (away, turns);
+        assert_eq!((when, end), (when, Err(SocketError::Unreachable)));
+    }
+}
+
+/// A connection from a peer that is written by hand.
+struct Guest {
+    ours: Groups,
+    listener: TcpListener,
+    stream: TcpStream,
+    /// The next sequence numbers of both.
+    theirs: u32,
+    next: u32,
+}
+
+const FROM: u16 = 4000;
+
+impl Guest {
+    fn new() -> Guest {
+        let mut ours = Groups::new();
+        let listener = ours.sockets.listen(PORT, 4).unwrap();
+        let (stream, next) = Self::open(&mut ours, &listener, 100);
+        Guest {
+            ours,
+            listener,
+            stream,
+            theirs: 101,
+            next,
+        }
+    }
+
+    /// The peer opens, with this number. Returns the next one of ours.
+    fn open(ours: &mut Groups, listener: &TcpListener, seq: u32) -> (TcpStream, u32) {
+        ours.wire.push(segment(FROM, seq, 0, SYN));
+        let answers = ours.answers();
+        let [answer] = answers[..] else {
+            panic!("{answers:?}")
+        };
+        assert_eq!((answer.flags, answer.ack), (SYN | ACK, seq + 1));
+        let next = answer.seq + 1;
+        ours.wire.push(segment(FROM, seq + 1, next, ACK));
+        assert_eq!(ours.answers(), []);
+        (listener.try_accept().unwrap().0, next)
+    }
+
+    fn says(&mut self, flags: u8) {
+        let frame = segment(FROM, self.theirs, self.next, flags);
+        self.ours.wire.push(frame);
+        self.theirs += u32::from(flags & (SYN | FIN) != 0);
+    }
+
+    /// We close first: FIN-WAIT-2.
+    fn close(&mut self) {
+        self.stream.shutdown_write();
+        let answers = self.ours.answers();
+        let [fin] = answers[..] else {
+            panic!("{answers:?}")
+        };
+        assert_eq!(fin.flags & FIN, FIN);
+        self.next += 1;
+        self.says(ACK);
+        assert_eq!(self.ours.answers(), []);
+    }
+
+    /// The peer opens anew; its SYN may get lost, so it repeats it. Nobody resets it.
+    fn opens_anew(mut self, from: usize) -> (Groups, TcpStream) {
+        let seq = self.theirs + 70_000;
+        let syn = segment(FROM, seq, 0, SYN);
+        self.ours.wire.push(syn);
+        let first = self.ours.turns(from, MOVE);
+        let first = first.iter().filter_map(|frame| seen(frame));
+        let first: Vec<Seen> = first.chain(self.ours.answers()).collect();
+        let resets = first.iter().any(|segment| segment.flags & RST != 0);
+        assert!(!resets, "{first:?}");
+        self.ours.now += Duration::from_secs(1);
+        let (ours, listener) = (&mut self.ours, &self.listener);
+        let is_open = first.iter().find(|segment| segment.flags == SYN | ACK);
+        let stream = match is_open {
+            None => Self::open(ours, listener, seq).0,
+            Some(answer) => {
+                assert_eq!(answer.ack, seq + 1);
+                let ack = segment(FROM, seq + 1, answer.seq + 1, ACK);
+                ours.wire.push(ack);
+                ours.settle();
+                listener.try_accept().unwrap().0
+            }
+        };
+        drop(self.stream);
+        self.ours.settle();
+        (self.ours, stream)
+    }
+}
+
+/// Text goes both ways, before and behind one more move.
+fn is_alive(ours: &mut Groups, mut stream: TcpStream) {
+    for _ in 0..2 {
+        assert_eq!(stream.try_write(b"here"), Ok(4));
+        let answers = ours.answers();
+        assert_eq!(answers.iter().map(|one| one.text).sum::<usize>(), 4);
+        let [text] = answers[..] else {
+            panic!("{answers:?}")
+        };
+        ours.wire.push(segment(FROM, text.ack, text.seq + 4, ACK));
+        ours.settle();
+        ours.move_over(&stream);
+    }
+}
+
+#[test]
+fn a_connection_that_moved_and_waits_is_opened_anew_where_it_began() {
+    for moves in 0..3 {
+        let mut guest = Guest::new();
+        let home = guest.stream.group();
+        for _ in 0..moves {
+            guest.ours.move_over(&guest.stream);
+        }
+        guest.close();
+        guest.says(FIN | ACK);
+        guest.ours.settle();
+        // In TIME-WAIT it stays where it is.
+        let group = guest.stream.group();
+        guest.stream.move_to(1 - group);
+        let (mut ours, stream) = guest.opens_anew(0);
+        assert_eq!((stream.group(), ours.moves()), (home, moves));
+        is_alive(&mut ours, stream);
+    }
+}
+
+#[test]
+fn a_syn_behind_a_fin_opens_anew_at_every_step_of_a_move() {
+    let mut held = 0;
+    for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
+        let mut guest = Guest::new();
+        let home = guest.stream.group();
+        if away {
+            guest.ours.move_over(&guest.stream);
+        }
+        guest.close();
+        let from = guest.stream.group();
+        guest.stream.move_to(1 - from);
+        guest.ours.turns(from, turns);
+        guest.says(FIN | ACK);
+        let (mut ours, stream) = guest.opens_anew(from + turns);
+        assert_eq!((away, turns, stream.group()), (away, turns, home));
+        held += ours.held_back();
+        is_alive(&mut ours, stream);
+    }
+    assert!(held > 0, "nothing came while the connection was between");
+}
+
+#[test]
+fn a_syn_for_a_connection_between_groups_is_challenged_and_changes_nothing() {
+    let mut held = 0;
+    for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
+        let mut guest = Guest::new();
+        if away {
+            guest.ours.move_over(&guest.stream);
+        }
+        let from = guest.stream.group();
+        guest.stream.move_to(1 - from);
+        let mut sent = guest.ours.turns(from, turns);
+        guest
+            .ours
+            .wire
+            .push(segment(FROM, guest.theirs + 5000, 0, SYN));
+        sent.extend(guest.ours.settle());
+        // RFC 5961 section 4.
+        let answers: Vec<Seen> = sent.iter().filter_map(|frame| seen(frame)).collect();
+        let [challenge] = answers[..] else {
+            panic!("{away} {turns}: {answers:?}")
+        };
+        let expected = (ACK, guest.next, guest.theirs);
+        assert_eq!((challenge.flags, challenge.seq, challenge.ack), expected);
+        assert_eq!(guest.stream.group(), 1 - from);
+        held += guest.ours.held_back();
+        is_alive(&mut guest.ours, guest.stream);
+    }
+    assert!(held > 0, "no SYN came while the connection was between");
+}
+
+#[test]
+fn connections_that_wait_to_be_accepted_may_move_and_leave_room_for_others() {
+    const AT_ONCE: usize = 4;
+    for variant in Variant::ALL {
+        let mut net = Net::new(7);
+        let mut limits = Limits::default();
+        limits.connections = 64;
+        let near = HostConfig::new(variant).limits(limits).groups(2, 300_000);
+        let near = net.add(near).unwrap();
+        let far = net.add(HostConfig::new(Variant::Single)).unwrap();
+        // No group has more of them at a time, wherever they are when they are accepted.
+        let listener = net.sockets(near).listen(PORT, AT_ONCE as u16).unwrap();
+        let to = net.address_of(near, PORT);
+        let moved = |net: &mut Net| {
+            let all = net.groups(near).iter_mut().map(|host| host.state_stats());
+            all.fold((0, 0), |(left, came), stats| {
+                (left + stats.left, came + stats.came)
+            })
+        };
+        let mut talks: Vec<Talk> = Vec::new();
+        for _ in 0..5 {
+            let before = moved(&mut net).0;
+            let mut opening: Vec<_> = (0..AT_ONCE)
+                .map(|_| net.sockets(far).begin_connect(to).unwrap())
+                .collect();
+            net.pass(Duration::from_millis(50));
+            for connecting in &mut opening {
+                let stream = connecting.try_finish().unwrap().unwrap();
+                talks.push(Talk::new(stream, 1, 2, 20_000, 20_000));
+            }
+            for _ in 0..200 {
+                // Somebody has something to do.
+                net.groups(near)[0].move_any(2);
+                net.groups(near)[1].move_any(2);
+                net.pass(Duration::from_micros(100));
+            }
+            assert!(moved(&mut net).0 > before, "{variant}: nobody moved");
+            for _ in 0..AT_ONCE {
+                let (stream, _) = listener.try_accept().unwrap();
+                talks.push(Talk::new(stream, 2, 1, 20_000, 20_000));
+            }
+        }
+        let ended = net.run(Duration::from_secs(100), |_| {
+            let steps = talks.iter_mut().map(|talk| talk.step().unwrap());
+            let done = steps.sum();
+            let over = talks.iter().all(Talk::is_over);
+            Ok(match over {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(done),
+            })
+        });
+        assert_eq!((variant, ended), (variant, Ok(())));
+        net.mend();
+        net.pass(Duration::from_secs(1));
+        let (left, came) = moved(&mut net);
+        assert_eq!((variant, left), (variant, came));
+    }
+}
