@@ -8,6 +8,7 @@
 //! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many there are,
 //! `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
+mod calm;
 mod case;
 mod eyes;
 
@@ -15,7 +16,7 @@ use core::fmt;
 
 use dominoes_drivers::impair::LinkStats;
 use dominoes_netstack::Replica;
-use dominoes_netstack::testkit::{Cases, Host, LifeStats, Net, Rng};
+use dominoes_netstack::testkit::{Cases, Host, LifeStats, Net, Rng, Stalls, Variant};
 use dominoes_netstack::time::Duration;
 
 use case::{About, CONNECTIONS};
@@ -243,6 +244,23 @@ fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_octet() {
         let few = sum.schedules * 10 < sum.connections * 9;
         assert!(!few, "too few are schedules: {sum}");
     }
+}
+
+#[test]
+fn over_perfect_wires_nothing_is_sent_again_while_workers_stall_for_a_moment() {
+    let stalls = Stalls {
+        ppm: 10_000,
+        // Well below the 10 ms after which a tail loss probe leaves.
+        longest: Duration::from_millis(3),
+    };
+    let mut stalled = 0;
+    for seed in 0..60 {
+        let variant = Variant::Replicated(1 + seed as usize % 3);
+        let (again, times) = calm::both_ways(seed, variant, stalls);
+        assert_eq!(again, 0, "seed {seed}: {times} stalls");
+        stalled += times;
+    }
+    assert!(stalled > 500, "too calm: {stalled} stalls");
 }
 
 #[test]
