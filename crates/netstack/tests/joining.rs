@@ -3,15 +3,16 @@
 //! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each octet that it performs,
 //! for each request that it applies, for a snapshot that it gives. The peer and the applications cost nothing.
 
-use std::net::SocketAddrV4;
+mod support;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::Limits;
 use dominoes_netstack::effect::Effect;
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Limits, SocketError, TcpStream};
+
+use support::{Ends, setup};
 
 /// What work costs, in nanoseconds.
 const OCTET: u64 = 20;
@@ -24,23 +25,6 @@ const BEAT: u64 = 20_000;
 /// What is counted at once, in milliseconds.
 const SLICE: u64 = 5;
 
-fn setup(last: u8) -> Setup {
-    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
-}
-
-fn octet(at: u64) -> u8 {
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
-
-/// What would block has moved no octet yet.
-fn moved(done: Result<usize, SocketError>) -> u64 {
-    match done {
-        Ok(octets) => octets as u64,
-        Err(SocketError::WouldBlock) => 0,
-        Err(error) => panic!("{error}"),
-    }
-}
-
 /// A group whose cores are slow, and a peer that sends to it as fast as it can.
 struct Lab {
     group: Group,
@@ -50,10 +34,7 @@ struct Lab {
     busy: Vec<u64>,
     /// Somebody waits for a snapshot, which takes its giver so long.
     snapshot: Option<u64>,
-    ends: Option<(TcpStream, TcpStream)>,
-    buffer: Vec<u8>,
-    written: u64,
-    read: u64,
+    ends: Option<Ends>,
 }
 
 impl Lab {
@@ -68,21 +49,14 @@ impl Lab {
             busy: vec![0; seats],
             snapshot: None,
             ends: None,
-            buffer: vec![0; 200_000],
-            written: 0,
-            read: 0,
         };
-        let listener = lab.group.sockets().listen(7, 4).unwrap();
-        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
-        let mut opening = lab.peer.sockets().begin_connect(at).unwrap();
-        let (mut from, mut to) = (None, None);
-        while from.is_none() || to.is_none() {
-            lab.beat();
-            from = from.or_else(|| opening.try_finish().unwrap());
-            to = to.or_else(|| listener.try_accept().ok());
-        }
-        lab.ends = from.zip(to.map(|(to, _)| to));
+        let (ours, theirs) = (lab.group.sockets(), lab.peer.sockets());
+        lab.ends = Some(Ends::open(&ours, &theirs, || lab.beat()));
         lab
+    }
+
+    fn ends(&mut self) -> &mut Ends {
+        self.ends.as_mut().unwrap()
     }
 
     /// The peer has a step, and every core that is free takes turns until it is not.
@@ -132,19 +106,12 @@ impl Lab {
 
     /// Octets that are read in the next slice.
     fn slice(&mut self) -> u64 {
-        let (before, end) = (self.read, self.now + SLICE * 1_000_000);
+        let (before, end) = (self.ends().read, self.now + SLICE * 1_000_000);
         while self.now < end {
             self.beat();
-            let (from, to) = self.ends.as_mut().unwrap();
-            let octets: Vec<u8> = (self.written..self.written + 20_000).map(octet).collect();
-            self.written += moved(from.try_write(&octets));
-            let got = moved(to.try_read(&mut self.buffer)) as usize;
-            for found in &self.buffer[..got] {
-                assert_eq!(*found, octet(self.read), "octet {}", self.read);
-                self.read += 1;
-            }
+            self.ends().go_on(20_000);
         }
-        self.read - before
+        self.ends().read - before
     }
 
     fn median(&mut self, slices: usize) -> u64 {

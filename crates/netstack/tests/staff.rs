@@ -1,41 +1,24 @@
 //! A group that chooses how many of its replicas work: nothing is lost when one comes or rests.
 
+mod support;
+
 use std::io::{Read, Write};
-use std::net::SocketAddrV4;
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::Stack;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{SocketError, Stack, TcpStream};
 
-fn setup(last: u8) -> Setup {
-    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
-}
-
-fn octet(at: u64) -> u8 {
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
-
-/// What would block has moved no octet yet.
-fn moved(done: Result<usize, SocketError>) -> u64 {
-    match done {
-        Ok(octets) => octets as u64,
-        Err(SocketError::WouldBlock) => 0,
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::{Ends, octet, setup};
 
 /// A group of up to three, and a peer that writes to it, in virtual time.
 struct Lab {
     group: Group,
     peer: Single,
     now: Instant,
-    ends: Option<(TcpStream, TcpStream)>,
-    written: u64,
-    read: u64,
+    ends: Option<Ends>,
 }
 
 impl Lab {
@@ -49,20 +32,14 @@ impl Lab {
             peer: Single::new(setup(2), Box::new(right)).unwrap(),
             now: Instant::ZERO,
             ends: None,
-            written: 0,
-            read: 0,
         };
-        let listener = lab.group.sockets().listen(7, 4).unwrap();
-        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
-        let mut opening = lab.peer.sockets().begin_connect(at).unwrap();
-        let (mut from, mut to) = (None, None);
-        while from.is_none() || to.is_none() {
-            lab.turn();
-            from = from.or_else(|| opening.try_finish().unwrap());
-            to = to.or_else(|| listener.try_accept().ok());
-        }
-        lab.ends = from.zip(to.map(|(to, _)| to));
+        let (ours, theirs) = (lab.group.sockets(), lab.peer.sockets());
+        lab.ends = Some(Ends::open(&ours, &theirs, || lab.turn()));
         lab
+    }
+
+    fn ends(&mut self) -> &mut Ends {
+        self.ends.as_mut().unwrap()
     }
 
     fn turn(&mut self) {
@@ -76,17 +53,7 @@ impl Lab {
     fn pass(&mut self, ms: u64, busy: bool) {
         for _ in 0..10 * ms {
             self.turn();
-            let (from, to) = self.ends.as_mut().unwrap();
-            if busy {
-                let octets: Vec<u8> = (self.written..self.written + 200_000).map(octet).collect();
-                self.written += moved(from.try_write(&octets));
-            }
-            let mut octets = vec![0; 200_000];
-            let got = moved(to.try_read(&mut octets));
-            for found in &octets[..got as usize] {
-                assert_eq!(*found, octet(self.read), "octet {}", self.read);
-                self.read += 1;
-            }
+            self.ends().go_on(if busy { 200_000 } else { 0 });
         }
     }
 
@@ -116,8 +83,9 @@ fn replicas_are_tried_when_there_is_much_to_do_and_rest_when_there_is_not() {
         );
         assert!(lab.group.workers().iter().any(|worker| worker.is_alone()));
     }
-    assert_eq!(lab.read, lab.written);
-    assert!(lab.read > 10_000_000, "{} octets", lab.read);
+    let (read, written) = (lab.ends().read, lab.ends().written);
+    assert_eq!(read, written);
+    assert!(read > 10_000_000, "{read} octets");
     lab.group.compare().unwrap();
     let stats = lab.group.member_stats();
     assert_eq!((stats.died, stats.left, stats.joined), (0, 0, 0));

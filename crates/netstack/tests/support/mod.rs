@@ -1,0 +1,76 @@
+//! What tests of a group and a peer that are driven by hand share: a connection whose octets are known.
+
+use std::net::SocketAddrV4;
+
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{SocketError, Sockets, TcpStream};
+
+/// Octets that are read at once, at most.
+const PIECE: usize = 200_000;
+
+/// The stack at 10.0.0.`last`.
+pub(crate) fn setup(last: u8) -> Setup {
+    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
+}
+
+/// The octet that stands at `at` in a stream.
+pub(crate) fn octet(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What would block has moved no octet yet.
+fn moved(done: Result<usize, SocketError>) -> u64 {
+    match done {
+        Ok(octets) => octets as u64,
+        Err(SocketError::WouldBlock) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Both ends of a connection.
+pub(crate) struct Ends {
+    from: TcpStream,
+    to: TcpStream,
+    buffer: Vec<u8>,
+    /// Octets so far.
+    pub(crate) written: u64,
+    pub(crate) read: u64,
+}
+
+impl Ends {
+    /// From the stack with the sockets `peer` to 10.0.0.1, whose sockets are `ours`, while `step` lets both go on.
+    pub(crate) fn open(ours: &Sockets, peer: &Sockets, mut step: impl FnMut()) -> Ends {
+        let listener = ours.listen(7, 4).unwrap();
+        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let mut opening = peer.begin_connect(at).unwrap();
+        let (mut from, mut to) = (None, None);
+        loop {
+            step();
+            from = from.or_else(|| opening.try_finish().unwrap());
+            to = to.or_else(|| listener.try_accept().ok());
+            if from.is_some() && to.is_some() {
+                break;
+            }
+        }
+        Ends {
+            from: from.unwrap(),
+            to: to.unwrap().0,
+            buffer: vec![0; PIECE],
+            written: 0,
+            read: 0,
+        }
+    }
+
+    /// Writes what there is room for, at most so many octets, and reads what came.
+    pub(crate) fn go_on(&mut self, most: u64) {
+        if most > 0 {
+            let octets: Vec<u8> = (self.written..self.written + most).map(octet).collect();
+            self.written += moved(self.from.try_write(&octets));
+        }
+        let got = moved(self.to.try_read(&mut self.buffer)) as usize;
+        for found in &self.buffer[..got] {
+            assert_eq!(*found, octet(self.read), "octet {}", self.read);
+            self.read += 1;
+        }
+    }
+}
