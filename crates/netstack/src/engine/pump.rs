@@ -222,7 +222,14 @@ impl RxPump {
             self.claim.begin(now);
         }
         self.take_hints();
-        let mut done = self.news(now, log);
+        // Every request tells the time. Where that makes a deadline due, what the device has comes first: an acknowledgment
+        // may have waited there for as long as this machine stood still.
+        let mut done = if self.is_untold(deadline, now) {
+            self.late_frames(now, log)
+        } else {
+            0
+        };
+        done += self.news(now, log);
         let (frames, device_empty) = self.frames(now, log);
         done += frames;
         if device_empty && done == 0 {
@@ -281,11 +288,16 @@ impl RxPump {
         gap
     }
 
+    /// Whether `deadline` is due, and nothing published tells so. One that was told already is due only because this
+    /// worker's replica is behind.
+    fn is_untold(&self, deadline: Instant, now: Instant) -> bool {
+        deadline <= now && self.told < deadline
+    }
+
     /// Publishes time if it is due, or credit if it grew, when there was nothing else to carry them.
     fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
-        // A deadline that was told already is due only because this worker's replica is behind.
-        let due = self.told < deadline && deadline <= now;
+        let due = self.is_untold(deadline, now);
         if (due || sent > self.sent) && log.room() > 0 {
             self.sent = sent;
             self.publish(&Request::tick(now, sent), None, Run::default(), log);
@@ -563,6 +575,13 @@ impl RxPump {
     }
 
     // Frames.
+
+    /// As [`frames`](Self::frames), before anything else.
+    #[cold]
+    #[inline(never)]
+    fn late_frames(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        self.frames(now, log).0
+    }
 
     /// Publishes what came in. Returns how many frames were handled, and whether the device had no more.
     fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {

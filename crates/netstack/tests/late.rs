@@ -1,0 +1,72 @@
+//! A machine that stood still sees what came meanwhile before it takes the time for a loss.
+
+#![cfg(feature = "testkit")]
+
+use std::net::SocketAddrV4;
+
+use dominoes_netstack::testkit::{Host, Variant};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+
+/// Longer than any timeout of a connection that has measured its path.
+const STOOD_STILL: Duration = Duration::from_secs(2);
+
+fn host(variant: Variant, last: u8) -> Host {
+    let setup = Setup::new([10, 0, 0, last].into(), 24, [1, u64::from(last)]);
+    Host::new(variant, setup, u64::from(last)).unwrap()
+}
+
+/// Frames go from one to the other.
+fn carry(from: &Host, to: &Host) -> usize {
+    let sent = from.take_sent();
+    let count = sent.len();
+    sent.into_iter().for_each(|frame| to.inject(frame));
+    count
+}
+
+#[test]
+fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does() {
+    for variant in Variant::ALL {
+        let (mut near, mut far) = (host(variant, 1), host(Variant::Single, 2));
+        let listener = far.sockets().listen(7, 1).unwrap();
+        let to = SocketAddrV4::new([10, 0, 0, 2].into(), 7);
+        let mut opening = near.sockets().begin_connect(to).unwrap();
+        let mut now = Instant::from_millis(1);
+        let mut pass = |near: &mut Host, far: &mut Host| {
+            now += Duration::from_millis(1);
+            near.turn(now);
+            carry(near, far);
+            far.turn(now);
+            carry(far, near);
+            now
+        };
+        let mut stream = loop {
+            pass(&mut near, &mut far);
+            if let Some(stream) = opening.try_finish().unwrap() {
+                break stream;
+            }
+        };
+        let _other = listener.accept().unwrap();
+        // So that the path is measured, and nothing is on its way.
+        for _ in 0..10 {
+            assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+            for _ in 0..100 {
+                pass(&mut near, &mut far);
+            }
+        }
+        assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+        let mut now = pass(&mut near, &mut far);
+        // The acknowledgment is there by then, and the application has written more.
+        let end = now + STOOD_STILL;
+        while now < end {
+            now += Duration::from_millis(10);
+            far.turn(now);
+        }
+        carry(&far, &near);
+        assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+        near.turn(now);
+        carry(&near, &far);
+        let sent = near.effect_stats().sent_bytes;
+        assert_eq!((variant, sent), (variant, 1200));
+    }
+}
