@@ -114,7 +114,11 @@ struct Preempt {
 impl Tamper for Preempt {
     const ACTIVE: bool = true;
 
-    fn performing(&mut self, _seq: u64, _effect: &Effect) {
+    fn performing(&mut self, seq: u64, _effect: &Effect) {
+        self.preparing(seq);
+    }
+
+    fn preparing(&mut self, _seq: u64) {
         if self.rng.chance(self.per_mille) {
             self.baton.give_up(true, false);
             let _ = self.baton.take(self.id);

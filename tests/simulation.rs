@@ -96,6 +96,8 @@ tally! {
     repairs,
     /// Flips that were overwritten before anything came of them.
     overwritten,
+    /// Payload octets that were stored while they were verified.
+    stored_ahead,
     /// Effects and frames that somebody else was late with.
     steals,
     /// Stacks of several groups.
@@ -143,6 +145,7 @@ impl Tally {
         self.held_back += host.pump_stats().held_back;
         let effects = host.effect_stats();
         self.frames += effects.frames;
+        self.stored_ahead += effects.stored_ahead;
         self.steals += effects.stolen;
         let stats = host.state_stats();
         self.panicked += stats.panicked;
@@ -159,7 +162,7 @@ impl Tally {
     }
 
     /// What must have happened for schedules to say anything.
-    fn changes(&self) -> [u64; 20] {
+    fn changes(&self) -> [u64; 21] {
         [
             self.lost,
             self.bursts,
@@ -178,6 +181,7 @@ impl Tally {
             self.flips,
             self.found,
             self.repairs,
+            self.stored_ahead,
             self.steals,
             self.departures,
             self.arrivals,

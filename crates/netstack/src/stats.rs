@@ -242,7 +242,9 @@ impl StackStats {
 pub struct EffectStats {
     /// Requests whose checksums it verified.
     pub prepared: u64,
-    /// Deliveries it copied.
+    /// Payload octets among them that it copied while it verified them.
+    pub stored_ahead: u64,
+    /// Deliveries it completed.
     pub deliveries: u64,
     /// Octets in them.
     pub delivered_bytes: u64,
@@ -263,7 +265,7 @@ pub struct EffectStats {
 /// Every counter is Relaxed: each is right by itself, and a reader may see them a moment apart.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
-    words: [AtomicU64; 8],
+    words: [AtomicU64; 9],
 }
 
 impl PostedStats {
@@ -279,6 +281,7 @@ impl PostedStats {
         // In the order of `EffectStats::words`.
         EffectStats {
             prepared: next(),
+            stored_ahead: next(),
             deliveries: next(),
             delivered_bytes: next(),
             frames: next(),
@@ -291,9 +294,10 @@ impl PostedStats {
 }
 
 impl EffectStats {
-    fn words(&self) -> [u64; 8] {
+    fn words(&self) -> [u64; 9] {
         let EffectStats {
             prepared,
+            stored_ahead,
             deliveries,
             delivered_bytes,
             frames,
@@ -304,6 +308,7 @@ impl EffectStats {
         } = *self;
         [
             prepared,
+            stored_ahead,
             deliveries,
             delivered_bytes,
             frames,
@@ -330,6 +335,7 @@ mod tests {
             diverged: 6,
             stolen: 7,
             requests: 8,
+            stored_ahead: 9,
         };
         let posted = PostedStats::default();
         posted.post(&stats);

@@ -157,8 +157,9 @@ impl Direct {
             if verdict.is_none() {
                 stats.prepared += 1;
                 let (found, stored) = prepare_and_store(world, request, run);
-                if !stored {
-                    run.place = None;
+                match stored {
+                    true => stats.stored_ahead += u64::from(request.digest.len),
+                    false => run.place = None,
                 }
                 *verdict = Some(found);
             }

@@ -871,6 +871,7 @@ impl Host {
                 // Of those who are gone, too.
                 for stats in group.shared().shares() {
                     sum.prepared += stats.prepared;
+                    sum.stored_ahead += stats.stored_ahead;
                     sum.deliveries += stats.deliveries;
                     sum.delivered_bytes += stats.delivered_bytes;
                     sum.frames += stats.frames;

@@ -70,7 +70,7 @@ pub struct LifeStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fuse {
     Never,
-    /// In the middle of an effect, behind so many others.
+    /// In the middle of an effect, or of storing payload ahead, behind so many others.
     Performing(u64),
     /// Behind a request that it applied, before what that asks for counts.
     Applying,
@@ -111,7 +111,11 @@ impl Tamper for Mortal {
         }
     }
 
-    fn performing(&mut self, _seq: u64, _effect: &Effect) {
+    fn performing(&mut self, seq: u64, _effect: &Effect) {
+        self.preparing(seq);
+    }
+
+    fn preparing(&mut self, _seq: u64) {
         match FUSE.get() {
             Fuse::Performing(0) => resume_unwind(Box::new(Planted)),
             Fuse::Performing(left) => FUSE.set(Fuse::Performing(left - 1)),

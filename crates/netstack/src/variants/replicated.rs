@@ -286,17 +286,32 @@ impl Shared {
     }
 
     /// Finds out the verdict of the request at `seq`. Says whether that was to be done: where payload is stored on the way,
-    /// it is done once.
-    fn prepare(&self, seq: Seq, request: &Request, run: &Run) -> bool {
+    /// it is done once, and `on_begin` is told before.
+    fn prepare(
+        &self,
+        seq: Seq,
+        request: &Request,
+        run: &Run,
+        stats: &mut EffectStats,
+        on_begin: impl FnOnce(),
+    ) -> bool {
         if run.place.is_none() {
             self.verdicts.set(seq, prepare(request, run));
+            stats.prepared += 1;
             return true;
         }
         let Some(begun) = self.verdicts.begin(seq) else {
             return false;
         };
+        on_begin();
         let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
-        begun.set(if is_stored { verdict | STORED } else { verdict });
+        stats.prepared += 1;
+        if is_stored {
+            stats.stored_ahead += u64::from(request.digest.len);
+            begun.set(verdict | STORED);
+        } else {
+            begun.set(verdict);
+        }
         true
     }
 
@@ -390,6 +405,9 @@ pub trait Tamper: Send + 'static {
     /// An effect of the request is about to be performed, or a frame of it to be built; its unit is begun. May
     /// panic, and may come back much later.
     fn performing(&mut self, _seq: u64, _effect: &Effect) {}
+    /// The payload of the request is about to be stored while it is verified; its verdict is begun. May panic, and may come
+    /// back much later.
+    fn preparing(&mut self, _seq: u64) {}
     /// Changes the state behind the worker's back, before it applies the request at `seq`.
     fn state(&mut self, _seq: u64, _replica: &mut Replica) {}
     /// Whether to take work of a late worker without beginning its unit.

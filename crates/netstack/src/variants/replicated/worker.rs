@@ -465,6 +465,7 @@ impl<T: Tamper> Worker<T> {
             prepared,
             ahead,
             stats,
+            tamper,
             ..
         } = self;
         let end = log.end();
@@ -485,9 +486,11 @@ impl<T: Tamper> Worker<T> {
             if shared.verdicts.get(seq).is_none()
                 && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
             {
-                let prepared = shared.prepare(seq, request, run);
-                stats.prepared += u64::from(prepared);
-                done += usize::from(prepared);
+                done += usize::from(shared.prepare(seq, request, run, stats, || {
+                    if T::ACTIVE {
+                        tamper.preparing(seq);
+                    }
+                }));
             }
         }
         done
@@ -515,9 +518,11 @@ impl<T: Tamper> Worker<T> {
         let Some(run) = pin.get(seq) else {
             return false;
         };
-        let prepared = self.shared.prepare(seq, request, run);
-        self.stats.prepared += u64::from(prepared);
-        prepared
+        self.shared.prepare(seq, request, run, &mut self.stats, || {
+            if T::ACTIVE {
+                self.tamper.preparing(seq);
+            }
+        })
     }
 
     /// Applies at most `most` requests. A panic of a connection ends that connection (see [`Replica::unwound`]).
