@@ -28,7 +28,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxChecksumSupport,
-    RxStats, TxChecksum, TxFrame, TxStats, Waker,
+    RxMeta, RxStats, TxChecksum, TxFrame, TxStats, Waker,
 };
 
 use dominoes_netstack::processor::Processor;
@@ -254,12 +254,12 @@ pub(crate) struct PeerRx {
     head: usize,
     /// Frames with payload, for each prebuilt payload (one, if all are alike); the one that was unused for longest
     /// first. Stacks give frames back in any order.
-    data: Vec<VecDeque<Frame>>,
+    data: Vec<Pool>,
     /// For each of them.
     data_patches: Vec<Patch>,
     /// Whether payloads begin with their offset.
     marked: bool,
-    acks: VecDeque<Frame>,
+    acks: Pool,
     ack_patch: Patch,
     connections: Vec<Told>,
     /// Connections that are established; they are opened one after the other.
@@ -338,11 +338,11 @@ impl PeerRx {
         PeerRx {
             data: segments
                 .iter()
-                .map(|segment| copies(segment, workload.buffer_bytes(), count, checksum))
+                .map(|segment| Pool::new(segment, workload.buffer_bytes(), count, checksum))
                 .collect(),
             data_patches: segments.iter().map(patch).collect(),
             marked,
-            acks: copies(&ack, ACK_BUFFER, ACKS, checksum),
+            acks: Pool::new(&ack, ACK_BUFFER, ACKS, checksum),
             ack_patch: Patch::new(&ack),
             wire,
             role,
@@ -417,7 +417,7 @@ impl PeerRx {
 
     /// A pure acknowledgment of the stack's stream up to `upto`.
     fn acknowledge(&mut self, index: usize, upto: u64, out: &mut Vec<Frame>) -> bool {
-        let Some(mut frame) = self.acks.pop_front() else {
+        let Some(mut frame) = self.acks.take() else {
             return false;
         };
         let told = &self.connections[index];
@@ -445,7 +445,7 @@ impl PeerRx {
             .load(Ordering::Acquire);
         let two = u64::from(2 * self.segment);
         let due = ((received - self.connections[index].acked) / two) as usize;
-        prefetch(&self.acks, due.min(max - out.len()), HEADERS);
+        self.acks.prefetch(due.min(max - out.len()), HEADERS);
         while out.len() < max && received - self.connections[index].acked >= two {
             let upto = self.connections[index].acked + two;
             if !self.acknowledge(index, upto, out) {
@@ -497,14 +497,14 @@ impl PeerRx {
             stamp: (clock, echo),
         };
         if rounds == 1 {
-            prefetch(&self.data[0], count, self.head);
+            self.data[0].prefetch(count, self.head);
         } else {
             for at in 0..count.min(rounds) {
-                prefetch(&self.data[(kind + at) % rounds], 1, self.head);
+                self.data[(kind + at) % rounds].prefetch(1, self.head);
             }
         }
         for sent in 0..count {
-            let Some(mut frame) = self.data[kind].pop_front() else {
+            let Some(mut frame) = self.data[kind].take() else {
                 self.sent += sent as u64;
                 return sent;
             };
@@ -540,31 +540,64 @@ impl PeerRx {
     }
 }
 
-/// Fetches the first `len` octets of the next `count` of `frames` into a cache, where a network card leaves them: into
-/// that of who takes them now.
-#[inline]
-fn prefetch(frames: &VecDeque<Frame>, count: usize, len: usize) {
-    for frame in frames.iter().take(count) {
-        kernel::prefetch(&frame.bytes()[..len]);
-    }
+/// Prebuilt frames that are alike but for their numbers; the one that was unused for longest first. What all of them say
+/// is kept once, as a card's ring would: a buffer is a few octets here, and becomes a frame where it is taken.
+#[derive(Debug)]
+struct Pool {
+    buffers: VecDeque<Box<[u8]>>,
+    len: usize,
+    meta: RxMeta,
 }
 
-/// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
-/// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
-/// lines from then on.
-fn copies(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> VecDeque<Frame> {
-    let copy = || {
-        let mut frame = Frame::with_capacity(capacity);
-        frame.set_len(bytes.len());
-        frame.bytes_mut().copy_from_slice(bytes);
-        frame.meta.checksum = checksum;
-        frame
-    };
-    let mut fillers: Vec<Vec<u8>> = Vec::new();
-    while fillers.len() < 16 && !copy().bytes().as_ptr().addr().is_multiple_of(64) {
-        fillers.push(Vec::with_capacity(72));
+impl Pool {
+    /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
+    /// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
+    /// lines from then on.
+    fn new(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> Pool {
+        let copy = || {
+            let mut buffer = vec![0; capacity].into_boxed_slice();
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            buffer
+        };
+        let begins_with_a_line = |buffer: &[u8]| buffer.as_ptr().addr().is_multiple_of(64);
+        let mut fillers: Vec<Vec<u8>> = Vec::new();
+        while fillers.len() < 16 && !begins_with_a_line(&copy()) {
+            fillers.push(Vec::with_capacity(72));
+        }
+        Pool {
+            buffers: (0..count).map(|_| copy()).collect(),
+            len: bytes.len(),
+            meta: RxMeta {
+                checksum,
+                ..RxMeta::default()
+            },
+        }
     }
-    (0..count).map(|_| copy()).collect()
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.buffers.is_empty()
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Frame> {
+        let buffer = self.buffers.pop_front()?;
+        Some(Frame::from_buffer(buffer, 0, self.len, self.meta))
+    }
+
+    #[inline]
+    fn give_back(&mut self, frame: Frame) {
+        self.buffers.push_back(frame.into_buffer());
+    }
+
+    /// Fetches the first `len` octets of the next `count` frames into a cache, where a network card leaves them: into
+    /// that of who takes them now.
+    #[inline]
+    fn prefetch(&self, count: usize, len: usize) {
+        for buffer in self.buffers.iter().take(count) {
+            kernel::prefetch(&buffer[..len]);
+        }
+    }
 }
 
 /// The sequence number of octet `offset` of the stream that begins after `iss`.
@@ -601,13 +634,13 @@ impl DeviceRx for PeerRx {
         for frame in frames.drain(..) {
             // The two kinds differ in capacity; what is smaller was made for the handshake.
             match frame.capacity() {
-                ACK_BUFFER => self.acks.push_back(frame),
+                ACK_BUFFER => self.acks.give_back(frame),
                 other if other > ACK_BUFFER => {
                     let kind = match self.data.len() {
                         1 => 0,
                         _ => usize::from(headers::identification(&frame)),
                     };
-                    self.data[kind].push_back(frame);
+                    self.data[kind].give_back(frame);
                 }
                 _ => {}
             }

@@ -58,9 +58,12 @@ impl Frame {
         Self::from_buffer(zeroed(capacity), 0, 0, RxMeta::default())
     }
 
-    /// A frame made of `buffer[start..start + len]`.
+    /// A frame made of `buffer[start..start + len]`: for devices that keep what they receive into by itself.
+    ///
+    /// # Panics
+    /// If the buffer is shorter, or `len` above `u32::MAX`.
     #[inline]
-    pub(crate) fn from_buffer(buffer: Box<[u8]>, start: u16, len: usize, meta: RxMeta) -> Self {
+    pub fn from_buffer(buffer: Box<[u8]>, start: u16, len: usize, meta: RxMeta) -> Self {
         assert!(
             usize::from(start) + len <= buffer.len(),
             "{start} + {len} bytes in a buffer of {}",
@@ -90,7 +93,7 @@ impl Frame {
 
     /// The buffer, for the pool it came from. Empty if the frame has none; its place in a ring is free then.
     #[inline]
-    pub(crate) fn into_buffer(self) -> Box<[u8]> {
+    pub fn into_buffer(self) -> Box<[u8]> {
         match self.buf {
             Buffer::Heap(buffer) => buffer,
             #[cfg(target_os = "linux")]
@@ -410,6 +413,7 @@ mod tests {
         frame.set_len(4);
         assert_eq!(frame.bytes(), [7, 2, 3, 9]);
         assert_eq!(frame.clone().bytes(), frame.bytes());
+        assert_eq!(*frame.into_buffer(), [9, 7, 2, 3, 9]);
     }
 
     #[test]
