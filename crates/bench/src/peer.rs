@@ -806,7 +806,8 @@ impl PeerTx {
         let len = frame.len() - seen.head;
         let ahead = seen.seq.wrapping_sub(heard.next) as i32;
         if ahead != 0 {
-            Self::fault(if ahead > 0 {
+            // One without text sends nothing again, however late it comes.
+            Self::fault(if ahead > 0 || len == 0 {
                 &faults.out_of_order
             } else {
                 &faults.sent_again
@@ -1003,7 +1004,11 @@ mod tests {
                 .unwrap();
             assert_eq!(wire.received_bytes(0), upto * 1448);
         }
-        assert_eq!(wire.sent_again(), 0);
+        // An acknowledgment that was behind the hole, too.
+        let late = ours(0, flags::ACK, 100 + 1448, PEER_ISS + 1, 9, [&[], &[]]);
+        tx.transmit(&[TxFrame::new(&late)]).unwrap();
+        assert_eq!((wire.out_of_order(), wire.sent_again()), (5, 0));
+        assert_eq!((wire.received_bytes(0), wire.check()), (7 * 1448, Ok(())));
     }
 
     #[test]
