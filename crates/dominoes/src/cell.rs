@@ -207,7 +207,7 @@ impl<T> Drop for Slots<T> {
 /// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
 /// lap must set every slot it means to read. A word may be set twice by two threads that computed
 /// the same bits; where finding them out must not be done twice, who does it [begins](Verdicts::begin)
-/// first. Set it only while a subscription keeps the position in the ring: a late store
+/// first. Begin and set it only while a subscription keeps the position in the ring: a late store
 /// would stand in the place of the next lap's.
 ///
 /// ```

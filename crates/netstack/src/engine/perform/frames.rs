@@ -92,7 +92,9 @@ impl Template {
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Always as much: what stands behind the headers is overwritten by the text.
-        let buffer: &mut [u8; PLAIN] = (&mut buffer[..PLAIN]).try_into().expect("so many");
+        let buffer = buffer
+            .first_chunk_mut::<PLAIN>()
+            .expect("a slot holds all headers");
         *buffer = self.bytes;
         wire::set_tcp_numbers(buffer, seq.0, ack.0, wnd);
         let sum = self.head.sum.numbers([seq.0, ack.0, u32::from(wnd)]);
