@@ -3,4 +3,5 @@
 mod bits;
 mod groups;
 mod hosts;
+mod last;
 mod panics;

@@ -343,9 +343,12 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
             .link_stats(id)
             .map(|link| (link.offered, link.delivered));
         for (group, host) in net.groups(id).iter_mut().enumerate() {
+            // Nobody may be left that has one.
             let replicas = host.replicas();
-            let states: Vec<_> = replicas[0]
-                .connections()
+            let states: Vec<_> = replicas
+                .first()
+                .into_iter()
+                .flat_map(|replica| replica.connections())
                 .map(|(_, tcb)| (tcb.flow().local.port(), tcb.state()))
                 .collect();
             all += &format!("; host {id:?}, group {group}: {states:?}");

@@ -132,10 +132,8 @@ impl Threads {
 
     /// The replica on seat `seat` is no more, and had not left.
     fn report_death(&self, seat: usize) {
-        let Some(group) = &self.group else { return };
-        if group.members() == 0 {
-            // With the last of them the state is gone: nobody is to wait for it.
-            group.world.shut_down();
+        if self.group.is_none() {
+            return;
         }
         self.deaths().seats.push_back(seat);
         self.died.notify_all();

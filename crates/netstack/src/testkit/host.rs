@@ -706,9 +706,13 @@ impl Host {
         if self.rng.below(64) == 0 {
             let replica = flipped.replica();
             let others = workers.iter().filter(|worker| worker.id() != seat);
-            let mut others = others.map(Worker::replica);
-            let other = others.find(|other| other.position() == replica.position());
-            if other.is_some_and(|o| o.whole_fingerprint() == replica.whole_fingerprint()) {
+            let mut there = others.filter(|other| other.replica().position() == replica.position());
+            // What it posted meanwhile may still be held against it.
+            let overwritten = there.next().is_some_and(|other| {
+                other.replica().whole_fingerprint() == replica.whole_fingerprint()
+                    && flipped.posted_alike(other, self.wrong_from)
+            });
+            if overwritten {
                 self.flipped = None;
                 self.changed
                     .push((seat, self.wrong_from..=replica.position()));

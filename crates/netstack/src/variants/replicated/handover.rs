@@ -270,7 +270,7 @@ impl Shared {
         Ok(id)
     }
 
-    /// Worker `id` gets up. What it had begun, it let go of before.
+    /// Worker `id` gets up. What it had begun, it let go of before. With the last one that has a state the world is down.
     pub(super) fn leave(&self, id: usize, exit: Exit) {
         let mut book = self.ledger.open();
         book.is_undecided = false;
@@ -297,6 +297,10 @@ impl Shared {
         // Its share is everybody's, at once.
         self.bell.notify_all();
         self.world.ring();
+        if self.members() == 0 {
+            // Nobody is to wait for what nobody will do.
+            self.world.shut_down();
+        }
     }
 
     /// Counts that members differ, and nobody can say who is right. Once, until somebody comes or goes.

@@ -6,8 +6,8 @@
 //! that take part, and came to the position by themselves and not by a snapshot behind it; and whoever has posted there
 //! and is gone since, unless it differed. What was decided once stays so, whoever leaves. Others are accused. Who is
 //! accused looks once more by itself, gets up from its seat, throws its state away, and joins again with that of one of the
-//! majority. Where nobody has a majority, as among two, it is counted and [compared](super::Group::compare) by whoever
-//! wants to know, and all go on.
+//! majority; if all of those are gone, the state is, and the world is down. Where nobody has a majority, as among two, it
+//! is counted and [compared](super::Group::compare) by whoever wants to know, and all go on.
 //!
 //! By default a change is found when the next fingerprint is posted, and what the replica performed until then is done.
 //! With [`Layout::confirm`](super::Layout) each position is posted, together with what the request there asked for, and

@@ -925,6 +925,17 @@ impl<T: Tamper> Worker<T> {
         self.apply_ready(APPLY_BATCH)
     }
 
+    /// Whether it and `other` posted the same wherever both did since `from`.
+    pub(crate) fn posted_alike(&self, other: &Worker<T>, from: u64) -> bool {
+        let posts = &self.shared.posts;
+        let own = posts.all(self.id).into_iter();
+        let mut own = own.filter(|(position, _)| *position >= from);
+        own.all(|(position, print)| {
+            let theirs = posts.at(other.id, position);
+            theirs.is_none_or(|theirs| theirs == print)
+        })
+    }
+
     /// The position behind which its state is one that it came to by itself, and so counts when replicas differ.
     pub fn since(&self) -> u64 {
         self.shared.roll.since(self.id)
