@@ -9,7 +9,8 @@
 //! headers of what the stack sends inside [`DeviceTx::transmit`]. The two halves meet in a few atomic words.
 //!
 //! What differs from theirs: the frames have right checksums, which are patched with the headers (theirs were
-//! wrong, and the result ignored), and circulate in a pool that is larger than a cache, as a card's do. Frames
+//! wrong, and the result ignored), and circulate in a pool that is larger than a cache, as a card's do, in the order of
+//! their addresses: it is the same for all rows, in whichever order they give frames back. Frames
 //! of several connections come in bursts of at most 8 of one, in turn. With payload both ways,
 //! acknowledgments ride on the segments of the sender, and go by themselves when its window is closed.
 //!
@@ -20,7 +21,8 @@
 //! nothing before them is missing, without the repeated acknowledgments of RFC 5681 section 4.2. What an older
 //! frame says of the window is not news (RFC 9293 section 3.10.7.4).
 
-use std::collections::VecDeque;
+mod pool;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,11 +34,11 @@ use dominoes_drivers::{
 };
 
 use dominoes_netstack::processor::Processor;
-use dominoes_netstack::variants::kernel;
 
 use crate::headers::{self, Ends, HEADERS, Numbers, Patch, flags};
 use crate::inline;
 use crate::workload::Workload;
+use pool::Pool;
 
 /// Port at which the stack listens for the peer.
 pub(crate) const PORT: u16 = 5_001;
@@ -335,14 +337,18 @@ impl PeerRx {
             heard: 0,
             silence: 0,
         };
+        let meta = RxMeta {
+            checksum,
+            ..RxMeta::default()
+        };
         PeerRx {
             data: segments
                 .iter()
-                .map(|segment| Pool::new(segment, workload.buffer_bytes(), count, checksum))
+                .map(|segment| Pool::new(segment, workload.buffer_bytes(), count, meta))
                 .collect(),
             data_patches: segments.iter().map(patch).collect(),
             marked,
-            acks: Pool::new(&ack, ACK_BUFFER, ACKS, checksum),
+            acks: Pool::new(&ack, ACK_BUFFER, ACKS, meta),
             ack_patch: Patch::new(&ack),
             wire,
             role,
@@ -536,66 +542,6 @@ impl PeerRx {
                     self.acknowledgments(index, max, out);
                 }
             }
-        }
-    }
-}
-
-/// Prebuilt frames that are alike but for their numbers; the one that was unused for longest first. What all of them say
-/// is kept once, as a card's ring would: a buffer is a few octets here, and becomes a frame where it is taken.
-#[derive(Debug)]
-struct Pool {
-    buffers: VecDeque<Box<[u8]>>,
-    len: usize,
-    meta: RxMeta,
-}
-
-impl Pool {
-    /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
-    /// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
-    /// lines from then on.
-    fn new(bytes: &[u8], capacity: usize, count: usize, checksum: RxChecksum) -> Pool {
-        let copy = || {
-            let mut buffer = vec![0; capacity].into_boxed_slice();
-            buffer[..bytes.len()].copy_from_slice(bytes);
-            buffer
-        };
-        let begins_with_a_line = |buffer: &[u8]| buffer.as_ptr().addr().is_multiple_of(64);
-        let mut fillers: Vec<Vec<u8>> = Vec::new();
-        while fillers.len() < 16 && !begins_with_a_line(&copy()) {
-            fillers.push(Vec::with_capacity(72));
-        }
-        Pool {
-            buffers: (0..count).map(|_| copy()).collect(),
-            len: bytes.len(),
-            meta: RxMeta {
-                checksum,
-                ..RxMeta::default()
-            },
-        }
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.buffers.is_empty()
-    }
-
-    #[inline]
-    fn take(&mut self) -> Option<Frame> {
-        let buffer = self.buffers.pop_front()?;
-        Some(Frame::from_buffer(buffer, 0, self.len, self.meta))
-    }
-
-    #[inline]
-    fn give_back(&mut self, frame: Frame) {
-        self.buffers.push_back(frame.into_buffer());
-    }
-
-    /// Fetches the first `len` octets of the next `count` frames into a cache, where a network card leaves them: into
-    /// that of who takes them now.
-    #[inline]
-    fn prefetch(&self, count: usize, len: usize) {
-        for buffer in self.buffers.iter().take(count) {
-            kernel::prefetch(&buffer[..len]);
         }
     }
 }
