@@ -256,10 +256,8 @@ impl Tcb {
         };
         if !acceptable {
             if !reset {
-                if (from, seg_len) == (-1, 0) {
-                    self.hear_behind_a_probe(seg, cx);
-                }
                 if from < 0 {
+                    self.hear_from_behind(seg, from, cx);
                     self.rcv.note_twice(seg.seq, seg.seq + seg.len);
                 }
                 self.reject(seg, cx);
@@ -269,12 +267,21 @@ impl Tcb {
         Some(Acceptable { seg, from })
     }
 
-    /// A segment from one before RCV.NXT, without text. If each side has taken the octet by which the other probed its
-    /// window, and neither knows, both speak from there, and neither may listen: the acknowledgment has to count.
-    fn hear_behind_a_probe<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+    /// A segment from before RCV.NXT, without text. A peer that has more in flight than our window seems to hold speaks from
+    /// the window's edge, and we may have all of that: an older window may overtake a newer one, and the octet of a probe
+    /// lies behind every edge. If we do so, too, neither would ever listen: what it acknowledges has to count.
+    fn hear_from_behind<S: EffectSink>(
+        &mut self,
+        seg: &Segment<'_>,
+        from: i64,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let is_bare = seg.len == 0 && !seg.flags.any(Flags::SYN.with(Flags::FIN));
+        // No edge lies farther back.
+        let may_be_edge = from >= -i64::from(self.rcv.limit.max(1));
         let news = seg.flags.has(Flags::ACK) && seg.ack.after(self.snd.una);
-        if news && self.persists() {
-            self.acknowledge(&Acceptable { seg, from: -1 }, cx);
+        if is_bare && may_be_edge && news && self.state.is_synchronized() {
+            self.acknowledge(&Acceptable { seg, from }, cx);
         }
     }
 

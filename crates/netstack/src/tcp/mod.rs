@@ -42,9 +42,9 @@
 //! - A segment without text that begins right at the edge of a window that is not closed is acceptable,
 //!   though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the acknowledgments of a peer
 //!   that has filled the window.
-//! - While a window is being probed, the acknowledgment of a segment without text that begins one before RCV.NXT
-//!   counts, though the same table drops it: when both sides have taken a probe's octet of each other, both
-//!   speak from there, and neither would listen.
+//! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most, counts if it is news,
+//!   though the same table drops it: who has sent more than the window seems to hold speaks from its edge (an older window
+//!   may overtake a newer one, and the octet of a probe lies behind every edge). When both sides do, neither would listen.
 //! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in the
 //!   same section drops it, but devices merge segments.
 //! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new applications
