@@ -11,6 +11,7 @@
 //! A card with a queue for each core would do the same without handing over: that is a device for each part.
 
 use std::fmt;
+use std::hint::black_box;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -29,6 +30,8 @@ use crate::{
 pub const INBOX: usize = 4096;
 /// Frames that wait to be given back to the device, if an inbox does not hold more; others are freed.
 const BACK: usize = 1024;
+/// Frames that a part keeps to be given back when it next has the device.
+const KEPT: usize = 256;
 /// How often a part looks for frames of its own while another one has some for nobody else.
 const ROUNDS: usize = 4;
 /// How long a part sleeps at most while nobody sleeps in the device: whoever is up may be held up.
@@ -92,6 +95,7 @@ pub fn split(
             device: rx,
             inboxes: into,
             batch: Vec::new(),
+            sorted: (0..parts).map(|_| Vec::new()).collect(),
             back: Vec::new(),
         }),
         tx: Mutex::new(tx),
@@ -132,9 +136,10 @@ struct Shared {
 /// The receiving half of the device, and room to work with it.
 struct RxSide {
     device: Box<dyn DeviceRx>,
-    /// Where frames of other parts go.
+    /// Where frames of other parts go, all of a batch at once.
     inboxes: Vec<Producer<Frame>>,
     batch: Vec<Frame>,
+    sorted: Box<[Vec<Frame>]>,
     back: Vec<Frame>,
 }
 
@@ -155,14 +160,30 @@ fn try_take<T>(role: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 impl Shared {
-    /// Puts a frame into the inbox of `part`. Its owner is told later.
-    fn hand(&self, inboxes: &mut [Producer<Frame>], part: usize, frame: Frame) {
-        let Some(inbox) = inboxes.get_mut(part) else {
-            return;
+    /// Puts frames into the inbox of `part`, and tells its owner.
+    fn hand(&self, inbox: &mut Producer<Frame>, part: usize, frames: &mut Vec<Frame>) {
+        let room = if inbox.is_abandoned() {
+            0
+        } else {
+            inbox.slots()
         };
-        if inbox.is_abandoned() || inbox.push(frame).is_err() {
+        let lost = frames.len().saturating_sub(room);
+        frames.truncate(room);
+        if lost > 0 {
             // ORDERING: Relaxed, a count.
-            self.parts[part].dropped.fetch_add(1, Relaxed);
+            self.parts[part].dropped.fetch_add(lost as u64, Relaxed);
+        }
+        if let Ok(chunk) = inbox.write_chunk_uninit(frames.len()) {
+            chunk.fill_from_iter(frames.drain(..));
+        }
+        self.parts[part].event.notify();
+    }
+
+    /// Whoever has the device next gives these back.
+    fn leave(&self, frames: &mut Vec<Frame>) {
+        for frame in frames.drain(..) {
+            // What finds no room is freed, and its pool makes a new one.
+            let _ = self.back.push(frame);
         }
     }
 
@@ -189,30 +210,29 @@ impl Shared {
             device,
             inboxes,
             batch,
+            sorted,
             ..
         } = side;
         let claimed = device.claim(max, batch)?;
-        // A bit for each of the first parts, one for all the others.
-        let mut told = 0u64;
         for frame in batch.drain(..) {
             match (self.classify)(frame.bytes()) {
                 Target::One(part) if part == me => out.push(frame),
                 Target::One(part) => {
-                    told |= 1 << part.min(63);
-                    self.hand(inboxes, part, frame);
+                    if let Some(frames) = sorted.get_mut(part) {
+                        frames.push(frame);
+                    }
                 }
                 Target::All => {
-                    for other in (0..self.parts.len()).filter(|other| *other != me) {
-                        self.hand(inboxes, other, frame.clone());
+                    for (_, frames) in (0..).zip(&mut **sorted).filter(|(part, _)| *part != me) {
+                        frames.push(frame.clone());
                     }
-                    told = u64::MAX;
                     out.push(frame);
                 }
             }
         }
-        for (i, part) in self.parts.iter().enumerate() {
-            if told & 1 << i.min(63) != 0 && i != me {
-                part.event.notify();
+        for (part, (frames, inbox)) in sorted.iter_mut().zip(inboxes).enumerate() {
+            if !frames.is_empty() {
+                self.hand(inbox, part, frames);
             }
         }
         Ok(claimed)
@@ -242,6 +262,7 @@ impl Device for SplitDevice {
             shared: Arc::clone(&self.shared),
             me: self.part,
             inbox: self.inbox,
+            back: Vec::new(),
             stats: RxStats::default(),
         };
         let tx = SplitTx {
@@ -266,6 +287,8 @@ struct SplitRx {
     shared: Arc<Shared>,
     me: usize,
     inbox: Consumer<Frame>,
+    /// Frames to be given back.
+    back: Vec<Frame>,
     stats: RxStats,
 }
 
@@ -276,8 +299,21 @@ impl SplitRx {
 
     fn take_inbox(&mut self, most: usize, out: &mut Vec<Frame>) {
         let some = self.inbox.slots().min(most);
+        let before = out.len();
         if let Ok(frames) = self.inbox.read_chunk(some) {
             out.extend(frames);
+        }
+        // Their headers lie in the cache of who classified them: all are asked for at once.
+        for frame in &out[before..] {
+            black_box(frame.bytes().first());
+        }
+    }
+
+    /// Gives frames back that could not be while somebody else had the device, or leaves them to that one.
+    fn clear(&mut self) {
+        match try_take(&self.shared.rx) {
+            Some(mut side) => side.device.release(&mut self.back),
+            None => self.shared.leave(&mut self.back),
         }
     }
 
@@ -333,6 +369,7 @@ impl DeviceRx for SplitRx {
             Some(mut side) => {
                 // Only who has the device fills inboxes, so what lies there came before what is claimed now.
                 self.take_inbox(max, out);
+                side.back.append(&mut self.back);
                 shared.give_back(&mut side);
                 for _ in 0..ROUNDS {
                     let room = max - (out.len() - before);
@@ -361,14 +398,11 @@ impl DeviceRx for SplitRx {
     }
 
     fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.back.append(frames);
         match try_take(&self.shared.rx) {
-            Some(mut side) => side.device.release(frames),
-            None => {
-                for frame in frames.drain(..) {
-                    // What finds no room is freed, and its pool makes a new one.
-                    let _ = self.shared.back.push(frame);
-                }
-            }
+            Some(mut side) => side.device.release(&mut self.back),
+            None if self.back.len() > KEPT => self.shared.leave(&mut self.back),
+            None => {}
         }
     }
 
@@ -376,6 +410,9 @@ impl DeviceRx for SplitRx {
         let shared = Arc::clone(&self.shared);
         if !self.inbox.is_empty() || self.part().event.take_wake() {
             return Ok(());
+        }
+        if !self.back.is_empty() {
+            self.clear();
         }
         let last = shared.awake.fetch_sub(1, SeqCst) == 1;
         let slept = if last {
@@ -417,6 +454,7 @@ impl DeviceRx for SplitRx {
 
 impl Drop for SplitRx {
     fn drop(&mut self) {
+        self.clear();
         self.shared.awake.fetch_sub(1, SeqCst);
         // Those who sleep aside may rely on this one to take frames in, and be the last.
         for part in &self.shared.parts {
