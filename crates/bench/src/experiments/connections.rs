@@ -9,7 +9,7 @@ use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections: replicas of one group, plain sharding (groups of one side by side), a lock",
+    about: "1, 8 and 64 connections: groups that arrange themselves, replicas of one group, plain sharding (groups of one side by side), a lock",
     ask: Ask::Compare(panels),
     published: paper::CONNECTIONS,
 };
@@ -29,17 +29,19 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 ..wanted.base
             };
             let name = format!("{connections} conn.");
-            let names = ["single", "replicated", "sharded", "locked*"];
+            let names = ["single", "groups", "replicated", "sharded", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);
-            // However many there are, a group of two should be as fast as what people do otherwise: a lock around one
-            // state, or connections dealt out to cores.
+            // However many there are, groups should be as fast as what people do otherwise: a lock around one state, or
+            // connections dealt out to cores.
             for other in ["locked-mutex", "locked-mcs", "sharded"] {
-                targets.push(Target::of(
-                    format!("{what}, {connections} connections, replicated / {other}"),
-                    case("replicated", 2, &name),
-                    case(other, 2, &name),
-                    1.0,
-                ));
+                for ours in ["groups", "replicated"] {
+                    targets.push(Target::of(
+                        format!("{what}, {connections} connections, {ours} / {other}"),
+                        case(ours, 2, &name),
+                        case(other, 2, &name),
+                        1.0,
+                    ));
+                }
             }
         }
         let rounds = panel.rounds;

@@ -1,6 +1,7 @@
 //! What a thread drives: one seat for each core that a variant runs on.
 
 mod app;
+pub mod groups;
 pub(crate) mod joining;
 pub mod limit;
 pub mod locked;
@@ -312,6 +313,13 @@ pub const VARIANTS: &[Variant] = &[
                 layout.adapt = true;
             })
         },
+    },
+    Variant {
+        name: "groups",
+        about: "a group per core and connections that move between them, each with as many replicas as bring something",
+        scales: true,
+        can: replicated::can,
+        make: groups::row,
     },
     Variant {
         name: "replicated-by-position",

@@ -23,7 +23,7 @@ struct ShardSeat {
 
 /// Frames that may wait for one group: all that the windows of all connections let the peer send, since it never sends
 /// anything twice.
-fn inbox(workload: &Workload) -> usize {
+pub(super) fn inbox(workload: &Workload) -> usize {
     let windows = workload.connections * workload.ring_bytes as usize;
     (2 * windows / workload.segment_bytes)
         .min(workload.frames())

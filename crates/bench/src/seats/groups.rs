@@ -1,0 +1,135 @@
+//! Living groups, as a stack is asked for them: one for each core, connections spread over them by a hash and moved to where
+//! there is room, and in each as many replicas as bring something.
+//!
+//! A core has the first worker of its own group, and those of the others that mostly rest: one that does costs a look.
+
+use std::sync::Arc;
+
+use dominoes_netstack::shards;
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+
+use crate::peer::PeerDevice;
+use crate::seats::app::{self, App};
+use crate::seats::{Account, Direction, Row, Seat, sharded};
+use crate::workload::Workload;
+
+struct CoreSeat {
+    own: Worker,
+    app: App,
+    /// Of other groups.
+    guests: Vec<Worker>,
+    /// It tells what the peer counts.
+    first: bool,
+}
+
+/// The variant on `cores` cores, with as many groups of up to as many replicas.
+pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let mut setup = app::setup(direction, workload)?;
+    setup.balance = true;
+    // All connections may come to one group.
+    setup.limits.connections *= 2;
+    let mut layout = Layout::default();
+    (layout.replicas, layout.seats, layout.adapt) = (1, cores, true);
+    layout.log = workload.log_requests;
+    let inbox = sharded::inbox(workload);
+    let parts = shards::divide(setup, cores, Box::new(device), inbox);
+    let mut groups = Vec::new();
+    for (setup, part) in parts.map_err(|e| e.to_string())? {
+        groups.push(Group::new(setup, layout, Box::new(part)).map_err(|e| e.to_string())?);
+    }
+    let sockets = shards::sockets(groups.iter().map(Group::sockets));
+    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+        for group in &mut groups {
+            group.turn(Instant::from_nanos(now));
+        }
+    })?;
+    let mut workers: Vec<_> = groups
+        .into_iter()
+        .map(|group| group.into_workers().into_iter())
+        .collect();
+    let mut seats = Vec::new();
+    for (core, app) in app.divide(cores).into_iter().enumerate() {
+        let own = workers[core].next().ok_or("a group has a worker")?;
+        seats.push(CoreSeat {
+            own,
+            app,
+            guests: Vec::new(),
+            first: core == 0,
+        });
+    }
+    for (group, others) in workers.into_iter().enumerate() {
+        for (i, worker) in others.enumerate() {
+            seats[(group + 1 + i) % cores].guests.push(worker);
+        }
+    }
+    let seats = seats
+        .into_iter()
+        .map(|seat| -> Box<dyn Seat> { Box::new(seat) });
+    Ok(Row::new("groups", seats.collect()))
+}
+
+impl CoreSeat {
+    fn workers(&self) -> impl Iterator<Item = &Worker> {
+        core::iter::once(&self.own).chain(&self.guests)
+    }
+}
+
+impl Seat for CoreSeat {
+    #[inline]
+    fn turn(&mut self, now: Instant) -> usize {
+        let mut done = self.own.turn(now);
+        for guest in &mut self.guests {
+            done += guest.turn(now);
+        }
+        done + usize::from(self.app.turn())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.bytes()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.app.verify(on);
+    }
+
+    fn account(&self) -> Account {
+        let pump = self.own.pump_stats().unwrap_or_default();
+        let effects = self.workers().map(Worker::stats);
+        Account {
+            primary_bytes: effects.map(|of| of.delivered_bytes + of.sent_bytes).sum(),
+            segments: pump.segments,
+            runs: pump.runs,
+            log_full: pump.log_full,
+            ..Account::default()
+        }
+    }
+
+    fn sent_again(&self) -> u64 {
+        if self.first { self.app.sent_again() } else { 0 }
+    }
+
+    fn out_of_order(&self) -> u64 {
+        if self.first {
+            self.app.out_of_order()
+        } else {
+            0
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.app.check()?;
+        for worker in self.workers() {
+            let bad = worker.replica().stats().bad_checksum;
+            if bad > 0 {
+                return Err(format!("{bad} segments had a bad checksum"));
+            }
+            let diverged = worker.stats().diverged;
+            if diverged > 0 {
+                return Err(format!("{diverged} effects found no place"));
+            }
+        }
+        Ok(())
+    }
+}
