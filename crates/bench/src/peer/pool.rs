@@ -107,13 +107,12 @@ impl Pool {
         }
     }
 
-    /// Fetches the first `len` octets of the next `count` frames into a cache, where a network card leaves them: into
-    /// that of who takes them now.
+    /// Fetches the first `len` octets of the next `count` frames, as far as they are there, into a cache, where a network
+    /// card leaves them: into that of who takes them now.
     #[inline]
     pub(super) fn prefetch(&self, count: usize, len: usize) {
-        let (before, from_next) = self.buffers.split_at(self.next);
-        let buffers = from_next.iter().chain(before).flatten();
-        for buffer in buffers.take(count) {
+        let upto = (self.next + count).min(self.buffers.len());
+        for buffer in self.buffers[self.next..upto].iter().flatten() {
             kernel::prefetch(&buffer[..len]);
         }
     }
