@@ -279,8 +279,9 @@ impl Tcb {
         let is_bare = seg.len == 0 && !seg.flags.any(Flags::SYN.with(Flags::FIN));
         // No edge lies farther back.
         let may_be_edge = from >= -i64::from(self.rcv.limit.max(1));
-        let news = seg.flags.has(Flags::ACK) && seg.ack.after(self.snd.una);
-        if is_bare && may_be_edge && news && self.state.is_synchronized() {
+        let is_ack = seg.flags.has(Flags::ACK) && self.state.is_synchronized();
+        let news = seg.ack.after(self.snd.una) && !seg.ack.after(self.snd.max);
+        if is_bare && may_be_edge && is_ack && news {
             self.acknowledge(&Acceptable { seg, from }, cx);
         }
     }
