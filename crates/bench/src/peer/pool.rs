@@ -1,28 +1,29 @@
 //! Where the peer's frames come from.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use dominoes_drivers::{Frame, RxMeta};
 use dominoes_netstack::variants::kernel;
 
 /// Prebuilt frames that are alike but for their numbers. What all of them say is kept once, as a card's ring would: a buffer
 /// is a few octets here, and becomes a frame where it is taken.
-///
-/// They are taken in the order in which they lie in memory, round and round, whoever gave them back in which order: reading
-/// them goes half as fast again where they come from all over the pool, and after a while they would in rows whose cores
-/// finish in another order than they began.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// Those that are out are `None`.
-    buffers: Vec<Option<Box<[u8]>>>,
-    /// Wherever they do not follow each other every `stride` octets: the address of a buffer, and which one it is.
-    stretches: Vec<(usize, usize)>,
-    stride: usize,
-    /// Where to look for the next one.
-    next: usize,
-    /// How many are there.
-    free: usize,
+    buffers: Buffers,
     len: usize,
     meta: RxMeta,
 }
+
+#[derive(Debug)]
+enum Buffers {
+    /// So few that they stay in a cache, where order makes no difference; the one that was unused for longest first.
+    Few(VecDeque<Box<[u8]>>),
+    Many(InOrder),
+}
+
+/// Octets of buffers that stay in a cache, at most.
+const FEW: usize = 1 << 20;
 
 impl Pool {
     /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
@@ -39,11 +40,87 @@ impl Pool {
         while fillers.len() < 16 && !begins_with_a_line(&copy()) {
             fillers.push(Vec::with_capacity(72));
         }
-        Pool::of((0..count).map(|_| copy()).collect(), bytes.len(), meta)
+        let buffers = (0..count).map(|_| copy());
+        Pool {
+            buffers: if count * capacity <= FEW {
+                Buffers::Few(buffers.collect())
+            } else {
+                Buffers::Many(InOrder::new(buffers.collect()))
+            },
+            len: bytes.len(),
+            meta,
+        }
     }
 
-    /// Frames of `len` octets in these buffers.
-    fn of(mut buffers: Vec<Box<[u8]>>, len: usize, meta: RxMeta) -> Pool {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        match &self.buffers {
+            Buffers::Few(buffers) => buffers.is_empty(),
+            Buffers::Many(buffers) => buffers.free == 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn take(&mut self) -> Option<Frame> {
+        let buffer = match &mut self.buffers {
+            Buffers::Few(buffers) => buffers.pop_front(),
+            Buffers::Many(buffers) => buffers.take(),
+        };
+        Some(Frame::from_buffer(buffer?, 0, self.len, self.meta))
+    }
+
+    #[inline(always)]
+    pub(super) fn give_back(&mut self, frame: Frame) {
+        let buffer = frame.into_buffer();
+        match &mut self.buffers {
+            Buffers::Few(buffers) => buffers.push_back(buffer),
+            Buffers::Many(buffers) => buffers.give_back(buffer),
+        }
+    }
+
+    /// Fetches the first `len` octets of the next `count` frames, as far as they are there, into a cache, where a network
+    /// card leaves them: into that of who takes them now.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, count: usize, len: usize) {
+        let fetch = |buffer: &Box<[u8]>| kernel::prefetch(&buffer[..len]);
+        match &self.buffers {
+            Buffers::Few(buffers) => buffers.iter().take(count).for_each(fetch),
+            Buffers::Many(buffers) => buffers.next(count).for_each(fetch),
+        }
+    }
+}
+
+/// For division by a multiplication: exact up to 2^40 octets in less than 2^24 buffers.
+const SHIFT: u32 = 40;
+
+/// Addresses from that of a buffer up to the next stretch, and which buffer that is.
+#[derive(Clone, Debug, Default)]
+struct Stretch {
+    addresses: Range<usize>,
+    first: usize,
+}
+
+/// Buffers that are taken in the order in which they lie in memory, round and round, whoever gave them back in which order:
+/// reading them takes half as long again where they come from all over the pool, and after a while they would in rows
+/// whose cores finish in another order than they began.
+#[derive(Debug)]
+struct InOrder {
+    /// Those that are out are `None`.
+    buffers: Vec<Option<Box<[u8]>>>,
+    /// Wherever they do not follow each other at the same distance: the address of a buffer, and which one it is.
+    stretches: Vec<(usize, usize)>,
+    /// Of the buffer that was given back last.
+    last: Stretch,
+    /// 2 to the power of [`SHIFT`] by that distance, rounded up.
+    inverse: u64,
+    /// Where to look for the next one.
+    next: usize,
+    /// How many are there.
+    free: usize,
+}
+
+impl InOrder {
+    fn new(mut buffers: Vec<Box<[u8]>>) -> InOrder {
         buffers.sort_unstable_by_key(|buffer| address(buffer));
         let steps = buffers
             .windows(2)
@@ -56,25 +133,19 @@ impl Pool {
                 stretches.push((address(buffer), i));
             }
         }
-        Pool {
+        InOrder {
             free: buffers.len(),
             buffers: buffers.into_iter().map(Some).collect(),
             stretches,
-            stride,
+            last: Stretch::default(),
+            inverse: (1_u64 << SHIFT).div_ceil(stride as u64),
             next: 0,
-            len,
-            meta,
         }
     }
 
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.free == 0
-    }
-
-    #[inline]
-    pub(super) fn take(&mut self) -> Option<Frame> {
-        if self.is_empty() {
+    fn take(&mut self) -> Option<Box<[u8]>> {
+        if self.free == 0 {
             return None;
         }
         loop {
@@ -86,35 +157,55 @@ impl Pool {
             };
             if let Some(buffer) = self.buffers[place].take() {
                 self.free -= 1;
-                return Some(Frame::from_buffer(buffer, 0, self.len, self.meta));
+                return Some(buffer);
             }
         }
     }
 
-    /// A frame that no buffer is missing for is freed.
+    /// One that none is missing for is freed.
     #[inline]
-    pub(super) fn give_back(&mut self, frame: Frame) {
-        let buffer = frame.into_buffer();
-        let address = address(&buffer);
-        let behind = self.stretches.partition_point(|(from, _)| *from <= address);
-        let Some((from, first)) = behind.checked_sub(1).map(|at| self.stretches[at]) else {
-            return;
-        };
-        let place = self.buffers.get_mut(first + (address - from) / self.stride);
-        if let Some(place @ None) = place {
+    fn give_back(&mut self, buffer: Box<[u8]>) {
+        let place = self.place(address(&buffer));
+        if let Some(place @ None) = self.buffers.get_mut(place) {
             *place = Some(buffer);
             self.free += 1;
         }
     }
 
-    /// Fetches the first `len` octets of the next `count` frames, as far as they are there, into a cache, where a network
-    /// card leaves them: into that of who takes them now.
+    /// Which one lies there.
     #[inline]
-    pub(super) fn prefetch(&self, count: usize, len: usize) {
-        let upto = (self.next + count).min(self.buffers.len());
-        for buffer in self.buffers[self.next..upto].iter().flatten() {
-            kernel::prefetch(&buffer[..len]);
+    fn place(&mut self, address: usize) -> usize {
+        if !self.last.addresses.contains(&address) {
+            self.last = self.stretch(address);
         }
+        // The distance divides it, so this is exact; of others it may be anything.
+        let times = ((address - self.last.addresses.start) as u64).wrapping_mul(self.inverse);
+        self.last.first + (times >> SHIFT) as usize
+    }
+
+    #[cold]
+    fn stretch(&self, address: usize) -> Stretch {
+        let behind = self.stretches.partition_point(|(from, _)| *from <= address);
+        let (from, first) = match behind.checked_sub(1) {
+            Some(at) => self.stretches[at],
+            // None of them.
+            None => (address, self.buffers.len()),
+        };
+        let to = self
+            .stretches
+            .get(behind)
+            .map_or(usize::MAX, |(from, _)| *from);
+        Stretch {
+            addresses: from..to,
+            first,
+        }
+    }
+
+    /// Those of the next `count` that are there.
+    #[inline]
+    fn next(&self, count: usize) -> impl Iterator<Item = &Box<[u8]>> {
+        let upto = (self.next + count).min(self.buffers.len());
+        self.buffers[self.next..upto].iter().flatten()
     }
 }
 
@@ -127,8 +218,10 @@ fn address(buffer: &[u8]) -> usize {
 mod tests {
     use super::*;
 
+    const CAPACITY: usize = 1600;
+
     fn pool(count: usize) -> Pool {
-        Pool::new(&[7; 60], 128, count, RxMeta::default())
+        Pool::new(&[7; 60], CAPACITY, count, RxMeta::default())
     }
 
     fn addresses(frames: &[Frame]) -> Vec<usize> {
@@ -136,45 +229,66 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_taken_in_the_order_in_which_they_lie_however_they_come_back() {
-        let mut pool = pool(100);
+    fn frames_of_many_are_taken_in_the_order_in_which_they_lie_however_they_come_back() {
+        let mut pool = pool(1_000);
         let frames: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-        assert_eq!(frames.len(), 100);
+        assert_eq!(frames.len(), 1_000);
         assert!(pool.is_empty());
         let lie = addresses(&frames);
         assert!(lie.is_sorted());
-        let (even, odd): (Vec<_>, Vec<_>) =
-            frames.into_iter().zip(0..).partition(|(_, i)| i % 2 == 0);
+        let numbered = frames.into_iter().zip(0..);
+        let (even, odd): (Vec<_>, Vec<_>) = numbered.partition(|(_, i)| i % 2 == 0);
         for (frame, _) in odd.into_iter().chain(even).rev() {
             pool.give_back(frame);
         }
-        let some: Vec<_> = (0..30).filter_map(|_| pool.take()).collect();
-        assert_eq!(addresses(&some), lie[..30]);
+        let some: Vec<_> = (0..300).filter_map(|_| pool.take()).collect();
+        assert_eq!(addresses(&some), lie[..300]);
         // Behind the last one comes the first that is there.
-        let held: Vec<_> = (0..70).filter_map(|_| pool.take()).collect();
-        for frame in some.into_iter().skip(10) {
+        let held: Vec<_> = (0..700).filter_map(|_| pool.take()).collect();
+        for frame in some.into_iter().skip(100) {
             pool.give_back(frame);
         }
         let again: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-        assert_eq!(addresses(&again), lie[10..30]);
+        assert_eq!(addresses(&again), lie[100..300]);
         drop(held);
+    }
+
+    #[test]
+    fn frames_of_few_come_again_when_all_others_have() {
+        let mut pool = pool(3);
+        let first: Vec<_> = (0..3).filter_map(|_| pool.take()).collect();
+        assert!(pool.take().is_none());
+        let lie = addresses(&first);
+        first
+            .into_iter()
+            .rev()
+            .for_each(|frame| pool.give_back(frame));
+        let second: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert!(addresses(&second).iter().rev().eq(&lie));
     }
 
     #[test]
     fn buffers_that_lie_apart_come_back_to_their_places() {
         let (mut buffers, mut between) = (Vec::new(), Vec::new());
         for size in [1, 3, 7] {
-            buffers.extend((0..10).map(|_| vec![0; 128].into_boxed_slice()));
+            buffers.extend((0..10).map(|_| vec![0; CAPACITY].into_boxed_slice()));
             between.push(vec![0u8; size * 1_000]);
         }
-        let mut pool = Pool::of(buffers, 60, RxMeta::default());
-        let all: Vec<_> = (pool.buffers.iter().flatten())
-            .map(|buffer| address(buffer))
-            .collect();
+        let mut pool = InOrder::new(buffers);
+        let all: Vec<_> = pool.next(30).map(|buffer| address(buffer)).collect();
+        assert_eq!(all.len(), 30);
         for _ in 0..3 {
-            let frames: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-            assert_eq!(addresses(&frames), all);
-            (frames.into_iter().rev()).for_each(|frame| pool.give_back(frame));
+            let taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+            assert!(
+                taken
+                    .iter()
+                    .map(|buffer| address(buffer))
+                    .eq(all.iter().copied())
+            );
+            taken
+                .into_iter()
+                .rev()
+                .for_each(|buffer| pool.give_back(buffer));
             assert_eq!(pool.free, all.len());
         }
         drop(between);
@@ -182,11 +296,15 @@ mod tests {
 
     #[test]
     fn what_is_of_another_pool_is_freed() {
-        let (mut one, mut other) = (pool(4), pool(4));
+        let buffer = || vec![0; CAPACITY].into_boxed_slice();
+        let four = || InOrder::new((0..4).map(|_| buffer()).collect());
+        let (mut one, mut other) = (four(), four());
         for _ in 0..10 {
-            one.give_back(Frame::from_bytes(&[0; 60]));
-            other.give_back(Frame::from_bytes(&[0; 60]));
+            one.give_back(buffer());
+            other.give_back(buffer());
         }
         assert_eq!((one.free, other.free), (4, 4));
+        assert!(InOrder::new(Vec::new()).take().is_none());
+        InOrder::new(Vec::new()).give_back(buffer());
     }
 }
