@@ -82,9 +82,9 @@ impl Pool {
     /// card leaves them: into that of who takes them now.
     #[inline(always)]
     pub(super) fn prefetch(&self, count: usize, len: usize) {
-        let fetch = |buffer: &Box<[u8]>| kernel::prefetch(&buffer[..len]);
+        let fetch = |buffer: &[u8]| kernel::prefetch(&buffer[..len]);
         match &self.buffers {
-            Buffers::Few(buffers) => buffers.iter().take(count).for_each(fetch),
+            Buffers::Few(buffers) => buffers.iter().take(count).for_each(|buffer| fetch(buffer)),
             Buffers::Many(buffers) => buffers.next(count).for_each(fetch),
         }
     }
@@ -203,9 +203,10 @@ impl InOrder {
 
     /// Those of the next `count` that are there.
     #[inline]
-    fn next(&self, count: usize) -> impl Iterator<Item = &Box<[u8]>> {
+    fn next(&self, count: usize) -> impl Iterator<Item = &[u8]> {
         let upto = (self.next + count).min(self.buffers.len());
-        self.buffers[self.next..upto].iter().flatten()
+        let buffers = self.buffers[self.next..upto].iter().flatten();
+        buffers.map(|buffer| &**buffer)
     }
 }
 
@@ -275,7 +276,7 @@ mod tests {
             between.push(vec![0u8; size * 1_000]);
         }
         let mut pool = InOrder::new(buffers);
-        let all: Vec<_> = pool.next(30).map(|buffer| address(buffer)).collect();
+        let all: Vec<_> = pool.next(30).map(address).collect();
         assert_eq!(all.len(), 30);
         for _ in 0..3 {
             let taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
