@@ -19,8 +19,6 @@ struct CoreSeat {
     app: App,
     /// Of other groups.
     guests: Vec<Worker>,
-    /// It tells what the peer counts.
-    first: bool,
 }
 
 /// The variant on `cores` cores, with as many groups of up to as many replicas.
@@ -50,13 +48,12 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         .map(|group| group.into_workers().into_iter())
         .collect();
     let mut seats = Vec::new();
-    for (core, app) in app.divide(cores).into_iter().enumerate() {
-        let own = workers[core].next().ok_or("a group has a worker")?;
+    for (workers, app) in workers.iter_mut().zip(app.divide(cores)) {
+        let own = workers.next().ok_or("a group has a worker")?;
         seats.push(CoreSeat {
             own,
             app,
             guests: Vec::new(),
-            first: core == 0,
         });
     }
     for (group, others) in workers.into_iter().enumerate() {
@@ -107,15 +104,11 @@ impl Seat for CoreSeat {
     }
 
     fn sent_again(&self) -> u64 {
-        if self.first { self.app.sent_again() } else { 0 }
+        self.app.sent_again()
     }
 
     fn out_of_order(&self) -> u64 {
-        if self.first {
-            self.app.out_of_order()
-        } else {
-            0
-        }
+        self.app.out_of_order()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -17,8 +17,6 @@ use crate::workload::Workload;
 struct ShardSeat {
     single: Single,
     app: App,
-    /// It tells what the peer counts.
-    first: bool,
 }
 
 /// Frames that may wait for one group: all that the windows of all connections let the peer send, since it never sends
@@ -45,14 +43,8 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             group.turn(Instant::from_nanos(now));
         }
     })?;
-    let seats = groups.into_iter().zip(app.divide(cores)).enumerate();
-    let seats = seats.map(|(i, (single, app))| -> Box<dyn Seat> {
-        Box::new(ShardSeat {
-            single,
-            app,
-            first: i == 0,
-        })
-    });
+    let seats = groups.into_iter().zip(app.divide(cores));
+    let seats = seats.map(|(single, app)| -> Box<dyn Seat> { Box::new(ShardSeat { single, app }) });
     Ok(Row::new("sharded", seats.collect()))
 }
 
@@ -84,15 +76,11 @@ impl Seat for ShardSeat {
     }
 
     fn sent_again(&self) -> u64 {
-        if self.first { self.app.sent_again() } else { 0 }
+        self.app.sent_again()
     }
 
     fn out_of_order(&self) -> u64 {
-        if self.first {
-            self.app.out_of_order()
-        } else {
-            0
-        }
+        self.app.out_of_order()
     }
 
     fn check(&self) -> Result<(), String> {
