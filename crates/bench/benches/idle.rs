@@ -10,7 +10,7 @@
 //! The share has to be below 1 % without keepalive; the process fails if it is not.
 
 use std::process::ExitCode;
-use std::thread::sleep;
+use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
@@ -171,7 +171,8 @@ impl Lab {
             loop {
                 self.turn();
                 match opening.try_finish() {
-                    Ok(None) => std::hint::spin_loop(),
+                    // Who is woken may be given this core, and would wait for the next tick of the kernel's clock.
+                    Ok(None) => yield_now(),
                     Err(SocketError::Refused) => return begin.elapsed(),
                     other => panic!("somebody listens: {other:?}"),
                 }
