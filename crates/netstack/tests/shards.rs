@@ -170,10 +170,11 @@ fn connections_arrive_whole_though_they_move_between_running_groups_all_the_time
         }
         near.compare().unwrap();
         // A stream is told before the last replica has heard of it, and a list is of one replica at its position.
-        let begun = std::time::Instant::now();
         let listed = || near.connections(usize::MAX).len();
+        let mut looks = 0;
         while listed() != EACH / 2 {
-            assert!(begun.elapsed().as_secs() < 10, "{} are listed", listed());
+            looks += 1;
+            assert!(looks < 10_000, "{} are listed", listed());
             thread::sleep(std::time::Duration::from_millis(1));
         }
         drop((here, there));
