@@ -132,9 +132,6 @@ impl Threads {
 
     /// The replica on seat `seat` is no more, and had not left.
     fn report_death(&self, seat: usize) {
-        if self.group.is_none() {
-            return;
-        }
         self.deaths().seats.push_back(seat);
         self.died.notify_all();
     }
