@@ -1,205 +1,311 @@
-//! One connection in memory, 1 GiB each way, on one core and replicated on two. No privileges needed.
+//! One TCP connection in memory: on one core, on all cores, and smoltcp beside them. No privileges needed.
 //!
 //! ```text
-//! cargo run --release --example throughput            # 1 GiB each way
-//! cargo run --release --example throughput -- 64      # 64 MiB each way
+//! cargo run --release --example throughput                  # half a minute
+//! cargo run --release --example throughput -- --rounds 3    # shorter, and less sure
 //! ```
 //!
-//! Two stacks are joined by a pair of in-memory devices. The far one always runs on one core; the near one is
-//! first `single`, then `replicated` with two replicas of the connection's state. Every octet is compared with
-//! what was sent, and the replicas' fingerprints with each other. The rates are those of the whole machine:
-//! both stacks, both applications and the comparison share its cores. `cargo bench` measures one stack alone.
+//! One stack runs at a time. The other end of the connection is simulated inside its network device: it costs
+//! little, and the same for every row. The application reads and writes in place. So what is measured is the stack:
+//! TCP, checksums, copies and, in two of the tables, AES-256-GCM for every segment.
+//!
+//! Rows take turns of 100 ms, so whatever else the machine does meets all of them alike. Before its first turn each
+//! row moves 16 MiB of which every octet is compared; during its turns checksums are verified, by the stack of
+//! what it receives and by the peer of what it sends.
+//!
+//! How much a second core brings depends on how long a cache line takes from one core to the other. On a virtual
+//! machine that changes at any time; the example measures it between all turns and says what it found.
+//! `cargo bench` has many more rows and workloads.
 
 use std::error::Error;
-use std::io::{BufRead, Write};
-use std::net::SocketAddrV4;
-use std::thread;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::{ReadHalf, Stack, WriteHalf};
-use indicatif::{ProgressBar, ProgressStyle};
+use dominoes_bench::record::Spread;
+use dominoes_bench::seats::{self, Direction, Row};
+use dominoes_bench::slices::{self, Sample};
+use dominoes_bench::topology::{self, Distance, Machine};
+use dominoes_bench::workload::{Processing, Workload};
+use lexopt::prelude::*;
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type Outcome<T> = Result<T, Box<dyn Error>>;
 
-const NEAR: &str = "10.0.0.1/24";
-const FAR: &str = "10.0.0.2/24";
-const PORT: u16 = 5001;
+/// Turns of each row in every table.
+const ROUNDS: usize = 12;
+/// Octets that every row moves, and that are compared, before it is measured.
+const COMPARED: u64 = 16 << 20;
+/// Characters of the longest bar.
+const BAR: usize = 40;
+/// Nanoseconds for a cache line from core to core that are usual where cores share a cache.
+const USUAL_NS: &str = "30 to 60 ns";
 
-/// One line of the table.
-struct Row {
+const TABLES: [(Direction, Processing, &str); 4] = [
+    (
+        Direction::Receive,
+        Processing::None,
+        "receive: checksum and copy",
+    ),
+    (Direction::Send, Processing::None, "send: copy and checksum"),
+    (
+        Direction::Receive,
+        Processing::Aes256Gcm,
+        "receive: checksum and AES-256-GCM",
+    ),
+    (
+        Direction::Send,
+        Processing::Aes256Gcm,
+        "send: AES-256-GCM and checksum",
+    ),
+];
+
+/// One row of a table, measured.
+struct Line {
     variant: &'static str,
-    replicas: usize,
-    direction: &'static str,
-    bytes: u64,
-    took: Duration,
-    compared: usize,
-    shares: String,
+    cores: usize,
+    /// The row that its rate is compared with.
+    base: Option<usize>,
 }
 
 fn main() -> Outcome<()> {
-    let mib: u64 = match std::env::args().nth(1) {
-        Some(text) => text
-            .parse()
-            .map_err(|_| format!("`{text}` is no number of MiB"))?,
-        None => 1024,
-    };
-    let bytes = mib << 20;
-    let bar = ProgressBar::new(4 * bytes).with_style(ProgressStyle::with_template(
-        "{msg:24} [{bar:40}] {bytes}/{total_bytes} {binary_bytes_per_sec}",
-    )?);
-    let mut rows = Vec::new();
-    for (variant, replicas) in [("single", 1), ("replicated", 2)] {
-        rows.extend(run(variant, replicas, bytes, &bar)?);
+    let rounds = rounds()?;
+    let begin = Instant::now();
+    let machine = Machine::here();
+    println!(
+        "{}, {} cores, Linux {}",
+        machine.cpu, machine.cores, machine.kernel
+    );
+    println!("One TCP connection, segments of 1448 octets, frames from 64 MB of memory.");
+    let lines = lines(machine.cores);
+    let mut seen = Seen::default();
+    for (number, (direction, processing, name)) in TABLES.into_iter().enumerate() {
+        let workload = Workload {
+            processing,
+            ..Workload::default()
+        };
+        let mut progress = Progress::new(format!("table {} of {}", number + 1, TABLES.len()));
+        let rows = make(&lines, direction, &workload, &mut progress)?;
+        let measured = slices::measure(rows, workload.slice, rounds, &mut |done, of| {
+            progress.tell(&format!("round {done} of {of}"));
+        })?;
+        progress.clear();
+        print(name, &lines, &measured.rounds);
+        seen.note(&lines, &measured.rounds, measured.disturbed);
     }
-    bar.finish_and_clear();
-    print(&rows);
+    seen.explain(machine.cores);
+    println!(
+        "\n{} MiB of every row compared octet by octet, all other segments by checksum. {:.0} s.",
+        COMPARED >> 20,
+        begin.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 
-/// Moves `bytes` to the near stack and then as many from it.
-fn run(variant: &'static str, replicas: usize, bytes: u64, bar: &ProgressBar) -> Outcome<Vec<Row>> {
-    let config = MemoryConfig::default().queue_depth(1024);
-    let (near, far) = memory::pair(config);
-    let near = Stack::builder(NEAR).replicas(replicas).start(near)?;
-    let far = Stack::builder(FAR).start(far)?;
-    let listener = near.listen(PORT, 1)?;
-    let theirs = far.connect(SocketAddrV4::new("10.0.0.1".parse()?, PORT))?;
-    let (ours, _) = listener.accept()?;
-    let (mut our_reader, mut our_writer) = ours.split();
-    let (mut their_reader, mut their_writer) = theirs.split();
-
-    let mut rows = Vec::new();
-    for direction in ["receive", "send"] {
-        bar.set_message(format!("{variant} {direction}"));
-        let before = near.shares();
-        let start = Instant::now();
-        if direction == "receive" {
-            transfer(&mut their_writer, &mut our_reader, bytes, bar)?;
-        } else {
-            transfer(&mut our_writer, &mut their_reader, bytes, bar)?;
+/// What the command line says.
+fn rounds() -> Result<usize, lexopt::Error> {
+    let mut parser = lexopt::Parser::from_env();
+    let mut rounds = ROUNDS;
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("rounds") => rounds = parser.value()?.parse::<usize>()?.clamp(1, 1000),
+            other => return Err(other.unexpected()),
         }
-        let took = start.elapsed();
-        let shares: Vec<u64> = near
-            .shares()
-            .iter()
-            .zip(before)
-            .map(|(now, before)| match direction {
-                "receive" => now.delivered_bytes - before.delivered_bytes,
-                _ => now.sent_bytes - before.sent_bytes,
-            })
-            .collect();
-        rows.push(Row {
-            variant,
-            replicas,
-            direction,
-            bytes,
-            took,
-            compared: near
-                .compare()
-                .map_err(|mismatch| format!("replicas differ: {mismatch:?}"))?,
-            shares: percentages(&shares),
-        });
+    }
+    Ok(rounds)
+}
+
+/// The rows of every table.
+fn lines(cores: usize) -> Vec<Line> {
+    let line = |variant, cores, base| Line {
+        variant,
+        cores,
+        base,
+    };
+    let mut lines = vec![line("smoltcp", 1, None), line("single", 1, Some(0))];
+    if cores > 1 {
+        lines.push(line("replicated", 2, Some(1)));
+    }
+    if cores > 2 {
+        lines.push(line("replicated", cores, Some(1)));
+    }
+    lines
+}
+
+/// Makes the stacks, and lets each move [`COMPARED`] octets that are compared.
+fn make(
+    lines: &[Line],
+    direction: Direction,
+    workload: &Workload,
+    progress: &mut Progress,
+) -> Outcome<Vec<Row>> {
+    let mut rows = Vec::new();
+    for line in lines {
+        progress.tell(&format!("comparing every octet, {}", line.variant));
+        let variant = seats::variant(line.variant).ok_or("there is no such variant")?;
+        let mut row = (variant.make)(direction, workload, line.cores)?;
+        row.settle(COMPARED)?;
+        rows.push(row);
     }
     Ok(rows)
 }
 
-/// Writes `bytes` octets of the pattern on one thread and checks them on this one, in place.
-fn transfer(
-    writer: &mut WriteHalf,
-    reader: &mut ReadHalf,
-    bytes: u64,
-    bar: &ProgressBar,
-) -> Outcome<()> {
-    thread::scope(|scope| {
-        let sender = scope.spawn(move || -> Outcome<()> {
-            let mut chunk = vec![0; 256 << 10];
-            let mut offset = 0;
-            while offset < bytes {
-                let len = chunk.len().min((bytes - offset) as usize);
-                fill(&mut chunk[..len], offset);
-                writer.write_all(&chunk[..len])?;
-                offset += len as u64;
-            }
-            Ok(())
+/// The median rate of row `row`, in Gbit/s of payload.
+fn median(rounds: &[Vec<Sample>], row: usize) -> f64 {
+    let rates = rounds.iter().map(|round| round[row].gbit_per_s());
+    Spread::of(rates).map_or(0.0, |spread| spread.median)
+}
+
+/// The ratio of two rows in each of the rounds that `counts` accepts, as median and quartiles.
+fn ratio(
+    rounds: &[Vec<Sample>],
+    row: usize,
+    base: usize,
+    counts: impl Fn(&[Sample]) -> bool,
+) -> Option<Spread> {
+    let rounds = rounds.iter().filter(|round| counts(round));
+    Spread::of(rounds.map(|round| round[row].gbit_per_s() / round[base].gbit_per_s()))
+}
+
+fn print(name: &str, lines: &[Line], rounds: &[Vec<Sample>]) {
+    let rates: Vec<f64> = (0..lines.len()).map(|row| median(rounds, row)).collect();
+    let most = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    println!("\n{name}");
+    for (row, line) in lines.iter().enumerate() {
+        let cores = match line.cores {
+            1 => "1 core".to_owned(),
+            cores => format!("{cores} cores"),
+        };
+        let bar = bar(rates[row] / most);
+        let ratio = line.base.and_then(|base| {
+            let spread = ratio(rounds, row, base, |_| true)?;
+            Some(format!(
+                "  {:.2}x {} [{:.2} {:.2}]",
+                spread.median, lines[base].variant, spread.q1, spread.q3
+            ))
         });
-        let mut expected = vec![0; 256 << 10];
-        let mut offset = 0;
-        while offset < bytes {
-            let got = reader.fill_buf()?;
-            if got.is_empty() {
-                return Err(format!("the stream ended after {offset} octets").into());
-            }
-            let len = got.len().min(expected.len());
-            fill(&mut expected[..len], offset);
-            if got[..len] != expected[..len] {
-                let at = got.iter().zip(&expected).position(|(a, b)| a != b);
-                let at = offset + at.unwrap_or(0) as u64;
-                return Err(format!("octet {at} is not what was sent").into());
-            }
-            reader.consume(len);
-            offset += len as u64;
-            bar.inc(len as u64);
-        }
-        sender.join().map_err(|_| "the sending thread panicked")?
-    })
-}
-
-/// The octets of the test stream from `offset` on: every one depends on its place.
-fn fill(octets: &mut [u8], offset: u64) {
-    let mut at = offset;
-    let mut rest = octets;
-    while !rest.is_empty() {
-        let word = word(at / 8).to_le_bytes();
-        let skip = (at % 8) as usize;
-        let len = rest.len().min(8 - skip);
-        let (now, later) = rest.split_at_mut(len);
-        now.copy_from_slice(&word[skip..skip + len]);
-        rest = later;
-        at += len as u64;
-    }
-}
-
-/// Word `index` of the test stream: one step of a multiplicative hash, so that no two regions look alike.
-fn word(index: u64) -> u64 {
-    let x = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^ (x >> 29)
-}
-
-fn percentages(shares: &[u64]) -> String {
-    let total = shares.iter().sum::<u64>().max(1);
-    let parts: Vec<_> = shares
-        .iter()
-        .map(|s| format!("{}", s * 100 / total))
-        .collect();
-    if parts.is_empty() {
-        "100".to_owned()
-    } else {
-        parts.join(":")
-    }
-}
-
-fn print(rows: &[Row]) {
-    println!(
-        "variant     replicas  direction      MiB  verified   seconds   Gbit/s  share %  fingerprints equal"
-    );
-    for row in rows {
-        let seconds = row.took.as_secs_f64();
         println!(
-            "{:<11} {:>8}  {:<9} {:>8}  {:>8}  {:>8.2} {:>8.2}  {:>7}  {:>18}",
-            row.variant,
-            row.replicas,
-            row.direction,
-            row.bytes >> 20,
-            "all",
-            seconds,
-            row.bytes as f64 * 8.0 / seconds / 1e9,
-            row.shares,
-            if row.replicas > 1 {
-                row.compared.to_string()
-            } else {
-                "-".to_owned()
-            },
+            "  {:<10} {cores:<7} {bar:<BAR$} {:>6.1} Gbit/s{}",
+            line.variant,
+            rates[row],
+            ratio.unwrap_or_default()
         );
+    }
+}
+
+/// A bar of `share` of the longest, to an eighth of a character.
+fn bar(share: f64) -> String {
+    const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let eighths = (share.clamp(0.0, 1.0) * (8 * BAR) as f64).round() as usize;
+    let mut bar = "█".repeat(eighths / 8);
+    if eighths % 8 > 0 {
+        bar.push(PARTS[eighths % 8]);
+    }
+    bar
+}
+
+/// What all tables say of the machine.
+#[derive(Default)]
+struct Seen {
+    rounds: usize,
+    disturbed: usize,
+    /// Rounds of the row with two cores during which they were far apart, or near each other.
+    far: usize,
+    near: usize,
+    /// Ratios to one core while they were near, and while they were far apart.
+    near_ratios: Vec<f64>,
+    far_ratios: Vec<f64>,
+}
+
+impl Seen {
+    fn note(&mut self, lines: &[Line], rounds: &[Vec<Sample>], disturbed: usize) {
+        self.rounds += rounds.len();
+        self.disturbed += disturbed;
+        let Some((row, line)) = lines.iter().enumerate().find(|(_, line)| line.cores == 2) else {
+            return;
+        };
+        let base = line.base.unwrap_or(0);
+        for round in rounds {
+            let ratio = round[row].gbit_per_s() / round[base].gbit_per_s();
+            match round[row].distance {
+                Some(Distance::Near) => {
+                    self.near += 1;
+                    self.near_ratios.push(ratio);
+                }
+                Some(Distance::Far) => {
+                    self.far += 1;
+                    self.far_ratios.push(ratio);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Says how far apart the cores are, and what that hides.
+    fn explain(&self, cores: usize) {
+        println!();
+        if cores < 2 {
+            println!(
+                "This process may use one core, so there is nothing for a second replica to run on: what replicas gain \
+                 does not show here."
+            );
+            return;
+        }
+        let median = |ratios: &[f64]| Spread::of(ratios.iter().copied()).map(|s| s.median);
+        if let Some(now) = topology::line_transfer_ns() {
+            println!(
+                "A cache line takes {now:.0} ns from one core to the other now ({USUAL_NS} where cores share a cache). \
+                 The cores were near each other in {} of {} rounds, far apart in {}.",
+                self.near, self.rounds, self.far
+            );
+        }
+        if let (Some(near), Some(far)) = (median(&self.near_ratios), median(&self.far_ratios)) {
+            println!(
+                "Two cores over one, all tables: {near:.2}x near each other, {far:.2}x far apart."
+            );
+        }
+        if 2 * self.far > self.rounds {
+            println!(
+                "The host keeps the cores far apart at present, which hides what replicas gain: all they share \
+                 crosses that distance. Another run may find them near each other."
+            );
+        }
+        if 4 * self.disturbed > self.rounds {
+            println!(
+                "The machine is busy: in {} of {} rounds a thread waited for its core, so two cores show less than \
+                 they can do.",
+                self.disturbed, self.rounds
+            );
+        }
+    }
+}
+
+/// Tells on the standard error stream what goes on, if somebody looks.
+struct Progress {
+    what: String,
+    terminal: bool,
+    last: Instant,
+}
+
+impl Progress {
+    fn new(what: String) -> Progress {
+        Progress {
+            what,
+            terminal: std::io::stderr().is_terminal(),
+            last: Instant::now() - Duration::from_secs(1),
+        }
+    }
+
+    fn tell(&mut self, now: &str) {
+        if self.terminal && self.last.elapsed() > Duration::from_millis(100) {
+            self.last = Instant::now();
+            eprint!("\r{:<70}\r{}, {now}", "", self.what);
+            // If it cannot be seen, nothing is lost.
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    fn clear(&self) {
+        if self.terminal {
+            eprint!("\r{:<70}\r", "");
+        }
     }
 }

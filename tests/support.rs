@@ -1,6 +1,6 @@
 //! What several tests of the whole stack use.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A seeded generator, splitmix64: every choice of a case comes from one, so a seed repeats the case.
 #[derive(Clone, Debug)]
@@ -46,7 +46,8 @@ pub(crate) fn mix(mut x: u64) -> u64 {
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests).to_owned()
 }
 
 /// A number from the environment, decimal or hexadecimal.

@@ -429,7 +429,7 @@ fn build_server(name: &str) -> io::Result<PathBuf> {
         .args(["build", "--quiet", "--example", name, "--profile", profile])
         .arg("--target-dir")
         .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .stdin(Stdio::null())
         .status()?;
     if !status.success() {

@@ -139,6 +139,11 @@ impl Workload {
         nearer.clamp(64, 1 << 20)
     }
 
+    /// Whether payload is not only moved.
+    pub(crate) fn processes(&self) -> bool {
+        self.processing != Processing::None
+    }
+
     /// Octets that are written at once are a multiple of this: records are not left unfinished.
     pub(crate) fn whole(&self) -> usize {
         if self.processing == Processing::None {

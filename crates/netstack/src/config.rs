@@ -2,13 +2,15 @@
 
 use core::num::NonZero;
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 use crate::time::Duration;
 
 /// Whether, and how, an idle connection asks if its peer is still there (RFC 1122 section 4.2.3.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Keepalive {
     /// How long nothing must have come before the first question, 1 ms to 1 year. Default 2 hours, the least
@@ -61,7 +63,8 @@ impl Keepalive {
 
 /// What an application sets of one connection. It reaches the connection through the log, as all else that
 /// changes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Settings {
     /// Nagle's algorithm is off (RFC 9293 section 3.7.4).
@@ -95,7 +98,8 @@ impl Default for Settings {
 }
 
 /// How a congestion window opens and falls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum CongestionControl {
     /// One segment more each round trip, half after a loss (RFC 5681, RFC 6582).
@@ -106,7 +110,8 @@ pub enum CongestionControl {
 }
 
 /// Who marks congestion instead of losing packets (RFC 3168).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum Ecn {
     /// Nobody.
@@ -119,7 +124,8 @@ pub enum Ecn {
 }
 
 /// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Limits {
     /// Connections at a time, TIME-WAIT and closing ones included. Default 256.
@@ -166,7 +172,7 @@ pub struct Limits {
     /// For tests: of a million times that a connection is looked at off the short road, the code panics so often. Which
     /// times follows from the log, so all replicas choose the same. Not recorded.
     #[cfg(feature = "testkit")]
-    #[serde(skip)]
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,
 }
 

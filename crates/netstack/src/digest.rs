@@ -7,6 +7,7 @@
 use core::net::SocketAddrV4;
 use std::net::Ipv4Addr;
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::config::Settings;
@@ -20,7 +21,8 @@ pub const MAX_RUN: usize = 8;
 pub const MORE_ACKS: usize = 6;
 
 /// One life of one connection: a place in the connection table, and which of its tenants is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct ConnId {
     /// Place in the connection table.
     pub index: u32,
@@ -43,7 +45,8 @@ impl ConnId {
 }
 
 /// The two ends of a connection, ours first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flow {
     /// Our address and port.
     pub local: SocketAddrV4,
@@ -52,13 +55,13 @@ pub struct Flow {
 }
 
 /// An Ethernet address.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Mac(pub [u8; 6]);
 
 /// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th octet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flags(pub u8);
 
 impl Flags {
@@ -107,7 +110,8 @@ impl Flags {
 }
 
 /// What a request is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub enum Kind {
     /// A run of TCP segments of one flow; [`Body::Segment`].
@@ -133,7 +137,8 @@ impl Kind {
 /// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or one
 /// frame that the device had merged already. All segments but the last carry `seg_len` octets. Or it is
 /// acknowledgments without text, which share a request and no more: each arrives by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C, align(64))]
 pub struct Digest {
     /// When the pump published this request. `apply` takes the maximum of this and what it knew.
@@ -219,7 +224,8 @@ impl Digest {
 }
 
 /// TCP options other than timestamps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Options {
     /// None of them.
     #[default]
@@ -233,7 +239,8 @@ pub enum Options {
 }
 
 /// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section 3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Sack {
     /// How many blocks there are, 1 to 4.
     count: u8,
@@ -274,7 +281,8 @@ impl Sack {
 }
 
 /// What the second and later acknowledgments of a run say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Acks {
     /// Acknowledgment numbers.
     pub ack: [SeqNum; MORE_ACKS],
@@ -283,7 +291,8 @@ pub struct Acks {
 }
 
 /// Options of a SYN or SYN-ACK.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct SynOptions {
     /// Maximum segment size in octets (RFC 9293 section 3.7.1).
     pub mss: Option<u16>,
@@ -294,7 +303,8 @@ pub struct SynOptions {
 }
 
 /// What an ICMP error says of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum NetworkError {
     /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded, parameter problem
@@ -312,7 +322,8 @@ pub enum NetworkError {
 }
 
 /// Which of several groups over one device this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Shard {
     /// Its number, below `of`. The first answers for all where one answer does.
     pub index: u16,
@@ -337,7 +348,8 @@ impl Default for Shard {
 }
 
 /// The rest of a request, behind the digest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Body {
     /// Nothing more.
     None,
@@ -529,7 +541,8 @@ pub(crate) fn words<const N: usize>(octets: &[u8]) -> [u64; N] {
 }
 
 /// One entry of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub struct Request {
     /// What `apply` reads of a run, and time and credit of every request.

@@ -100,7 +100,9 @@ mod wire;
 
 pub use config::{Keepalive, Limits, Settings};
 pub use engine::processor;
-pub use engine::record::{Entry, Recorder, Recording, Written};
+#[cfg(feature = "record")]
+pub use engine::record::Recording;
+pub use engine::record::{Entry, Recorder, Written};
 pub use engine::replica::Replica;
 pub use engine::view::ConnectionStats;
 pub use error::{CloseError, ConfigError, MembersError, SocketError, StackError};

@@ -2,12 +2,14 @@
 
 use core::ops::{Add, AddAssign, Sub};
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 /// Position in a 2^32 sequence space (RFC 9293 section 3.4).
 ///
 /// Not `Ord`: "before" means something only between numbers less than 2^31 apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct SeqNum(pub u32);
 
 impl SeqNum {

@@ -226,6 +226,7 @@ impl TcpStream {
     /// Asks the stack to let group `group` go on with the connection. It does so a little later, if there is such a group,
     /// it has room, and the connection is established and not over; [`TcpStream::group`] says so then. Nothing of it is lost,
     /// and reads and writes go on meanwhile.
+    #[cfg(feature = "migration")]
     pub fn move_to(&self, group: usize) {
         if let (Ok(stream), Ok(group)) = (self.half.stream(), u16::try_from(group)) {
             self.half.world.move_to(&stream, self.half.flow, group);

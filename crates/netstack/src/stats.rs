@@ -2,10 +2,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 /// What the replicated state went through; the same in every replica at the same position.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct StateStats {
     /// Requests applied.

@@ -154,7 +154,7 @@ impl Row {
     ///
     /// # Errors
     /// If something was wrong, or nothing moves any more.
-    pub(crate) fn settle(&mut self, bytes: u64) -> Result<(), String> {
+    pub fn settle(&mut self, bytes: u64) -> Result<(), String> {
         let mut idle = 0;
         for seat in &mut self.seats {
             seat.verify(true);
@@ -375,14 +375,14 @@ pub const VARIANTS: &[Variant] = &[
         name: "smoltcp",
         about: "smoltcp 0.14 over the same device",
         scales: false,
-        can: |_, workload| moves_only(workload),
+        can: |_, workload| processes(workload),
         make: |direction, workload, _| smoltcp::row("smoltcp", direction, workload, 32),
     },
     Variant {
         name: "smoltcp-8",
         about: "the same, polled every 8 frames: it acknowledges once for 8",
         scales: false,
-        can: |direction, workload| direction.receives() && moves_only(workload),
+        can: |direction, workload| direction.receives() && processes(workload),
         make: |direction, workload, _| smoltcp::row("smoltcp-8", direction, workload, 8),
     },
 ];

@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
+use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
 use smoltcp::iface::{
     Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet,
@@ -23,10 +24,11 @@ use smoltcp::socket::tcp;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 
 use crate::headers;
+use crate::inline;
 use crate::peer::{PORT, PeerDevice, PeerRx, PeerTx, Wire};
 use crate::seats::app::{self, Expected, differences};
 use crate::seats::{Direction, Row, Seat};
-use crate::workload::{self, Workload};
+use crate::workload::Workload;
 
 /// Frames that are handed over at once.
 const BATCH: usize = 32;
@@ -179,6 +181,7 @@ struct SmoltcpSeat {
     workload: Workload,
     /// What is compared with, while it is.
     payload: Option<Expected>,
+    cipher: Option<Cipher>,
 }
 
 /// One connection.
@@ -188,6 +191,76 @@ struct End {
     wrong: u64,
     /// What lies in the send buffer at first; empty once it does.
     first: Vec<u8>,
+    /// Octets that were enciphered.
+    sent: u64,
+}
+
+/// The application's part where payload is enciphered: smoltcp has no place for that, so it is a pass of its own, between
+/// the socket's buffers and those of the application.
+struct Cipher {
+    processor: Arc<dyn Processor>,
+    /// Octets of a record.
+    unit: usize,
+    /// What is sent, again and again.
+    plain: Vec<u8>,
+    /// Where records are deciphered to.
+    clear: Vec<u8>,
+}
+
+impl Cipher {
+    /// Octets that are deciphered before the next are looked at.
+    const PASS: usize = 64 << 10;
+
+    /// `None` if payload is only moved.
+    fn new(workload: &Workload, ring: usize) -> Result<Option<Cipher>, String> {
+        let processor = inline::processor(workload)?;
+        Ok(processor.map(|processor| Cipher {
+            processor,
+            unit: workload.whole(),
+            plain: workload.ring(ring),
+            clear: vec![0; Self::PASS.next_multiple_of(workload.whole())],
+        }))
+    }
+
+    /// Deciphers whole records of `octets`, which stand at `offset`, and compares them with `payload`. Returns how many octets
+    /// that were, and how many were wrong.
+    fn receive(&mut self, offset: u64, octets: &[u8], payload: Option<&Expected>) -> (usize, u64) {
+        let name = inline::name();
+        let (mut at, mut wrong) = (0, 0);
+        for records in octets.chunks(self.clear.len()) {
+            let whole = records.len() / self.unit * self.unit;
+            let begin = offset + at as u64;
+            let pairs = records
+                .chunks_exact(self.unit)
+                .zip(self.clear.chunks_exact_mut(self.unit));
+            for (i, (from, to)) in pairs.enumerate() {
+                let offset = begin + (i * self.unit) as u64;
+                if self.processor.receive(&name, offset, from, to).is_err() {
+                    wrong += self.unit as u64;
+                }
+            }
+            if let Some(payload) = payload {
+                wrong += differences(begin, &self.clear[..whole], payload);
+            }
+            at += whole;
+        }
+        (at, wrong)
+    }
+
+    /// Enciphers as many whole records as there is room for, the first of which stands at `offset`. Returns how many octets
+    /// that were.
+    fn send(&self, offset: u64, room: &mut [u8]) -> usize {
+        let name = inline::name();
+        let mut at = 0;
+        for to in room.chunks_exact_mut(self.unit) {
+            let offset = offset + at as u64;
+            let from = offset as usize % self.plain.len();
+            let from = &self.plain[from..from + self.unit];
+            self.processor.send(&name, offset, from, to);
+            at += self.unit;
+        }
+        at
+    }
 }
 
 /// smoltcp on one core, which takes in `batch` frames before it sends.
@@ -253,11 +326,12 @@ pub(crate) fn row(
             handle: sockets.add(socket),
             read: 0,
             wrong: 0,
-            first: if direction.sends() {
-                workload::bytes(workload.seed, ring)
+            first: if direction.sends() && !workload.processes() {
+                workload.ring(ring)
             } else {
                 Vec::new()
             },
+            sent: 0,
         });
     }
     let mut seat = SmoltcpSeat {
@@ -269,6 +343,7 @@ pub(crate) fn row(
         wire,
         workload: *workload,
         payload: None,
+        cipher: Cipher::new(workload, ring)?,
     };
     for now in 0..super::SETUP_NS {
         seat.exchange(Instant::from_nanos(now));
@@ -324,6 +399,9 @@ impl SmoltcpSeat {
 
     /// The application.
     fn serve(&mut self) -> usize {
+        if self.cipher.is_some() {
+            return self.serve_enciphered();
+        }
         let mut done = 0;
         for end in &mut self.ends {
             let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
@@ -357,6 +435,44 @@ impl SmoltcpSeat {
                 if sent.is_err() {
                     break;
                 }
+                done += 1;
+            }
+        }
+        done
+    }
+}
+
+impl SmoltcpSeat {
+    /// The application where payload is enciphered.
+    fn serve_enciphered(&mut self) -> usize {
+        let Some(cipher) = &mut self.cipher else {
+            return 0;
+        };
+        let mut done = 0;
+        for end in &mut self.ends {
+            let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
+            while self.direction.receives() && socket.recv_queue() >= cipher.unit {
+                let (at, wrong) = (end.read, &mut end.wrong);
+                let payload = self.payload.as_ref();
+                let taken = socket.recv(|octets| {
+                    let (taken, bad) = cipher.receive(at, octets, payload);
+                    *wrong += bad;
+                    (taken, taken)
+                });
+                let Ok(taken @ 1..) = taken else { break };
+                end.read += taken as u64;
+                done += 1;
+            }
+            while self.direction.sends()
+                && socket.send_capacity() - socket.send_queue() >= cipher.unit
+            {
+                let at = end.sent;
+                let sent = socket.send(|room| {
+                    let sent = cipher.send(at, room);
+                    (sent, sent)
+                });
+                let Ok(sent @ 1..) = sent else { break };
+                end.sent += sent as u64;
                 done += 1;
             }
         }

@@ -4,7 +4,8 @@
 //! frame (Sizemore, *Parallel network protocol stacks using replication*, 2011, section 5.4.3: decryption by
 //! the primary). Checksums are over what is on the wire.
 //!
-//! ```
+#![cfg_attr(feature = "search", doc = "```")]
+#![cfg_attr(not(feature = "search"), doc = "```ignore")]
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::{Stack, processor::Search};
 //! use std::io::{Read, Write};
@@ -53,6 +54,7 @@
 
 #[cfg(feature = "ciphers")]
 mod cipher;
+#[cfg(feature = "search")]
 mod search;
 
 use core::fmt;
@@ -67,6 +69,7 @@ use crate::wire;
 
 #[cfg(feature = "ciphers")]
 pub use cipher::{Aes256Ctr, Aes256Gcm};
+#[cfg(feature = "search")]
 pub use search::{Needles, Search};
 
 /// One direction of one connection, as both ends see it where no address is translated between them.

@@ -395,6 +395,7 @@ impl World {
     }
 
     /// Asks the group that has it to let a connection go to group `to`.
+    #[cfg(feature = "migration")]
     pub(crate) fn move_to(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
         let (group, conn) = stream.home();
         if let Some(door) = self.front.door(group) {

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::walk::{walk, walk_variants};
@@ -22,7 +23,8 @@ const STRETCHES: usize = 512;
 const IDLE: usize = 16;
 
 /// What became of text that was sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Fate {
     /// Nobody knows yet.
@@ -41,7 +43,8 @@ walk_variants!(Fate {
 });
 
 /// Text that left at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Stretch {
     pub(super) begin: SeqNum,
     pub(super) end: SeqNum,
@@ -63,7 +66,8 @@ impl Stretch {
 
 /// Everything between SND.UNA and SND.NXT, as stretches in the order of sequence numbers, without gaps. The first ones
 /// may be acknowledged already.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Flight {
     stretches: VecDeque<Stretch>,
     /// Octets in those that are [`Fate::Sacked`].

@@ -4,6 +4,7 @@
 //! come since it was started; it is started eight times while the connection is idle, so what came on that
 //! road counts as heard an eighth of that time late, at most.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
@@ -16,7 +17,8 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// What was last heard of the peer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Keepalive {
     /// When, as far as it was noticed.
     heard_at: Instant,

@@ -91,6 +91,7 @@ mod user;
 pub(crate) mod walk;
 mod window;
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Limits, Settings};
@@ -228,7 +229,8 @@ impl Held {
 }
 
 /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub enum State {
     /// No connection, or no longer one.
@@ -329,7 +331,8 @@ impl State {
 /// One connection: the transmission control block of RFC 9293 section 3.3.1.
 ///
 /// Parts that every segment touches stand first and together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub struct Tcb {
     rcv: Rcv,
@@ -366,7 +369,8 @@ walk!(Tcb, "tcb", {
 });
 
 /// Counts unasked-for acknowledgments (RFC 5961 section 7).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Challenges {
     /// When the second began that `sent` counts.
     since: Instant,

@@ -8,6 +8,7 @@
 //! with their size (RFC 4821 section 7.7, RFC 8899); larger ones are tried anew after ten minutes. What is known of a
 //! path is known to its connection alone.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::walk::walk;
@@ -39,7 +40,8 @@ const RAISE: Duration = Duration::from_secs(600);
 const PATIENCE: u8 = 3;
 
 /// What is known of the way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Path {
     /// SND.UNA when it was last reported that packets do not arrive.
     trouble: Option<SeqNum>,

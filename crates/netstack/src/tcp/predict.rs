@@ -5,6 +5,7 @@
 //! known answers. That holds in every state in which text may flow in one direction, up to the
 //! acknowledgment of our FIN. A property test holds the two roads equal.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::walk::walk_variants;
@@ -13,7 +14,8 @@ use crate::digest::{Flags, Options, Segment};
 use crate::effect::EffectSink;
 
 /// Which segments the short road is open for, until something else than such a segment happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Road {
     /// None.

@@ -2,6 +2,7 @@
 //!
 //! Whatever left before something that has arrived, and by more than the reordering window, is lost.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::flight::Stretch;
@@ -14,7 +15,8 @@ use crate::time::{Duration, Instant};
 const PERSISTS: u8 = 16;
 
 /// What RFC 8985 section 5.2 calls RACK state, but for the estimates of the round trip.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Rack {
     /// RACK.xmit_ts: when the newest of all that arrived had left; [`Instant::ZERO`] before anything did.
     sent_at: Instant,

@@ -3,6 +3,7 @@
 //! Only their places are kept: the octets themselves stand in the receive ring. What a new stretch adds
 //! is told as gaps, each octet in exactly one of them.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::walk::walk;
@@ -13,7 +14,8 @@ use crate::digest::Sack;
 pub(super) const RANGES: usize = 256;
 
 /// Accepted stretches of the receive stream beyond its gap-free part, ascending, apart from each other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Reassembly {
     /// Begin and end as stream offsets.
     ranges: Vec<(u64, u64)>,

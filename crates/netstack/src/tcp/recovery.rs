@@ -4,6 +4,7 @@
 //! A peer without SACK gets NewReno (RFC 6582), which is `duplicate` here and the rest in `congestion`. What is lost
 //! leaves again by one road for both, before anything new: `send_lost` in `send.rs`.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::congestion::Verdict;
@@ -32,7 +33,8 @@ const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
 const PROBE_MIN: Duration = Duration::from_millis(10);
 
 /// A tail loss probe that is out (RFC 8985 section 7.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Tail {
     /// None.
@@ -46,7 +48,8 @@ pub(super) enum Tail {
 walk_variants!(Tail { None, New, Again });
 
 /// How losses are found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Recovery {
     rack: Rack,
     tail: Tail,

@@ -3,6 +3,7 @@
 //!
 //! There is no queue of segments: what is sent again is cut anew from the send stream, where `flight.rs` says.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::snd::Due;
@@ -73,7 +74,8 @@ impl Timer {
 }
 
 /// What the retransmission timer waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Expiry {
     /// Any acknowledgment at all: RFC 6298.
@@ -91,7 +93,8 @@ walk_variants!(Expiry {
 });
 
 /// When each timer expires; [`Instant::NEVER`] for those that do not run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Timers {
     /// The earliest of `at`, kept current.
     pub(super) next: Instant,
@@ -176,7 +179,8 @@ impl Timers {
 }
 
 /// Round-trip estimation and retries (RFC 6298).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Retransmit {
     /// Retransmission timeout, [`RTO_MIN`] to [`RTO_MAX`]. Doubles on each expiry.
     pub(super) rto: Duration,

@@ -1,5 +1,6 @@
 //! The send side's sequence space, and how much of it the windows let leave.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::walk::{walk, walk_variants};
@@ -8,7 +9,8 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// Something that leaves besides new data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Due {
     /// Nothing.
@@ -35,7 +37,8 @@ walk_variants!(Due {
 });
 
 /// Send sequence space (RFC 9293 section 3.3.1).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub(super) struct Snd {
     /// SND.UNA.

@@ -8,6 +8,7 @@
 //!
 //! Only a window that is less than half open is looked at, off the short road; reading and time stand in the log.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::Tcb;
@@ -19,7 +20,8 @@ use crate::time::{Duration, Instant};
 const ROUND_LEAST: Duration = Duration::from_millis(1);
 
 /// Measures how much is read in a round trip.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Tuning {
     /// When the measurement began.
     since: Instant,

@@ -11,6 +11,7 @@
 //! Then the windows and the curve are set back (RFC 4015 section 3.2, RFC 9438 section 4.9), what still counts as lost
 //! is in flight again, and RACK knows that this path reorders.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::Tcb;
@@ -22,7 +23,8 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// Why the window fell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Cause {
     /// Others arrived behind something.
@@ -34,7 +36,8 @@ pub(super) enum Cause {
 walk_variants!(Cause { Loss, Timeout });
 
 /// What has left again since the window fell, while that may be undone.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Undo {
     /// SND.UNA when the window fell.
     marker: SeqNum,

@@ -5,6 +5,7 @@
 //! header cannot always name the edge exactly; it then names the next place before it, and what the peer
 //! sends up to an edge named earlier is still taken (RFC 7323 section 2.4).
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::retransmit::Timer;
@@ -20,7 +21,8 @@ use crate::time::Instant;
 pub(super) const SHIFT_MAX: u8 = 14;
 
 /// Whether an acknowledgment is owed (RFC 9293 section 3.8.6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum AckDue {
     /// No.
@@ -34,7 +36,8 @@ pub(super) enum AckDue {
 walk_variants!(AckDue { None, Delayed, Now });
 
 /// What acknowledgments tell besides numbers, as bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Tells(pub(super) u8);
 
 impl Tells {
@@ -66,7 +69,8 @@ const fn coarse(at: Instant) -> u32 {
 }
 
 /// Receive sequence space (RFC 9293 section 3.3.1).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub(super) struct Rcv {
     /// RCV.NXT.

@@ -3,11 +3,12 @@
 //! | variant | what it is |
 //! |---|---|
 //! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
-//! | [`locked`] | one state, one lock around it, any thread processes any packet |
+//! | `locked` (a feature) | one state, one lock around it, any thread processes any packet |
 //! | [`replicated`] | one log, a copy of the state per thread, costly work by each request's primary |
 //!
 //! None of them holds a protocol rule. All can be driven by hand: time is an argument, every step is a call.
 
+#[cfg(feature = "locked")]
 pub mod locked;
 pub mod replicated;
 pub mod single;
@@ -193,6 +194,13 @@ impl Setup {
             .frame_payload
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
+        if self.balance && !cfg!(feature = "migration") {
+            return Err(ConfigError::OutOfRange {
+                field: "balance",
+                value: 1,
+                allowed: "false without the feature `migration` of dominoes-netstack",
+            });
+        }
         if !self.front.fits(limits, self.shard.of, delivery_slots) {
             return Err(ConfigError::OutOfRange {
                 field: "connections, buffers and log",

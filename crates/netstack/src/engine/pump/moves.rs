@@ -44,6 +44,10 @@ pub(crate) struct Stray {
 /// What groups tell each other.
 pub(crate) enum Note {
     /// Somebody wants this connection to go to that group.
+    #[cfg_attr(
+        not(feature = "migration"),
+        expect(dead_code, reason = "only connections that may move are asked to")
+    )]
     Go { conn: ConnId, flow: Flow, to: u16 },
     /// A connection would come.
     Wanted { from: u16, flow: Flow },

@@ -19,6 +19,29 @@ use crate::time::Instant;
 /// recovered.
 const MOST: usize = 16 << 10;
 
+/// A connection as octets.
+#[cfg(feature = "migration")]
+fn pack(now: Instant, tcb: &Tcb) -> Option<Vec<u8>> {
+    postcard::to_stdvec(&(now, tcb)).ok()
+}
+
+/// What [`pack`] made; `None` if the octets are none of that.
+#[cfg(feature = "migration")]
+fn unpack(octets: &[u8]) -> Option<(Instant, Tcb)> {
+    postcard::from_bytes(octets).ok()
+}
+
+/// Without the feature every connection stays.
+#[cfg(not(feature = "migration"))]
+fn pack(_: Instant, _: &Tcb) -> Option<Vec<u8>> {
+    None
+}
+
+#[cfg(not(feature = "migration"))]
+fn unpack(_: &[u8]) -> Option<(Instant, Tcb)> {
+    None
+}
+
 impl Replica {
     /// Whether a connection of this flow may begin here.
     pub(super) fn is_at_home(&self, flow: &Flow) -> bool {
@@ -41,7 +64,7 @@ impl Replica {
             .current(conn)
             .filter(|place| place.held && place.tcb.as_ref().is_some_and(may));
         let octets = place.as_ref().and_then(|place| {
-            let octets = postcard::to_stdvec(&(now, place.tcb.as_ref()?)).ok()?;
+            let octets = pack(now, place.tcb.as_ref()?)?;
             (octets.len() <= MOST).then_some(octets)
         });
         let tcb = octets.is_some().then(|| place?.tcb.take()).flatten();
@@ -85,7 +108,7 @@ impl Replica {
             return;
         }
         let found = octets.get(..len as usize);
-        let found = found.and_then(|octets| postcard::from_bytes::<(Instant, Tcb)>(octets).ok());
+        let found = found.and_then(unpack);
         let found = found.filter(|(_, tcb)| {
             let known = self.demux.find(&tcb.flow());
             tcb.may_move() && known.is_none_or(|known| known == ConnId::AWAY)

@@ -3,6 +3,7 @@
 //! The window follows a cubic function of the time since it was last reduced: fast at first, flat where it was
 //! before, faster again beyond. Where that is slower than Reno would be, it follows Reno.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::hystart::HyStart;
@@ -30,7 +31,8 @@ const STEP: Duration = Duration::from_millis(1);
 const LONGEST: i128 = 1 << 31;
 
 /// State of RFC 9438 section 4.1.2.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Cubic {
     /// W_max, octets: the window before it was last reduced, or what fast convergence leaves of it.
     w_max: u32,

@@ -8,6 +8,7 @@ mod cubic;
 mod hystart;
 mod reno;
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::config::CongestionControl;
@@ -27,7 +28,8 @@ const WINDOW_MAX: u32 = 1 << 30;
 const DUPLICATES: u8 = 3;
 
 /// What the sender does about loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Phase {
     /// Nothing: no loss is known, or a timeout has begun anew.
@@ -89,7 +91,8 @@ trait Algorithm {
 }
 
 /// The algorithm of a connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 enum Growth {
     Reno(Reno),
     Cubic(Cubic),
@@ -142,7 +145,8 @@ impl Walk for Growth {
 }
 
 /// What has left and what has arrived in a recovery (RFC 6937 section 3), in octets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Reduction {
     /// prr_delivered.
     delivered: u32,
@@ -164,7 +168,8 @@ pub(super) enum Verdict {
 }
 
 /// Congestion window and loss recovery of one connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Congestion {
     /// `cwnd`, octets (RFC 5681 section 2).
     pub(super) cwnd: u32,
@@ -184,7 +189,8 @@ pub(super) struct Congestion {
 }
 
 /// What a fall of the window changes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Before {
     cwnd: u32,
     ssthresh: u32,
