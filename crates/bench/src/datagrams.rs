@@ -1,4 +1,5 @@
-//! The far side of the UDP experiments: a sender and a receiver of prebuilt datagrams, as [`crate::peer`] is for TCP.
+//! The far side of the UDP experiments: a sender and a receiver of prebuilt datagrams, as
+//! [`dominoes_drivers::memory::peer`] is for TCP.
 //!
 //! UDP has no window, so the sender is told how much the application has read, and keeps no more under way than fits
 //! half of the socket's queue: what is measured is work, not loss, and a datagram that is dropped fails the measurement.
@@ -11,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
+use dominoes_drivers::memory::peer::headers::{Ends, arp_reply, udp_frame};
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
 };
 use dominoes_netstack::variants::kernel;
 
-use crate::headers::{any_ends, arp_reply, datagram};
 use crate::workload::Workload;
 
 /// Octets before the payload of a datagram.
@@ -87,7 +88,7 @@ impl DatagramDevice {
         let record = (workload.segment_bytes as u64 + RECORD).next_multiple_of(RECORD);
         let frames = if brings { workload.frames() } else { 0 };
         let one = |number: usize| {
-            let bytes = datagram(&any_ends(), &payload(workload, number as u64));
+            let bytes = udp_frame(&Ends::default(), &payload(workload, number as u64));
             let mut frame = Frame::with_capacity(workload.buffer_bytes());
             frame.set_len(bytes.len());
             frame.bytes_mut().copy_from_slice(&bytes);
@@ -95,7 +96,7 @@ impl DatagramDevice {
         };
         let mut data: VecDeque<Frame> = (0..frames).map(one).collect();
         // Who sends has to know the neighbour.
-        let hello = Frame::from_bytes(&arp_reply(&any_ends()));
+        let hello = Frame::from_bytes(&arp_reply(&Ends::default()));
         data.push_front(hello);
         let rx = DatagramRx {
             data,
@@ -139,7 +140,7 @@ impl Device for DatagramDevice {
     }
 
     fn mac(&self) -> [u8; 6] {
-        any_ends().to_mac
+        Ends::default().to_mac
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
+use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm, Failure, Processor, Search, StreamId};
 
-use crate::headers;
 use crate::workload::{self, Processing, Workload};
 
 /// Segments after which positions repeat in receiving.
@@ -26,7 +26,7 @@ struct Circular {
 
 /// The name of all streams.
 pub(crate) fn name() -> StreamId {
-    let ends = headers::any_ends();
+    let ends = Ends::default();
     StreamId {
         source: ends.from,
         destination: ends.to,

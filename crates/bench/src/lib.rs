@@ -21,6 +21,5 @@ pub mod topology;
 pub mod workload;
 
 mod datagrams;
-mod headers;
 mod inline;
 mod peer;

@@ -1,5 +1,6 @@
 //! What is sent, how much of it at a time, and from which seed.
 
+use dominoes_drivers::memory::peer::headers;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -101,9 +102,9 @@ impl Workload {
 
     /// Octets of all headers of a segment with payload.
     pub(crate) fn head_bytes(&self) -> usize {
-        crate::headers::HEADERS
+        headers::HEADERS_LEN
             + if self.timestamps {
-                crate::headers::STAMP
+                headers::TIMESTAMPS_LEN
             } else {
                 0
             }

@@ -7,6 +7,7 @@
 //! | device | what it is | needs |
 //! |---|---|---|
 //! | [`memory::pair`] | two devices joined in memory, with a seeded bad wire on request | nothing |
+//! | [`memory::peer::PeerDevice`] | a device whose far side is a simulated TCP peer, for benchmarks | nothing |
 //! | [`memory::scripted`] | a device whose far side is the test itself | nothing |
 //! | [`tap::Tap`] | the far end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |

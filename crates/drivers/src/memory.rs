@@ -1,4 +1,5 @@
-//! Devices without hardware: two that are joined in memory, and one whose far side is a test.
+//! Devices without hardware: two that are joined in memory, one whose far side is a test, and one whose far side is a
+//! simulated [`peer`].
 //!
 //! [`pair`] behaves as two network cards and a cable: each direction has a queue of limited depth, and a pool of
 //! receive buffers that are used in turn, so that a large pool passes through memory as a card's would. Sending
@@ -7,6 +8,7 @@
 
 mod faults;
 mod manual;
+pub mod peer;
 
 pub(crate) use faults::Wire;
 pub use faults::{FaultStats, Faults};

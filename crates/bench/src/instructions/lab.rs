@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dominoes_drivers::memory::peer::headers::{
+    self, Ends, HEADERS_LEN, Numbers, Patch, TcpHeader, flags,
+};
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxChecksumSupport,
     RxStats, TxFrame, TxStats, Waker,
 };
 
-use crate::headers::{self, Ends, HEADERS, Numbers, Patch, Seen, flags};
 use crate::seats::Direction;
 use crate::workload;
 
@@ -90,13 +92,13 @@ impl Lab {
     /// A device, and what tells of it.
     pub(super) fn new(plan: Plan) -> (Lab, Arc<Link>) {
         let link = Arc::new(Link::default());
-        let empty = headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &[]);
+        let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
         let lab = Lab {
             plan,
             rx: LabRx {
                 plan,
                 link: Arc::clone(&link),
-                ends: headers::any_ends(),
+                ends: Ends::default(),
                 phase: Phase::Closed,
                 pool: Vec::new(),
                 others: 0,
@@ -131,7 +133,7 @@ impl Device for Lab {
     }
 
     fn mac(&self) -> [u8; 6] {
-        headers::any_ends().to_mac
+        Ends::default().to_mac
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
@@ -191,7 +193,7 @@ impl LabRx {
                 if self.plan.timestamps {
                     options.extend(timestamps(0));
                 }
-                let mut syn = headers::frame(&self.ends, flags::SYN, u16::MAX, &options, &[]);
+                let mut syn = headers::tcp_frame(&self.ends, flags::SYN, u16::MAX, &options, &[]);
                 Patch::new(&syn).bare(&mut syn, &self.numbers(PEER_ISS, 0));
                 out.push(self.finished(&syn));
                 self.others += 1;
@@ -213,11 +215,11 @@ impl LabRx {
     fn establish(&mut self, echo: u32, out: &mut Vec<Frame>) {
         let option = timestamps(echo);
         let options: &[u8] = if self.plan.timestamps { &option } else { &[] };
-        let mut ack = headers::frame(&self.ends, flags::ACK, u16::MAX, options, &[]);
+        let mut ack = headers::tcp_frame(&self.ends, flags::ACK, u16::MAX, options, &[]);
         let template = match self.plan.direction {
             Direction::Receive | Direction::Both => {
                 let payload = workload::bytes(1, self.plan.segment as usize);
-                headers::frame(&self.ends, flags::ACK, u16::MAX, options, &payload)
+                headers::tcp_frame(&self.ends, flags::ACK, u16::MAX, options, &payload)
             }
             Direction::Send => ack.clone(),
         };
@@ -233,10 +235,10 @@ impl LabRx {
     /// What differs between frames; the timestamps do not, as the peer's clock stands still.
     fn numbers(&self, seq: u32, ack: u32) -> Numbers {
         Numbers {
-            port: self.ends.from.port(),
+            source_port: self.ends.from.port(),
             seq,
             ack,
-            stamp: (0, 0),
+            timestamps: (0, 0),
         }
     }
 
@@ -333,14 +335,14 @@ struct LabTx {
 
 impl LabTx {
     fn frame(&mut self, frame: &TxFrame<'_>) {
-        let Some(seen) = headers::read(frame.head) else {
+        let Some(seen) = TcpHeader::read(frame.head) else {
             return self.fault();
         };
         if seen.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
             return self.syn(frame, seen);
         }
-        let len = frame.len() - seen.head;
-        if seen.seq != self.next || self.offers_timestamps != (seen.head > HEADERS) {
+        let len = frame.len() - seen.headers_len;
+        if seen.seq != self.next || self.offers_timestamps != (seen.headers_len > HEADERS_LEN) {
             self.fault();
         }
         self.next = seen.seq.wrapping_add(len as u32);
@@ -353,8 +355,8 @@ impl LabTx {
             .store(u64::from(seen.ack.wrapping_add(wnd)), ORDER);
     }
 
-    fn syn(&mut self, frame: &TxFrame<'_>, seen: Seen) {
-        let options = frame.head.get(HEADERS..seen.head).unwrap_or(&[]);
+    fn syn(&mut self, frame: &TxFrame<'_>, seen: TcpHeader) {
+        let options = frame.head.get(HEADERS_LEN..seen.headers_len).unwrap_or(&[]);
         let time = time_of(options);
         if seen.flags != flags::SYN | flags::ACK
             || self.open

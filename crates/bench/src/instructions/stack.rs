@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use dominoes_drivers::Device;
+use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_netstack::stats::PumpStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
@@ -13,7 +14,6 @@ use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, kernel};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 
-use crate::headers::{self, HEADERS, flags};
 use crate::instructions::Case;
 use crate::instructions::lab::{Lab, Link, Plan};
 use crate::seats::Direction;
@@ -486,7 +486,7 @@ fn kernels() -> Vec<Case> {
     for segment in [64, 512, 1448] {
         let frame = move || {
             let payload = workload::bytes(1, segment);
-            headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &payload)
+            headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &payload)
         };
         let name = |what| format!("kernel/{what}/{segment}");
         cases.push(
@@ -500,7 +500,7 @@ fn kernels() -> Vec<Case> {
         cases.push(
             Case::new(name("copy"), "segment", 64, move || {
                 let (frame, mut to) = (frame(), vec![0; segment]);
-                move |units| (0..units).for_each(|_| counted_copy(&frame[HEADERS..], &mut to))
+                move |units| (0..units).for_each(|_| counted_copy(&frame[HEADERS_LEN..], &mut to))
             })
             .within("::counted_copy"),
         );

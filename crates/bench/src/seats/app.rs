@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dominoes_drivers::memory::peer::{PeerHandle, Role};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 use std::net::Ipv4Addr;
 
@@ -9,7 +10,7 @@ use dominoes_netstack::config::Limits;
 use dominoes_netstack::variants::Setup;
 
 use crate::inline;
-use crate::peer::{PORT, Role, Wire};
+use crate::peer;
 use crate::seats::Direction;
 use crate::workload::Workload;
 
@@ -24,8 +25,8 @@ pub(crate) struct App {
     ends: Vec<End>,
     /// Whose turn it is.
     turn: usize,
-    wire: Arc<Wire>,
-    /// Whether it tells what the peer counts: of those that share a wire, one does.
+    peer: PeerHandle,
+    /// Whether it reports what the peer counts: of those that share a peer, one does.
     tells: bool,
     /// Kept so that the port stays open.
     _listener: Arc<TcpListener>,
@@ -60,11 +61,13 @@ impl App {
         direction: Direction,
         workload: &Workload,
         sockets: &Sockets,
-        wire: Arc<Wire>,
+        peer: PeerHandle,
         mut turn: impl FnMut(u64),
     ) -> Result<App, String> {
         let backlog = workload.connections as u16;
-        let listener = sockets.listen(PORT, backlog).map_err(|e| e.to_string())?;
+        let listener = sockets
+            .listen(peer::port(), backlog)
+            .map_err(|e| e.to_string())?;
         let mut ends = Vec::new();
         for now in 0..super::SETUP_NS {
             turn(now);
@@ -99,7 +102,7 @@ impl App {
                         return Ok(App {
                             ends,
                             turn: 0,
-                            wire,
+                            peer,
                             tells: true,
                             _listener: Arc::new(listener),
                             workload: *workload,
@@ -119,7 +122,7 @@ impl App {
             .map(|group| App {
                 ends: Vec::new(),
                 turn: 0,
-                wire: Arc::clone(&self.wire),
+                peer: self.peer.clone(),
                 tells: group == 0,
                 _listener: Arc::clone(&self._listener),
                 workload: self.workload,
@@ -150,7 +153,7 @@ impl App {
     pub(crate) fn bytes(&self) -> u64 {
         let one = |end: &End| {
             let sent = if end.direction.sends() {
-                self.wire.received_bytes(end.index)
+                self.peer.received_bytes(end.index)
             } else {
                 0
             };
@@ -160,7 +163,7 @@ impl App {
     }
 
     pub(crate) fn verify(&mut self, on: bool) {
-        self.wire.verify(on);
+        self.peer.verify(on);
         for end in &mut self.ends {
             end.payload = on.then(|| Expected::of(&self.workload));
         }
@@ -168,7 +171,7 @@ impl App {
 
     pub(crate) fn sent_again(&self) -> u64 {
         if self.tells {
-            self.wire.sent_again()
+            self.peer.sent_again()
         } else {
             0
         }
@@ -176,7 +179,7 @@ impl App {
 
     pub(crate) fn out_of_order(&self) -> u64 {
         if self.tells {
-            self.wire.out_of_order()
+            self.peer.out_of_order()
         } else {
             0
         }
@@ -184,13 +187,13 @@ impl App {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         self.check_streams()?;
-        self.wire.check()
+        self.peer.check().map_err(|e| e.to_string())
     }
 
     /// As [`App::check`], of a stack that may reorder what arrives, and says so to the peer.
     pub(crate) fn check_reordering(&self) -> Result<(), String> {
         self.check_streams()?;
-        self.wire.check_reordering()
+        self.peer.check_reordering().map_err(|e| e.to_string())
     }
 
     fn check_streams(&self) -> Result<(), String> {

@@ -3,13 +3,11 @@
 //!
 //! A core has the first worker of its own group, and those of the others that mostly rest: one that does costs a look.
 
-use std::sync::Arc;
-
 use dominoes_netstack::shards;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
 
-use crate::peer::PeerDevice;
+use crate::peer;
 use crate::seats::app::{self, App};
 use crate::seats::{Account, Direction, Row, Seat, sharded};
 use crate::workload::Workload;
@@ -23,7 +21,7 @@ struct CoreSeat {
 
 /// The variant on `cores` cores, with as many groups of up to as many replicas.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let (device, peer) = peer::new(app::role(direction), workload)?;
     let mut setup = app::setup(direction, workload)?;
     setup.balance = true;
     // All connections may come to one group.
@@ -38,7 +36,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         groups.push(Group::new(setup, layout, Box::new(part)).map_err(|e| e.to_string())?);
     }
     let sockets = shards::sockets(groups.iter().map(Group::sockets));
-    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         for group in &mut groups {
             group.turn(Instant::from_nanos(now));
         }

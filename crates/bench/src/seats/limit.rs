@@ -9,14 +9,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
+use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
+use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx, Role};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
-use crate::headers::{self, HEADERS, flags};
 use crate::inline;
-use crate::peer::{PeerDevice, PeerRx, PeerTx, Role, Wire};
+use crate::peer;
 use crate::seats::{Direction, Row, Seat};
 use crate::workload::{self, Workload};
 
@@ -60,7 +61,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         return Ok(Row::new("limit", seats.collect()));
     }
     let processor = inline::processor(workload)?;
-    let (device, wire) = PeerDevice::new(Role::Free, workload);
+    let (device, peer) = peer::new(Role::Free, workload)?;
     let (rx, tx) = device.into_halves();
     let seats = match direction {
         Direction::Receive | Direction::Both => {
@@ -88,7 +89,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         }
         Direction::Send => {
             let slots = workload.transmit_slots() as usize;
-            let empty = headers::frame(&headers::any_ends(), flags::ACK, u16::MAX, &[], &[]);
+            let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
             let shared = Arc::new(Send {
                 sink: Mutex::new(Sink { tx, next: 0 }),
                 slots: (0..slots / SEND_CHUNK)
@@ -99,7 +100,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 segment: workload.segment_bytes,
                 checksum: workload.checksum,
                 processor,
-                wire,
+                peer,
             });
             let seat = |_| -> Box<dyn Seat> {
                 Box::new(SendSeat {
@@ -219,11 +220,11 @@ struct Send {
     sink: Mutex<Sink>,
     slots: Box<[Mutex<Vec<u8>>]>,
     ring: Vec<u8>,
-    header: [u8; HEADERS],
+    header: [u8; HEADERS_LEN],
     segment: usize,
     checksum: bool,
     processor: Option<Arc<dyn Processor>>,
-    wire: Arc<Wire>,
+    peer: PeerHandle,
 }
 
 struct Sink {
@@ -237,9 +238,9 @@ struct SendSeat {
 }
 
 /// The headers of an empty frame with no TCP checksum, to be followed by a payload.
-fn header_of(empty: &[u8]) -> [u8; HEADERS] {
-    let mut header = [0; HEADERS];
-    header.copy_from_slice(&empty[..HEADERS]);
+fn header_of(empty: &[u8]) -> [u8; HEADERS_LEN] {
+    let mut header = [0; HEADERS_LEN];
+    header.copy_from_slice(&empty[..HEADERS_LEN]);
     header[50..52].fill(0);
     header
 }
@@ -252,7 +253,7 @@ impl Seat for SendSeat {
         sink.next += 1;
         drop(sink);
         let mut slots = lock(&shared.slots[chunk % shared.slots.len()]);
-        let len = HEADERS + shared.segment;
+        let len = HEADERS_LEN + shared.segment;
         // Chunks follow each other in the send ring; one never wraps.
         let stride = SEND_CHUNK * shared.segment;
         let name = inline::name();
@@ -261,8 +262,8 @@ impl Seat for SendSeat {
             let at = (from + i * shared.segment) % shared.ring.len();
             let end = (at + shared.segment).min(shared.ring.len());
             let payload = &shared.ring[at..end];
-            let frame = &mut slot[..HEADERS + payload.len()];
-            frame[..HEADERS].copy_from_slice(&shared.header);
+            let frame = &mut slot[..HEADERS_LEN + payload.len()];
+            frame[..HEADERS_LEN].copy_from_slice(&shared.header);
             frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
             match &shared.processor {
                 Some(processor) => {
@@ -270,7 +271,7 @@ impl Seat for SendSeat {
                     kernel::fill_processed(frame, payload, &**processor, &name, offset);
                 }
                 None if shared.checksum => kernel::fill(frame, payload),
-                None => frame[HEADERS..].copy_from_slice(payload),
+                None => frame[HEADERS_LEN..].copy_from_slice(payload),
             }
         }
         let mut meta = TxMeta::default();
@@ -281,7 +282,7 @@ impl Seat for SendSeat {
             };
         }
         let frames: [TxFrame<'_>; SEND_CHUNK] = core::array::from_fn(|i| {
-            let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS);
+            let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS_LEN);
             TxFrame {
                 head,
                 payload,
@@ -300,10 +301,10 @@ impl Seat for SendSeat {
     }
 
     fn verify(&mut self, on: bool) {
-        self.shared.wire.verify(on);
+        self.shared.peer.verify(on);
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shared.wire.check()
+        self.shared.peer.check().map_err(|e| e.to_string())
     }
 }

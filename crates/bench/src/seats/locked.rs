@@ -4,12 +4,10 @@
 //! acknowledgments. The peer of these rows lets that pass, and takes no repeated acknowledgment for a loss: the
 //! rows are better off than they would be with a real peer.
 
-use std::sync::Arc;
-
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked::{Group, Hold, Layout, LockKind, Mcs, Mutex, Worker};
 
-use crate::peer::PeerDevice;
+use crate::peer;
 use crate::seats::app::{self, App};
 use crate::seats::{Account, Direction, Row, Seat};
 use crate::workload::Workload;
@@ -41,7 +39,7 @@ fn row<K: LockKind>(
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
-    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.workers = cores;
@@ -49,7 +47,7 @@ fn row<K: LockKind>(
     layout.hold = hold;
     let mut group = Group::<K>::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = group.sockets();
-    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         group.turn(Instant::from_nanos(now));
     })?;
     let mut app = Some(app);

@@ -6,7 +6,7 @@ use std::{thread, time};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::replicated::{Door, Group, Layout, Worker};
 
-use crate::peer::PeerDevice;
+use crate::peer;
 use crate::seats::app::{self, App};
 use crate::seats::shares::ShareLog;
 use crate::seats::{Account, Direction, Row, Seat};
@@ -58,7 +58,7 @@ pub(super) fn seats(
     cores: usize,
     arrange: impl FnOnce(&mut Layout),
 ) -> Result<(Vec<WorkerSeat>, Door), String> {
-    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
@@ -66,7 +66,7 @@ pub(super) fn seats(
     arrange(&mut layout);
     let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = group.sockets();
-    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         group.turn(Instant::from_nanos(now));
     })?;
     let mut app = Some(app);

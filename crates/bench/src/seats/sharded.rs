@@ -3,13 +3,11 @@
 //! The device has one queue, so whoever finds it free takes frames in for all, and hands over what is not its own. Each
 //! group's application runs on the group's core.
 
-use std::sync::Arc;
-
 use dominoes_netstack::shards::{self, INBOX};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
 
-use crate::peer::PeerDevice;
+use crate::peer;
 use crate::seats::app::{self, App};
 use crate::seats::{Account, Direction, Row, Seat};
 use crate::workload::Workload;
@@ -30,7 +28,7 @@ pub(super) fn inbox(workload: &Workload) -> usize {
 
 /// The variant on `cores` cores, with as many groups.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
     let parts = shards::divide(setup, cores, Box::new(device), inbox(workload));
     let mut groups = Vec::new();
@@ -38,7 +36,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         groups.push(Single::new(setup, Box::new(part)).map_err(|e| e.to_string())?);
     }
     let sockets = shards::sockets(groups.iter().map(Single::sockets));
-    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         for group in &mut groups {
             group.turn(Instant::from_nanos(now));
         }

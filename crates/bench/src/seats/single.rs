@@ -1,11 +1,9 @@
 //! One core, no log.
 
-use std::sync::Arc;
-
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
 
-use crate::peer::PeerDevice;
+use crate::peer;
 use crate::seats::app::{self, App};
 use crate::seats::{Account, Direction, Row, Seat};
 use crate::workload::Workload;
@@ -17,11 +15,11 @@ struct SingleSeat {
 
 /// The variant on one core.
 pub(crate) fn row(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
-    let (device, wire) = PeerDevice::new(app::role(direction), workload);
+    let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
     let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = single.sockets();
-    let app = App::accept(direction, workload, &sockets, Arc::clone(&wire), |now| {
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
         single.turn(Instant::from_nanos(now));
     })?;
     Ok(Row::new(

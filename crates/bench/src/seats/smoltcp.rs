@@ -13,6 +13,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use dominoes_drivers::memory::peer::headers::Ends;
+use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
@@ -23,9 +25,8 @@ use smoltcp::phy::{self, Checksum, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 
-use crate::headers;
 use crate::inline;
-use crate::peer::{PORT, PeerDevice, PeerRx, PeerTx, Wire};
+use crate::peer;
 use crate::seats::app::{self, Expected, differences};
 use crate::seats::{Direction, Row, Seat};
 use crate::workload::Workload;
@@ -158,7 +159,7 @@ const ARP: [u8; 2] = [0x08, 0x06];
 
 /// The peer asks for our address, so that its own is known.
 fn arp_request() -> Vec<u8> {
-    let ends = headers::any_ends();
+    let ends = Ends::default();
     let mut frame = Vec::new();
     frame.extend([0xff; 6]);
     frame.extend(ends.from_mac);
@@ -177,7 +178,7 @@ struct SmoltcpSeat {
     sockets: SocketSet<'static>,
     ends: Vec<End>,
     direction: Direction,
-    wire: Arc<Wire>,
+    peer: PeerHandle,
     workload: Workload,
     /// What is compared with, while it is.
     payload: Option<Expected>,
@@ -272,7 +273,7 @@ pub(crate) fn row(
 ) -> Result<Row, String> {
     // Whole segments.
     let ring = workload.ring_bytes as usize / workload.segment_bytes * workload.segment_bytes;
-    let (device, wire) = PeerDevice::with_period(app::role(direction), workload, ring);
+    let (device, peer) = peer::with_period(app::role(direction), workload, ring)?;
     let (rx, tx) = device.into_halves();
     let mut meta = TxMeta::default();
     if !workload.checksum {
@@ -303,7 +304,7 @@ pub(crate) fn row(
         },
         checksum: workload.checksum,
     };
-    let ends = headers::any_ends();
+    let ends = Ends::default();
     let mut config = Config::new(EthernetAddress(ends.to_mac).into());
     config.random_seed = workload.seed;
     let zero = smoltcp::time::Instant::ZERO;
@@ -321,7 +322,7 @@ pub(crate) fn row(
         if workload.timestamps {
             socket.set_tsval_generator(Some(|| CLOCK.get()));
         }
-        socket.listen(PORT).map_err(|e| e.to_string())?;
+        socket.listen(peer::port()).map_err(|e| e.to_string())?;
         all.push(End {
             handle: sockets.add(socket),
             read: 0,
@@ -340,7 +341,7 @@ pub(crate) fn row(
         sockets,
         ends: all,
         direction,
-        wire,
+        peer,
         workload: *workload,
         payload: None,
         cipher: Cipher::new(workload, ring)?,
@@ -487,7 +488,7 @@ impl Seat for SmoltcpSeat {
 
     fn bytes(&self) -> u64 {
         let read: u64 = self.ends.iter().map(|end| end.read).sum();
-        let sent = |index| self.wire.received_bytes(index);
+        let sent = |index| self.peer.received_bytes(index);
         if self.direction.sends() {
             read + (0..self.ends.len()).map(sent).sum::<u64>()
         } else {
@@ -496,16 +497,16 @@ impl Seat for SmoltcpSeat {
     }
 
     fn verify(&mut self, on: bool) {
-        self.wire.verify(on);
+        self.peer.verify(on);
         self.payload = on.then(|| Expected::of(&self.workload));
     }
 
     fn sent_again(&self) -> u64 {
-        self.wire.sent_again()
+        self.peer.sent_again()
     }
 
     fn out_of_order(&self) -> u64 {
-        self.wire.out_of_order()
+        self.peer.out_of_order()
     }
 
     fn check(&self) -> Result<(), String> {
@@ -519,6 +520,6 @@ impl Seat for SmoltcpSeat {
                 return Err(format!("a connection is in state {}", socket.state()));
             }
         }
-        self.wire.check()
+        self.peer.check().map_err(|e| e.to_string())
     }
 }

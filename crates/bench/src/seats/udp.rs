@@ -7,6 +7,7 @@ mod limit;
 
 use std::sync::Arc;
 
+use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
 use dominoes_netstack::variants::single::Single;
@@ -14,7 +15,6 @@ use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
 use super::{Account, Direction, Row, Seat, Variant};
 use crate::datagrams::{DatagramDevice, Wire, payload};
-use crate::headers::any_ends;
 use crate::seats::app;
 use crate::workload::{Processing, Workload};
 
@@ -78,7 +78,7 @@ impl App {
         sockets: &Sockets,
         wire: Arc<Wire>,
     ) -> Result<App, String> {
-        let ends = any_ends();
+        let ends = Ends::default();
         let socket = sockets.bind_udp(ends.to.port());
         let (receiver, mut sender) = socket.map_err(|e| e.to_string())?.split();
         sender.connect(ends.from).map_err(|e| e.to_string())?;

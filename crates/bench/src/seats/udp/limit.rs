@@ -4,12 +4,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use dominoes_drivers::memory::peer::headers::{Ends, udp_frame};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame, TxMeta};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
 use crate::datagrams::{DatagramDevice, DatagramRx, DatagramTx, HEADERS, Wire, payload};
-use crate::headers::{any_ends, datagram};
 use crate::seats::limit::lock;
 use crate::seats::{Direction, Row, Seat};
 use crate::workload::Workload;
@@ -55,7 +55,7 @@ pub(super) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 .collect(),
             ring: payload(workload, 0)
                 .repeat(workload.ring_bytes as usize / workload.segment_bytes),
-            header: datagram(&any_ends(), &payload(workload, 0))[..HEADERS].to_vec(),
+            header: udp_frame(&Ends::default(), &payload(workload, 0))[..HEADERS].to_vec(),
             segment: workload.segment_bytes,
             wire,
         });

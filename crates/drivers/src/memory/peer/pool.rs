@@ -1,13 +1,19 @@
-//! Where the peer's frames come from.
+//! The prebuilt frames of the peer, and the order in which they circulate.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use dominoes_drivers::{Frame, RxMeta};
-use dominoes_netstack::variants::kernel;
+use crate::{Frame, RxMeta};
 
-/// Prebuilt frames that are alike but for their numbers. What all of them say is kept once, as a card's ring would: a buffer
-/// is a few octets here, and becomes a frame where it is taken.
+#[cfg(target_os = "linux")]
+use crate::sys::prefetch;
+
+/// Fetching is a wish; elsewhere the processor finds out by itself.
+#[cfg(not(target_os = "linux"))]
+fn prefetch(_: &[u8]) {}
+
+/// Prebuilt frames that are alike but for their numbers. Only their buffers are kept, as in a card's ring; a buffer becomes
+/// a frame when it is taken.
 #[derive(Debug)]
 pub(super) struct Pool {
     buffers: Buffers,
@@ -22,7 +28,7 @@ enum Buffers {
     Many(InOrder),
 }
 
-/// Octets of buffers that stay in a cache, at most.
+/// Bytes of buffers that stay in a cache, at most.
 const FEW: usize = 1 << 20;
 
 impl Pool {
@@ -78,11 +84,11 @@ impl Pool {
         }
     }
 
-    /// Fetches the first `len` octets of the next `count` frames, as far as they are there, into a cache, where a network
-    /// card leaves them: into that of who takes them now.
+    /// Fetches the first `len` bytes of the next `count` frames, as far as they are there, into a cache, where a network
+    /// card leaves them: the one of the core that takes them.
     #[inline(always)]
     pub(super) fn prefetch(&self, count: usize, len: usize) {
-        let fetch = |buffer: &[u8]| kernel::prefetch(&buffer[..len]);
+        let fetch = |buffer: &[u8]| prefetch(&buffer[..len]);
         match &self.buffers {
             Buffers::Few(buffers) => buffers.iter().take(count).for_each(|buffer| fetch(buffer)),
             Buffers::Many(buffers) => buffers.next(count).for_each(fetch),
@@ -90,7 +96,7 @@ impl Pool {
     }
 }
 
-/// For division by a multiplication: exact up to 2^40 octets in less than 2^24 buffers.
+/// For division by a multiplication: exact up to 2^40 bytes in less than 2^24 buffers.
 const SHIFT: u32 = 40;
 
 /// Addresses from that of a buffer up to the next stretch, and which buffer that is.
@@ -100,9 +106,9 @@ struct Stretch {
     first: usize,
 }
 
-/// Buffers that are taken in the order in which they lie in memory, round and round, whoever gave them back in which order:
-/// reading them takes half as long again where they come from all over the pool, and after a while they would in rows
-/// whose cores finish in another order than they began.
+/// Buffers that are taken in the order of their addresses, round and round, in whichever order they were given back. Reading
+/// buffers from all over the pool takes half as long again, and stacks whose cores finish in another order than they began
+/// would get them so after a while.
 #[derive(Debug)]
 struct InOrder {
     /// Those that are out are `None`.
@@ -162,7 +168,7 @@ impl InOrder {
         }
     }
 
-    /// One that none is missing for is freed.
+    /// Puts a buffer back into its place. A buffer whose place is taken, or that has none, is freed.
     #[inline]
     fn give_back(&mut self, buffer: Box<[u8]>) {
         let place = self.place(address(&buffer));
