@@ -1,8 +1,14 @@
 //! Between this crate's devices and those of smoltcp, both ways (feature `smoltcp`).
 //!
 //! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet device of smoltcp.
+//! [`FromPhy::new`] takes those that may go to another thread, [`FromPhy::with`] makes the others on a thread of their
+//! own: smoltcp's `TunTapInterface` and `RawSocket`.
 //! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both directions cost what it
 //! cannot express: unfinished checksums are finished in software, and each frame is copied.
+
+mod thread;
+
+pub use thread::PhyThread;
 
 use crate::waker::Event;
 use crate::{
@@ -211,16 +217,7 @@ impl<P: phy::Device + Send + 'static> FromPhy<P> {
 
 impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
     fn capabilities(&self) -> Capabilities {
-        let theirs = self.phy.capabilities();
-        let mut caps = Capabilities::new("smoltcp");
-        caps.mtu = theirs
-            .max_transmission_unit
-            .saturating_sub(ETHERNET_HEADER_LEN);
-        caps.rx_max_frame = theirs.max_transmission_unit;
-        if let Some(burst) = theirs.max_burst_size {
-            caps.max_batch = burst.max(1);
-        }
-        caps
+        capabilities(&self.phy.capabilities())
     }
 
     fn mac(&self) -> [u8; 6] {
@@ -246,6 +243,19 @@ impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
         };
         (Box::new(rx), Box::new(tx))
     }
+}
+
+/// What a device of smoltcp can do, in our words.
+fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
+    let mut caps = Capabilities::new("smoltcp");
+    caps.mtu = theirs
+        .max_transmission_unit
+        .saturating_sub(ETHERNET_HEADER_LEN);
+    caps.rx_max_frame = theirs.max_transmission_unit;
+    if let Some(burst) = theirs.max_burst_size {
+        caps.max_batch = burst.max(1);
+    }
+    caps
 }
 
 /// smoltcp's devices do not divide, so both halves share one.

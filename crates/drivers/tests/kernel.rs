@@ -8,6 +8,9 @@
 mod edges;
 #[path = "kernel/killed.rs"]
 mod killed;
+#[cfg(feature = "smoltcp")]
+#[path = "kernel/phy.rs"]
+mod phy;
 mod support;
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing, Spread};
@@ -398,6 +401,8 @@ fn trials(missing: &Missing) -> Vec<Trial> {
     ]);
     trials.extend(edges::trials(missing));
     trials.extend(killed::trials(missing));
+    #[cfg(feature = "smoltcp")]
+    trials.extend(phy::trials(missing));
     trials
 }
 
