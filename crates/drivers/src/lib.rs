@@ -101,6 +101,11 @@ mod waker;
 #[cfg(target_os = "linux")]
 mod xsk_ring;
 
+/// The example of the README is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use error::DeviceError;
 pub use frame::{
     ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
