@@ -1,5 +1,6 @@
 //! What connections cost in memory, idle or forged: every octet of the heap is counted, so this is a binary of its own.
 
+use std::io::{BufRead, ErrorKind, Read};
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +8,7 @@ use dominoes_drivers::impair::LinkConfig;
 use dominoes_netstack::testkit::{Host, HostConfig, Net, Rng, Talk, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Limits, TcpStream};
+use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -29,10 +30,24 @@ const NOBODY: [u8; 6] = [2, 0xee, 0, 0, 0, 1];
 
 /// A segment without options and text, to our port.
 fn segment(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(54);
+    segment_with(remote, seq, ack, flags, &[])
+}
+
+/// A segment without options that carries `payload`, an even number of bytes, to our port.
+fn segment_with(
+    remote: (Ipv4Addr, u16),
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    payload: &[u8],
+) -> Vec<u8> {
+    let len = 20 + payload.len() as u16;
+    let mut frame = Vec::with_capacity(54 + payload.len());
     frame.extend(Host::mac_of(US));
     frame.extend(NOBODY);
-    frame.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend((20 + len).to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
     frame.extend(remote.0.octets());
     frame.extend(US.octets());
     let header = !sum(&frame[14..34]);
@@ -42,9 +57,11 @@ fn segment(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8) -> Vec<u8> {
     frame.extend(seq.to_be_bytes());
     frame.extend(ack.to_be_bytes());
     frame.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    frame.extend(payload);
     // The pseudo header: addresses, protocol, length.
     let mut pseudo = frame[26..34].to_vec();
-    pseudo.extend([0, 6, 0, 20]);
+    pseudo.extend([0, 6]);
+    pseudo.extend(len.to_be_bytes());
     pseudo.extend(&frame[34..]);
     let tcp = !sum(&pseudo);
     frame[50..52].copy_from_slice(&tcp.to_be_bytes());
@@ -61,10 +78,10 @@ fn sum(bytes: &[u8]) -> u16 {
     ((sum >> 16) + sum) as u16
 }
 
-/// Octets of the heap that a stack with room for so many connections takes, and that so many idle ones add.
-fn idle(variant: Variant, connections: u32) -> (usize, usize) {
-    let now = Instant::from_millis(1000);
-    let before = HEAP.current_usage();
+const NOW: Instant = Instant::from_millis(1000);
+
+/// A stack with room for so many connections, and its listener.
+fn listening(variant: Variant, connections: u32) -> (Host, TcpListener) {
     let mut setup = Setup::new(US, 24, [1, 2]);
     setup.limits.connections = connections;
     let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
@@ -72,20 +89,69 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
         .sockets()
         .listen(PORT, u16::MAX)
         .expect("nobody else listens");
-    host.turn(now);
+    host.turn(NOW);
+    (host, listener)
+}
+
+/// Peer number `i`.
+fn peer(i: u32) -> (Ipv4Addr, u16) {
+    (Ipv4Addr::new(10, 0, 1 + (i >> 8) as u8, i as u8), 4000)
+}
+
+/// The next sequence number of every peer after the handshake.
+const PEER_NEXT: u32 = 101;
+
+/// Lets peer number `i` open a connection. Returns it, and the next sequence number of ours.
+fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, u32) {
+    host.inject(segment(peer(i), PEER_NEXT - 1, 0, SYN));
+    host.turn(NOW);
+    let sent = host.take_sent();
+    let iss = u32::from_be_bytes(sent[0][38..42].try_into().expect("four octets"));
+    let next = iss.wrapping_add(1);
+    host.inject(segment(peer(i), PEER_NEXT, next, ACK));
+    host.turn(NOW);
+    let (stream, _) = listener.try_accept().expect("it is established");
+    (stream, next)
+}
+
+/// Calls everything that a program calls on a connection which has nothing to read, and has written nothing.
+fn look(stream: &mut TcpStream, waits: bool) {
+    let would_block = SocketError::WouldBlock;
+    let mut buffer = [0; 16];
+    assert_eq!(stream.try_read(&mut buffer), Err(would_block));
+    let (reader, writer) = stream.halves();
+    assert_eq!(reader.try_fill_all(), Err(would_block));
+    assert_eq!(reader.try_peek(&mut buffer), Err(would_block));
+    reader.consume(0);
+    let room = writer.room().expect("the connection is established");
+    assert_eq!(room, Limits::default().send_buffer as usize);
+    assert_eq!(writer.try_write(&[]), Ok(0));
+    if waits {
+        // However long this waits, nothing arrives.
+        let short = core::time::Duration::from_millis(1);
+        stream.set_read_timeout(Some(short)).expect("not zero");
+        let read = stream.read(&mut buffer).map_err(|error| error.kind());
+        assert_eq!(read, Err(ErrorKind::WouldBlock));
+        let filled = stream.fill_buf().map_err(|error| error.kind());
+        assert_eq!(filled, Err(ErrorKind::WouldBlock));
+        let peeked = stream.peek(&mut buffer);
+        assert_eq!(peeked, Err(would_block));
+    }
+}
+
+/// Octets of the heap that a stack with room for so many connections takes, and that so many idle ones add whose
+/// applications look for news of them.
+fn idle(variant: Variant, connections: u32) -> (usize, usize) {
+    let before = HEAP.current_usage();
+    let (mut host, listener) = listening(variant, connections);
     let empty = HEAP.current_usage();
     let mut held: Vec<TcpStream> = Vec::with_capacity(connections as usize);
     for i in 0..connections {
-        let remote = (Ipv4Addr::new(10, 0, 1 + (i >> 8) as u8, i as u8), 4000);
-        host.inject(segment(remote, 100, 0, SYN));
-        host.turn(now);
-        let sent = host.take_sent();
-        let iss = u32::from_be_bytes(sent[0][38..42].try_into().expect("four octets"));
-        host.inject(segment(remote, 101, iss.wrapping_add(1), ACK));
-        host.turn(now);
-        held.push(listener.try_accept().expect("it is established").0);
+        let (mut stream, _) = open(&mut host, &listener, i);
+        look(&mut stream, i % 256 == 0);
+        held.push(stream);
     }
-    host.turn(now);
+    host.turn(NOW);
     let full = HEAP.current_usage();
     assert_eq!(
         host.replicas()[0].connections().count(),
@@ -101,7 +167,7 @@ fn an_idle_connection_costs_what_is_written_down() {
     for (variant, replicas) in [(Variant::Single, 1), (Variant::Replicated(2), 2)] {
         let (small, _) = idle(variant, 256);
         let (large, open) = idle(variant, 1792);
-        let place = (large - small) / (1792 - 256);
+        let place = large.saturating_sub(small) / (1792 - 256);
         let each = open / 1792;
         println!("{variant}: {place} octets for each place, {each} for each idle connection");
         let bound = Limits::CONNECTION_BASE + replicas * Limits::CONNECTION_PER_REPLICA;
@@ -110,6 +176,70 @@ fn an_idle_connection_costs_what_is_written_down() {
             "{variant}: {place} + {each} of {bound}"
         );
         assert!(place + each > bound / 2, "the bound is far from the truth");
+    }
+}
+
+/// What a connection takes besides its rings, of which it has one: delivery slots, frames in hand, tables that grow.
+const BESIDES_A_RING: usize = 1 << 16;
+
+#[test]
+fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_alone() {
+    let _turn = turn();
+    let limits = Limits::default();
+    for variant in [Variant::Single, Variant::Replicated(2)] {
+        let (mut host, listener) = listening(variant, 256);
+        let (mut reads, ours) = open(&mut host, &listener, 0);
+        let (mut writes, next) = open(&mut host, &listener, 1);
+        let before = HEAP.current_usage();
+
+        host.inject(segment_with(peer(0), PEER_NEXT, ours, ACK, b"hi"));
+        host.turn(NOW);
+        let mut buffer = [0; 16];
+        assert_eq!(reads.try_read(&mut buffer), Ok(2));
+        look(&mut reads, false);
+        let read = HEAP.current_usage() - before;
+
+        assert_eq!(writes.try_write(b"hello"), Ok(5));
+        host.turn(NOW);
+        host.inject(segment(peer(1), PEER_NEXT, next.wrapping_add(5), ACK));
+        host.turn(NOW);
+        look(&mut writes, false);
+        let written = HEAP.current_usage() - before - read;
+
+        println!("{variant}: {read} octets for reading, {written} for writing");
+        let around = |ring: u32| ring as usize..ring as usize + BESIDES_A_RING;
+        assert!(around(limits.receive_buffer).contains(&read));
+        assert!(around(limits.send_buffer).contains(&written));
+    }
+}
+
+#[test]
+fn a_udp_socket_has_no_rings_before_it_carries_something() {
+    let _turn = turn();
+    let limits = Limits::default();
+    for variant in [Variant::Single, Variant::Replicated(2)] {
+        let (mut host, _listener) = listening(variant, 256);
+        let before = HEAP.current_usage();
+        let mut sockets: Vec<_> = (0..8)
+            .map(|i| host.sockets().bind_udp(5000 + i).expect("it is free"))
+            .collect();
+        host.turn(NOW);
+        let mut buffer = [0; 16];
+        for socket in &mut sockets {
+            let received = socket.try_recv_from(&mut buffer);
+            assert_eq!(received, Err(SocketError::WouldBlock));
+            let short = core::time::Duration::from_millis(1);
+            socket.set_read_timeout(Some(short)).expect("not zero");
+            let waited = socket.recv_from(&mut buffer).map_err(|error| error.kind());
+            assert_eq!(waited.map(|_| ()), Err(ErrorKind::WouldBlock));
+        }
+        let bound = HEAP.current_usage() - before;
+        let to = std::net::SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 9), 9);
+        sockets[0].try_send_to(b"hello", to).expect("there is room");
+        let sent = HEAP.current_usage() - before - bound;
+        println!("{variant}: {bound} octets for eight sockets, {sent} for sending");
+        assert!(bound < BESIDES_A_RING);
+        assert!(sent < limits.udp_send_buffer as usize + BESIDES_A_RING);
     }
 }
 

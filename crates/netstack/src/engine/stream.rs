@@ -4,6 +4,10 @@
 //! what the application should know of the connection's life. Nothing here is protocol state: a replica
 //! never reads it.
 //!
+//! Memory comes with use. A stream is made when its place is used first ([`StreamTable`]); its receive ring and delivery slots when
+//! the first octet arrives, its send ring when the first is written. Looking for octets makes nothing: without a receive
+//! ring none has arrived. Rings stay with their stream for its next tenant.
+//!
 //! All groups of a stack have their streams in one row, and each a table that says which stream a place has. A
 //! connection that moves to another group takes its stream along, that is its entry: no octet moves. The application
 //! knows the stream itself ([`Handle`]), and asks it which group has it when there is something to tell.
@@ -39,10 +43,11 @@
 //! would, and processes them where they lie.
 
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::{NonZero, NonZeroU64};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use dominoes::EventCount;
@@ -220,9 +225,10 @@ const UNKNOWN: u64 = u64::MAX;
 const END_BITS: u32 = 48;
 const END_MASK: u64 = (1 << END_BITS) - 1;
 
-struct Rings {
-    receive: ByteRing,
-    send: ByteRing,
+/// What a connection needs for octets that arrive. It is made for the first of them; without it, none has arrived.
+struct Incoming {
+    ring: ByteRing,
+    /// The delivery slots.
     delivered: Box<[AtomicU64]>,
     /// One bit per unit that lies in the receive ring, whether it came in pieces; empty without units.
     split: Box<[AtomicU64]>,
@@ -427,7 +433,10 @@ pub(crate) struct Stream {
     mark: CachePadded<AtomicU64>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
-    rings: OnceLock<Rings>,
+    /// Made for the first octet that arrives.
+    incoming: OnceLock<Incoming>,
+    /// The send ring, made for the first octet that is written.
+    outgoing: OnceLock<ByteRing>,
     /// Where the application waits.
     pub(crate) waiting: EventCount,
 }
@@ -455,20 +464,121 @@ impl Handle {
     };
 }
 
+/// Memory of a stream, which may not be made yet.
+struct Slot(UnsafeCell<MaybeUninit<Stream>>);
+
+// SAFETY: a slot is written once, by `StreamTable::make` under its lock, and read by those alone who know that it was
+// (`StreamTable::made`); after that it is a `Stream`, which is `Sync`.
+unsafe impl Sync for Slot where Stream: Sync {}
+// SAFETY: as above; it may be dropped on any thread, as a `Stream` may.
+unsafe impl Send for Slot where Stream: Send {}
+
 /// Streams of all groups of a stack: `limits.connections` of each, group by group.
-pub(crate) fn row_for(limits: &Limits, groups: u16) -> Arc<[Stream]> {
-    let each = limits.connections;
-    let places = (0..groups).flat_map(|group| (0..each).map(move |index| (group, index)));
-    places
-        .map(|(group, index)| Stream::new(u32::from(group) * each + index, group, index))
-        .collect()
+///
+/// A stream is made when its place is used first. Before that its memory is reserved and not touched, so that a table costs
+/// little until it is used.
+#[derive(Clone)]
+pub(crate) struct StreamTable {
+    slots: Arc<[Slot]>,
+    made: Arc<Made>,
 }
+
+/// Which streams of a row are made.
+struct Made {
+    slots: Arc<[Slot]>,
+    /// A bit for each.
+    bits: Box<[AtomicU64]>,
+    /// One is made at a time.
+    making: Mutex<()>,
+    /// Places of each group.
+    each: u32,
+}
+
+impl StreamTable {
+    pub(crate) fn new(limits: &Limits, groups: u16) -> StreamTable {
+        let each = limits.connections;
+        let len = usize::from(groups) * each as usize;
+        let slots = Arc::<[Slot]>::new_uninit_slice(len);
+        // SAFETY: a slot is a `MaybeUninit`, which needs no value.
+        let slots = unsafe { slots.assume_init() };
+        let made = Made {
+            slots: Arc::clone(&slots),
+            bits: (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            making: Mutex::new(()),
+            each,
+        };
+        StreamTable {
+            slots,
+            made: Arc::new(made),
+        }
+    }
+
+    /// The stream of this number; `None` for [`UNMADE`] and other numbers that the row does not have.
+    ///
+    /// # Safety
+    /// A number that the row has was given by [`StreamTable::make`], and the caller knows it from there: by a Release and an
+    /// Acquire, or because it has stood in a place, a [`Handle`] or a message since.
+    #[inline]
+    unsafe fn get(&self, number: u32) -> Option<&Stream> {
+        let slot = self.slots.get(number as usize)?;
+        // SAFETY: by the caller's word it was made, and nobody writes it as a whole after that.
+        Some(unsafe { (*slot.0.get()).assume_init_ref() })
+    }
+
+    /// Makes the stream of place `index` of a group, unless it was made. Returns its number; `None` if there is none.
+    #[cold]
+    fn make(&self, group: u16, index: u32) -> Option<u32> {
+        let number = u32::from(group) * self.made.each + index;
+        let slot = self.slots.get(number as usize)?;
+        let _making = self
+            .made
+            .making
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (word, bit) = (&self.made.bits[number as usize / 64], 1 << (number % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // SAFETY: it was not made, so nobody refers to it, and the lock keeps others from making it.
+            unsafe { (*slot.0.get()).write(Stream::new(number, group, index)) };
+            // ORDERING: Release, pairs with the Acquire in `StreamTable::all`.
+            word.fetch_or(bit, Ordering::Release);
+        }
+        Some(number)
+    }
+
+    /// Those that are made.
+    fn all(&self) -> impl Iterator<Item = &Stream> {
+        let words = self.made.bits.iter().zip(self.slots.chunks(64));
+        words.flat_map(|(word, slots)| {
+            // ORDERING: Acquire, pairs with the Release in `make`.
+            let word = word.load(Ordering::Acquire);
+            let slots = slots.iter().enumerate();
+            let made = slots.filter(move |(at, _)| word & 1 << at != 0);
+            // SAFETY: its bit says that it was made.
+            made.map(|(_, slot)| unsafe { (*slot.0.get()).assume_init_ref() })
+        })
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for (number, slot) in self.slots.iter().enumerate() {
+            if *self.bits[number / 64].get_mut() & 1 << (number % 64) != 0 {
+                // SAFETY: it was made. Every `StreamTable` has a part in this `Made`, so the last of them goes now, and what it lent
+                // with it: nobody refers to the stream.
+                unsafe { (*slot.0.get()).assume_init_drop() };
+            }
+        }
+    }
+}
+
+/// Number of the stream of a place that was not used yet.
+const UNMADE: u32 = u32::MAX;
 
 /// The streams of a group.
 pub(crate) struct Streams {
-    /// For each place, the generation of its tenant above the index of its stream.
+    /// For each place, the generation of its tenant above the number of its stream, which is [`UNMADE`] or made.
     places: Box<[AtomicU64]>,
-    row: Arc<[Stream]>,
+    row: StreamTable,
     group: u16,
     receive_len: usize,
     send_len: usize,
@@ -482,7 +592,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
-        let row = row_for(limits, 1);
+        let row = StreamTable::new(limits, 1);
         Self::of_group(limits, delivery_slots, address, row, 0)
     }
 
@@ -491,15 +601,14 @@ impl Streams {
         limits: &Limits,
         delivery_slots: usize,
         address: Ipv4Addr,
-        row: Arc<[Stream]>,
+        row: StreamTable,
         group: u16,
     ) -> Self {
         assert!(delivery_slots.is_power_of_two());
-        let first = u64::from(group) * u64::from(limits.connections);
-        let places = first..first + u64::from(limits.connections);
-        assert!(places.end <= row.len() as u64);
+        assert!(row.made.each == limits.connections);
+        let places = (0..limits.connections).map(|_| AtomicU64::new(entry(0, UNMADE)));
         Streams {
-            places: places.map(AtomicU64::new).collect(),
+            places: places.collect(),
             row,
             group,
             receive_len: limits.receive_buffer as usize,
@@ -528,13 +637,17 @@ impl Streams {
     #[inline]
     pub(crate) fn get(&self, conn: ConnId) -> Option<StreamRef<'_>> {
         let place = self.places.get(conn.index as usize)?;
-        // ORDERING: Acquire, pairs with the Release in `recycle` and `seat`: whoever sees the new tenant sees its
-        // cursors.
+        // ORDERING: Acquire, pairs with the Release in `recycle`, `seat` and `first_use`: whoever sees the new tenant sees
+        // its cursors, and whoever sees a number a stream that was made.
         let place = place.load(Ordering::Acquire);
         if (place >> 32) as u32 != conn.generation {
             return None;
         }
-        let place = self.row.get(place as u32 as usize)?;
+        // SAFETY: a place has numbers of streams that were made, see above.
+        let place = match unsafe { self.row.get(place as u32) } {
+            Some(place) => place,
+            None => self.first_use(conn.index)?,
+        };
         Some(StreamRef {
             streams: self,
             place,
@@ -543,10 +656,24 @@ impl Streams {
         })
     }
 
+    /// A place is used that was not before: its own stream is made.
+    #[cold]
+    fn first_use(&self, index: u32) -> Option<&Stream> {
+        let place = self.places.get(index as usize)?;
+        let number = self.row.make(self.group, index)?;
+        let (unused, used) = (entry(0, UNMADE), entry(0, number));
+        // Unless another thread has done it meanwhile, and the place was perhaps handed on since.
+        // ORDERING: Release, pairs with the Acquire in `get`.
+        let _ = place.compare_exchange(unused, used, Ordering::Release, Ordering::Relaxed);
+        // SAFETY: it was made above.
+        unsafe { self.row.get(number) }
+    }
+
     /// The stream that an application has, as long as it is its own.
     #[inline]
     pub(crate) fn held(&self, handle: Handle) -> Option<StreamRef<'_>> {
-        let place = self.row.get(handle.stream as usize)?;
+        // SAFETY: handles are made of streams, and of a number that the row does not have.
+        let place = unsafe { self.row.get(handle.stream) }?;
         // ORDERING: Acquire, pairs with the Release in `recycle`.
         let tenant = place.tenant.load(Ordering::Acquire);
         (tenant == handle.tenant).then_some(StreamRef {
@@ -564,16 +691,21 @@ impl Streams {
     /// Which stream of the row a place has.
     pub(crate) fn stream_of(&self, conn: ConnId) -> u32 {
         let place = self.places.get(conn.index as usize);
-        place.map_or(u32::MAX, |place| place.load(Ordering::Relaxed) as u32)
+        let number = place.map_or(UNMADE, |place| place.load(Ordering::Relaxed) as u32);
+        if number != UNMADE {
+            return number;
+        }
+        let first = self.first_use(conn.index);
+        first.map_or(UNMADE, |stream| stream.number)
     }
 
-    /// Gives a place that has a tenant, whom nobody knows yet, stream number `stream`, with all that was done to it. To
-    /// be called by the pump alone.
+    /// Gives a place that has a tenant, whom nobody knows yet, stream number `stream` as [`Streams::stream_of`] of some
+    /// group gave it, with all that was done to it. To be called by the pump alone.
     pub(crate) fn seat(&self, conn: ConnId, stream: u32) {
-        let (Some(place), Some(moved)) = (
-            self.places.get(conn.index as usize),
-            self.row.get(stream as usize),
-        ) else {
+        // SAFETY: `stream_of` gives numbers of streams that were made, and one that no row has; they reach other groups
+        // through a queue.
+        let moved = unsafe { self.row.get(stream) };
+        let (Some(place), Some(moved)) = (self.places.get(conn.index as usize), moved) else {
             return;
         };
         // What was stored before is behind no mark of this pump.
@@ -601,8 +733,8 @@ impl Streams {
     pub(crate) fn recycle(&self, conn: ConnId) {
         let Some(stream) = self.get(conn) else { return };
         let place = stream.place;
-        if let Some(rings) = place.rings.get() {
-            for slot in rings.delivered.iter().chain(&rings.split) {
+        if let Some(incoming) = place.incoming.get() {
+            for slot in incoming.delivered.iter().chain(&incoming.split) {
                 slot.store(0, Ordering::Relaxed);
             }
         }
@@ -636,7 +768,7 @@ impl Streams {
     /// Those whose connections are this group's, also if they have just left and not come anywhere yet.
     fn all(&self) -> impl Iterator<Item = StreamRef<'_>> {
         let ours = |place: &&Stream| place.home.group() == self.group;
-        self.row.iter().filter(ours).map(|place| StreamRef {
+        self.row.all().filter(ours).map(|place| StreamRef {
             streams: self,
             place,
             // ORDERING: Acquire, as in `held`.
@@ -659,7 +791,10 @@ impl Streams {
 
     /// Wakes every waiting application: the stack is going away.
     pub(crate) fn wake_all(&self) {
-        for place in &*self.row {
+        // ORDERING: the fence pairs with the one in `EventCount::prepare`: who waits at a stream that is made at this moment
+        // and not seen here sees that the stack goes away.
+        fence(Ordering::SeqCst);
+        for place in self.row.all() {
             place.waiting.notify_all();
         }
     }
@@ -697,10 +832,10 @@ impl Carried {
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
 impl<'a> StreamRef<'a> {
-    fn rings(&self) -> &'a Rings {
-        self.place.rings.get_or_init(|| Rings {
-            receive: ByteRing::new(self.streams.receive_len),
-            send: ByteRing::new(self.streams.send_len),
+    /// For octets that arrive: made if these are the first.
+    fn incoming(&self) -> &'a Incoming {
+        self.place.incoming.get_or_init(|| Incoming {
+            ring: ByteRing::new(self.streams.receive_len),
             delivered: (0..self.streams.delivery_slots)
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -708,6 +843,12 @@ impl<'a> StreamRef<'a> {
                 .map(|_| AtomicU64::new(0))
                 .collect(),
         })
+    }
+
+    /// For octets that are written or sent: made if these are the first.
+    fn outgoing(&self) -> &'a ByteRing {
+        let len = self.streams.send_len;
+        self.place.outgoing.get_or_init(|| ByteRing::new(len))
     }
 
     pub(crate) fn waiting(&self) -> &'a EventCount {
@@ -764,8 +905,8 @@ impl<'a> StreamRef<'a> {
     ) -> R {
         // SAFETY: `reserve` gave these octets to one run, and whoever prepares that is here (module docs).
         unsafe {
-            self.rings()
-                .receive
+            self.incoming()
+                .ring
                 .write_at(place.get(), len as usize, fill)
         }
     }
@@ -779,8 +920,8 @@ impl<'a> StreamRef<'a> {
         // SAFETY: `apply` names each octet of a stream in exactly one Deliver, below `app_read` plus the
         // ring's length, and a Deliver is performed by its request's only primary (module docs).
         unsafe {
-            self.rings()
-                .receive
+            self.incoming()
+                .ring
                 .write(deliver.stream_offset + u64::from(skip), from);
         }
     }
@@ -789,8 +930,8 @@ impl<'a> StreamRef<'a> {
     #[inline]
     pub(crate) fn has_room_for(&self, row: &Row) -> bool {
         let [_, (_, wrapped)] = self
-            .rings()
-            .receive
+            .incoming()
+            .ring
             .spans(row.deliver.stream_offset, row.all as usize);
         wrapped == 0
     }
@@ -820,7 +961,7 @@ impl<'a> StreamRef<'a> {
         };
         let (offset, len) = (row.deliver.stream_offset, row.all as usize);
         // SAFETY: as in `store`, of all its deliveries.
-        unsafe { self.rings().receive.write_at(offset, len, copy) }
+        unsafe { self.incoming().ring.write_at(offset, len, copy) }
     }
 
     /// As [`StreamRef::store`], of `len` octets that `fill` writes, in up to two parts.
@@ -835,26 +976,26 @@ impl<'a> StreamRef<'a> {
         assert!(skip as usize + len <= deliver.len as usize);
         let offset = deliver.stream_offset + u64::from(skip);
         // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends with it.
-        unsafe { self.rings().receive.write_by(offset, len, fill) };
+        unsafe { self.incoming().ring.write_by(offset, len, fill) };
     }
 
     /// Unit number `unit` came in pieces, of which one has been stored. To be called before its stamp.
     pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
-        let rings = self.rings();
+        let incoming = self.incoming();
         let [ends, ports] = &self.place.stack.origin;
         let source = u64::from(stream.source.ip().to_bits());
         ends.store(source << 32 | u64::from(stream.isn), Ordering::Relaxed);
         let both = u64::from(stream.source.port()) << 16 | u64::from(stream.destination.port());
         ports.store(both, Ordering::Relaxed);
-        let (word, bit) = self.split_bit(rings, unit);
+        let (word, bit) = self.split_bit(incoming, unit);
         // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader looks at it first.
         word.fetch_or(bit, Ordering::Relaxed);
     }
 
-    fn split_bit<'r>(&self, rings: &'r Rings, unit: u64) -> (&'r AtomicU64, u64) {
-        let bits = rings.split.len() as u64 * 64;
+    fn split_bit<'r>(&self, incoming: &'r Incoming, unit: u64) -> (&'r AtomicU64, u64) {
+        let bits = incoming.split.len() as u64 * 64;
         let at = unit % bits;
-        (&rings.split[(at / 64) as usize], 1 << (at % 64))
+        (&incoming.split[(at / 64) as usize], 1 << (at % 64))
     }
 
     /// Nothing from `offset` on will ever be readable. False if that was known. To be called before the stamp
@@ -874,9 +1015,9 @@ impl<'a> StreamRef<'a> {
     /// application afterwards.
     #[inline]
     pub(crate) fn stamp(&self, deliver: &Deliver) {
-        let rings = self.rings();
-        let slots = rings.delivered.len() as u64;
-        let slot = &rings.delivered[(deliver.delivery & (slots - 1)) as usize];
+        let incoming = self.incoming();
+        let slots = incoming.delivered.len() as u64;
+        let slot = &incoming.delivered[(deliver.delivery & (slots - 1)) as usize];
         // ORDERING: Release, pairs with the Acquire in `look`: who sees the stamp sees the octets.
         slot.store(
             stamp(deliver.delivery, slots, deliver.end),
@@ -887,12 +1028,12 @@ impl<'a> StreamRef<'a> {
     /// As [`StreamRef::stamp`], for all deliveries of a row: all of their octets are there.
     #[inline]
     pub(crate) fn stamp_row(&self, row: &Row) {
-        let rings = self.rings();
-        let slots = rings.delivered.len() as u64;
+        let incoming = self.incoming();
+        let slots = incoming.delivered.len() as u64;
         let first = row.deliver.delivery;
         let end = row.deliver.stream_offset + u64::from(row.all);
         for delivery in first..first + u64::from(row.count) {
-            let slot = &rings.delivered[(delivery & (slots - 1)) as usize];
+            let slot = &incoming.delivered[(delivery & (slots - 1)) as usize];
             // ORDERING: Release, as in `stamp`.
             slot.store(stamp(delivery, slots, end), Ordering::Release);
         }
@@ -903,7 +1044,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn sending(&self, offset: u64, len: usize) -> Parts<'a> {
         // SAFETY: the frame was numbered, so its octets are written and published (the log carried the
         // cursor), and not released before every frame numbered with them is sent (module docs).
-        unsafe { self.rings().send.read(offset, len) }
+        unsafe { self.outgoing().read(offset, len) }
     }
 
     /// The same, for a frame that is sent from where they lie; `None` if they do not lie together.
@@ -1009,8 +1150,13 @@ impl<'a> StreamRef<'a> {
 
     /// Follows the delivery slots from `seen` on; afterwards `seen.arrived` is how far the stream has come.
     pub(crate) fn look(&self, seen: &mut Seen) {
-        let rings = self.rings();
-        let slots = rings.delivered.len() as u64;
+        // ORDERING: the Acquire in `get` pairs with the Release that ends `get_or_init`. Nothing is lost if it is not seen
+        // yet: who waits has called `prepare` before this look, and its fence pairs with the one of the wake-up, which
+        // stands behind the first stamp.
+        let Some(incoming) = self.place.incoming.get() else {
+            return;
+        };
+        let slots = incoming.delivered.len() as u64;
         let Seen {
             mut next,
             mut arrived,
@@ -1018,7 +1164,7 @@ impl<'a> StreamRef<'a> {
         } = *seen;
         'round: loop {
             let tag = lap_tag(next, slots);
-            for slot in &rings.delivered[(next & (slots - 1)) as usize..] {
+            for slot in &incoming.delivered[(next & (slots - 1)) as usize..] {
                 // ORDERING: Acquire, pairs with the Release in `stamp`.
                 let found = slot.load(Ordering::Acquire);
                 if found >> END_BITS != tag {
@@ -1047,26 +1193,28 @@ impl<'a> StreamRef<'a> {
         unit: u64,
         mut open: impl FnMut(&StreamId, u64, &[u8], &mut [u8]) -> Result<(), Failure>,
     ) -> Result<(), (u64, Failure)> {
-        let rings = self.rings();
         let arrived = seen.arrived.min(self.failed_at());
         if unit == 1 {
             seen.end = seen.end.max(arrived);
             return Ok(());
         }
+        let Some(incoming) = self.place.incoming.get() else {
+            return Ok(());
+        };
         while arrived.saturating_sub(seen.end) >= unit {
-            let (word, bit) = self.split_bit(rings, seen.end / unit);
+            let (word, bit) = self.split_bit(incoming, seen.end / unit);
             if word.load(Ordering::Relaxed) & bit != 0 {
                 let len = unit as usize;
                 let mut processed = vec![0; len];
                 // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and stamped, and no
                 // Deliver names them again; it is not below `seen.end`, so it was not lent to the application. The
                 // reader is the only one to call this, with its `seen`.
-                let (a, b) = unsafe { rings.receive.read(seen.end, len) };
+                let (a, b) = unsafe { incoming.ring.read(seen.end, len) };
                 let from = [a, b].concat();
                 open(&self.origin(), seen.end, &from, &mut processed)
                     .map_err(|failure| (seen.end, failure))?;
                 // SAFETY: as above; the slices `a` and `b` are not used any more.
-                unsafe { rings.receive.write(seen.end, &processed) };
+                unsafe { incoming.ring.write(seen.end, &processed) };
                 word.fetch_and(!bit, Ordering::Relaxed);
             }
             seen.end += unit;
@@ -1103,10 +1251,13 @@ impl<'a> StreamRef<'a> {
     where
         'a: 's,
     {
+        let Some(incoming) = self.place.incoming.get() else {
+            return (&[], &[]);
+        };
         let from = self.place.app.read.load(Ordering::Relaxed);
         // SAFETY: octets below `seen.end` are stamped, above `read` they are not given up; no Deliver names
         // them again (module docs). The slices end before `read` moves, which takes `seen` mutably.
-        unsafe { self.rings().receive.read(from, (seen.end - from) as usize) }
+        unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
     }
 
     /// The application has done with `len` more octets. Says whether the pump should be told, because the
@@ -1133,11 +1284,14 @@ impl<'a> StreamRef<'a> {
 
     /// Copies as much of `from` as there is room for; returns how much that is.
     pub(crate) fn write(&self, from: &[u8]) -> usize {
+        if from.is_empty() {
+            return 0;
+        }
         let len = from.len().min(self.writable());
         let written = self.place.app.written.load(Ordering::Relaxed);
         // SAFETY: above `written` and below `released` plus the ring's length no frame refers to anything,
         // and the connection's one writer is here.
-        unsafe { self.rings().send.write(written, &from[..len]) };
+        unsafe { self.outgoing().write(written, &from[..len]) };
         // ORDERING: Release, pairs with the Acquire in `progress`.
         self.place
             .app
@@ -1355,7 +1509,8 @@ impl Stream {
                 first: AtomicU64::new(0),
                 life: AtomicU32::new(0),
             }),
-            rings: OnceLock::new(),
+            incoming: OnceLock::new(),
+            outgoing: OnceLock::new(),
             waiting: EventCount::new(),
         }
     }
@@ -1457,6 +1612,87 @@ mod tests {
             stream.stamp(&d);
         }
         assert_eq!(readable(&stream, &mut seen).len(), 11);
+    }
+
+    /// Whether a stream has what it needs for octets that arrive, and for those that are written.
+    fn has(stream: &StreamRef<'_>) -> (bool, bool) {
+        let place = stream.place;
+        (
+            place.incoming.get().is_some(),
+            place.outgoing.get().is_some(),
+        )
+    }
+
+    #[test]
+    fn looking_makes_no_ring_and_each_direction_makes_its_own() {
+        let limits = Limits {
+            connections: 2,
+            receive_buffer: 1024,
+            send_buffer: 1024,
+            ..Limits::default()
+        };
+        let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+        let conn = |index| ConnId {
+            index,
+            generation: 0,
+        };
+        let [reads, writes] = [0, 1].map(|index| streams.get(conn(index)).unwrap());
+        let mut seen = Seen::default();
+        for stream in [&reads, &writes] {
+            assert_eq!(readable(stream, &mut seen), b"");
+            assert_eq!(stream.complete(&mut seen, 16, |_, _, _, _| Ok(())), Ok(()));
+            assert!(!stream.read(0, &mut seen, 1000));
+            assert_eq!((stream.writable(), stream.write(b"")), (1024, 0));
+            assert_eq!(has(stream), (false, false));
+        }
+        let first = deliver(0, 0, 3, 3);
+        reads.store(&first, 0, b"abc");
+        reads.stamp(&first);
+        assert_eq!(readable(&reads, &mut seen), b"abc");
+        assert_eq!(has(&reads), (true, false));
+        writes.write(b"x");
+        assert_eq!(has(&writes), (false, true));
+    }
+
+    #[test]
+    fn a_stream_is_made_once_when_its_place_is_used_first() {
+        let limits = Limits {
+            connections: 200,
+            ..Limits::default()
+        };
+        let table = StreamTable::new(&limits, 2);
+        let groups = [0, 1]
+            .map(|group| Streams::of_group(&limits, 4, Ipv4Addr::LOCALHOST, table.clone(), group));
+        let conn = |index| ConnId {
+            index,
+            generation: 0,
+        };
+        assert_eq!(table.all().count(), 0);
+        assert!(groups[0].get(conn(200)).is_none());
+        assert!(groups[0].held(Handle::NONE).is_none());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for index in (0..200).step_by(3) {
+                        let stream = groups[1].get(conn(index)).unwrap();
+                        assert_eq!(stream.home(), (1, conn(index)));
+                        assert_eq!(stream.handle().stream, 200 + index);
+                    }
+                });
+            }
+        });
+        let numbers: Vec<u32> = table.all().map(|stream| stream.number).collect();
+        let expected: Vec<u32> = (200..400).step_by(3).collect();
+        assert_eq!(numbers, expected);
+        // A connection moves to a place that was not used before.
+        let moved = groups[1].stream_of(conn(3));
+        let instead = groups[0].stream_of(conn(5));
+        assert_eq!((moved, instead), (203, 5));
+        groups[0].seat(conn(5), moved);
+        groups[1].part_with(conn(3), instead);
+        assert_eq!(groups[0].get(conn(5)).unwrap().handle().stream, 203);
+        assert!(groups[1].get(conn(3)).is_none());
+        assert_eq!(table.all().count(), expected.len() + 1);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::engine::balance::Load;
 use crate::engine::demux::Moved;
 use crate::engine::pump::moves::{Note, Told};
 use crate::engine::queues::{Bindings, Queues};
-use crate::engine::stream::{Asked, Handle, Stream, StreamRef, Streams, row_for};
+use crate::engine::stream::{Asked, Handle, StreamRef, StreamTable, Streams};
 use crate::engine::tx::TxRing;
 use crate::engine::view::View;
 use crate::ip::route::Site;
@@ -113,7 +113,7 @@ pub(crate) struct Front {
     /// Connections that do not live where the hash of their flow says.
     pub(crate) moved: Moved,
     /// The streams of all groups, and what all groups must have alike.
-    row: OnceLock<(Alike, Arc<[Stream]>)>,
+    row: OnceLock<(Alike, StreamTable)>,
 }
 
 /// What a stream must find in whichever group it comes to: connections, octets of both rings, delivery slots.
@@ -174,9 +174,9 @@ impl Front {
     }
 
     /// The streams of `groups` groups, and what all of them have alike.
-    fn row_for(&self, limits: &Limits, groups: u16, slots: usize) -> &(Alike, Arc<[Stream]>) {
+    fn row_for(&self, limits: &Limits, groups: u16, slots: usize) -> &(Alike, StreamTable) {
         self.row
-            .get_or_init(|| (alike(limits, slots), row_for(limits, groups)))
+            .get_or_init(|| (alike(limits, slots), StreamTable::new(limits, groups)))
     }
 
     /// Whether a group with these bounds and so many delivery slots is like those that there are.
@@ -325,7 +325,7 @@ impl World {
         let address = site.address;
         let group = shard.index;
         let (_, row) = front.row_for(&limits, shard.of, delivery_slots);
-        let row = Arc::clone(row);
+        let row = row.clone();
         let door = Arc::new(Door {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             notes: SegQueue::new(),
