@@ -179,6 +179,43 @@ fn an_idle_connection_costs_what_is_written_down() {
     }
 }
 
+/// Octets of this process that are in memory.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+    4096 * pages.unwrap_or(0_usize)
+}
+
+/// What `Limits::connections` says of a stack that starts.
+#[test]
+fn room_for_connections_costs_little_until_it_is_used() {
+    let _turn = turn();
+    let start = |connections| {
+        let before = HEAP.current_usage();
+        #[cfg(target_os = "linux")]
+        let pages = resident();
+        let stack = listening(Variant::Single, connections);
+        #[cfg(target_os = "linux")]
+        let pages = resident().saturating_sub(pages);
+        #[cfg(not(target_os = "linux"))]
+        let pages = 0;
+        let heap = HEAP.current_usage() - before;
+        drop(stack);
+        println!("{connections} connections: {heap} octets of the heap, {pages} in memory");
+        (heap, pages)
+    };
+    let (base, base_pages) = start(256);
+    assert_eq!(Limits::default().connections, 16_384);
+    for connections in [4096, 16_384, 65_536] {
+        let (heap, pages) = start(connections);
+        let more = (connections - 256) as usize;
+        assert!(heap - base <= more * Limits::CONNECTION_BASE);
+        // What the allocator has kept of earlier stacks makes this less, never more.
+        assert!(pages.saturating_sub(base_pages) <= more * 48 + (1 << 20));
+    }
+}
+
 /// What a connection takes besides its rings, of which it has one: delivery slots, frames in hand, tables that grow.
 const BESIDES_A_RING: usize = 1 << 16;
 

@@ -128,10 +128,19 @@ pub enum Ecn {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at a time, TIME-WAIT and closing ones included. Default 256.
+    /// Connections at a time in each group, TIME-WAIT and closing ones included, 1 to 2^20. Default 16,384.
     ///
-    /// One that has carried no text yet takes at most [`Limits::CONNECTION_BASE`] octets and
-    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica; its rings come with its first octet.
+    /// A SYN that finds so many is dropped, and an open fails with
+    /// [`SocketError::NoRoom`](crate::SocketError::NoRoom);
+    /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both.
+    ///
+    /// Memory comes with use. At the start a stack takes 41 octets for each of them, 0.6 MiB by default and 2.6 MiB for
+    /// 65,536, and reserves address space for [`Limits::CONNECTION_BASE`] octets each at most, which are touched when as
+    /// many connections are open as never before. A connection that has carried no payload takes at most those and
+    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news of it. Its
+    /// `receive_buffer` comes with the first octet that arrives, with 8 octets for each request in flight; its `send_buffer`
+    /// with the first that is written. Both stay for the next connection in its place, so the most that a stack can
+    /// come to is as many of both as `connections` says.
     pub connections: u32,
     /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
@@ -179,7 +188,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            connections: 256,
+            connections: 16_384,
             receive_buffer: 1 << 20,
             receive_window: 1 << 30,
             send_buffer: 1 << 20,

@@ -132,7 +132,25 @@ impl Builder {
         self
     }
 
-    /// Buffer sizes and other bounds, of each group.
+    /// Sets [`Limits::connections`], of each group: how many connections there can be at a time. Default 16,384.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    ///
+    /// let (device, _peer) = memory::pair(MemoryConfig::default());
+    /// let stack = Stack::builder("10.0.0.1/24").connections(50_000).start(device)?;
+    /// assert_eq!(stack.limits().connections, 50_000);
+    /// assert_eq!(stack.stats().state.table_full, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn connections(mut self, connections: u32) -> Self {
+        self.limits.connections = connections;
+        self
+    }
+
+    /// Buffer sizes and other bounds, of each group. Replaces what [`connections`](Self::connections) set before.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;

@@ -20,6 +20,12 @@ pub struct StateStats {
     pub no_connection: u64,
     /// SYNs dropped, and returned cookies, because the accept queue or the connection table was full.
     pub refused_syn: u64,
+    /// SYNs and returned cookies that were dropped, and opens that failed with
+    /// [`SocketError::NoRoom`](crate::SocketError::NoRoom), because the connection table was full: there were
+    /// [`Limits::connections`](crate::Limits::connections) connections, TIME-WAIT and closing ones included. The peer is told
+    /// nothing; its SYN comes again and may find room then, so one peer may be counted several times. If this grows, raise
+    /// that limit. SYNs and cookies counted here are counted by `refused_syn`, too.
+    pub table_full: u64,
     /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section 3.6).
     pub cookies_sent: u64,
     /// Cookies that came back, and became connections.
@@ -216,7 +222,7 @@ macro_rules! sums {
 }
 
 sums! {
-    StateStats: requests segments bad_checksum no_connection refused_syn cookies_sent cookies_returned
+    StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent cookies_returned
         resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked left came stayed
         away datagrams
         bad_datagrams no_socket queue_full sent_datagrams;

@@ -793,6 +793,7 @@ impl Replica {
         let flow = self.choose_port(remote, port);
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
         let Some((flow, conn)) = conn else {
+            self.stats.table_full += u64::from(!self.has_place());
             out.push(Effect::Opened {
                 ticket,
                 conn: ConnId::NONE,
@@ -890,7 +891,8 @@ impl Replica {
     /// with all that is known of two places of the connection table, one of which is another one every time. `turn`
     /// counts the posts.
     ///
-    /// So with a post every `e` positions and `p` places in the table ([`Replica::places`]), whatever is changed behind
+    /// So with a post every `e` positions and `p` places in the table ([`Replica::places`]: as many as connections were
+    /// open at a time, however many [`Limits::connections`] allows), whatever is changed behind
     /// a replica's back at one of them shows after `e * p` positions at the latest, unless it was overwritten before
     /// it had any effect.
     pub fn post(&self, turn: u64) -> u64 {
@@ -1278,6 +1280,38 @@ mod tests {
         }
         bench.segment(5000, 100, 0, Flags::SYN);
         assert_eq!(bench.sent().len(), 1);
+    }
+
+    #[test]
+    fn whatever_finds_the_connection_table_full_is_counted() {
+        let mut bench = Bench::listening(100);
+        for i in 0..4 {
+            bench.open(4000 + i, 100);
+        }
+        let counted = |bench: &Bench| {
+            let stats = bench.replica.stats();
+            (stats.table_full, stats.refused_syn, stats.opened)
+        };
+        assert_eq!(counted(&bench), (0, 0, 4));
+        bench.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!((bench.sent(), counted(&bench)), (vec![], (1, 1, 4)));
+        bench.command(Body::Open {
+            ticket: 9,
+            remote: bench.flow(6000).remote,
+            mac: Mac([2; 6]),
+            port: 0,
+        });
+        let answers = bench.effects.iter().filter(
+            |effect| matches!(effect, Effect::Opened { conn, .. } if *conn == ConnId::NONE),
+        );
+        assert_eq!(answers.count(), 1);
+        assert_eq!(counted(&bench), (2, 1, 4));
+
+        // A SYN for which the accept queue has no room is not the table's.
+        let mut bench = Bench::listening(1);
+        bench.open(4000, 100);
+        bench.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(counted(&bench), (0, 1, 1));
     }
 
     #[test]

@@ -149,6 +149,7 @@ impl Replica {
         self.thin_out(out);
         let Some(conn) = self.allocate() else {
             self.stats.refused_syn += 1;
+            self.stats.table_full += 1;
             return;
         };
         let mut iss = self.initial_sequence_number(&flow);
@@ -175,6 +176,7 @@ impl Replica {
         if !self.listeners.may_queue(port) || !self.has_place() {
             // Who came would only wait for the application, or for a place, so its SYN may as well come later.
             self.stats.refused_syn += 1;
+            self.stats.table_full += u64::from(!self.has_place());
             return;
         }
         let keyed = self.keyed;
@@ -224,6 +226,7 @@ impl Replica {
         let room = self.listeners.may_queue(port);
         let Some(conn) = room.then(|| self.allocate()).flatten() else {
             self.stats.refused_syn += 1;
+            self.stats.table_full += u64::from(!self.has_place());
             return Returned::Dropped;
         };
         self.stats.cookies_returned += 1;
