@@ -292,7 +292,8 @@ impl<K: LockKind> Group<K> {
         self.workers
     }
 
-    /// One turn of each worker, in order. Returns how much was done.
+    /// One turn of each worker, in order. Returns how much was done; 0 means that nothing will happen before
+    /// [`Group::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
@@ -311,6 +312,12 @@ impl<K: LockKind> Group<K> {
     /// the lock; empty without [`Layout::keep_order`].
     pub fn order(&self) -> Vec<u64> {
         self.shared
+    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
             .state
             .with(|state| state.order.clone().unwrap_or_default())
     }
@@ -377,7 +384,7 @@ impl<K: LockKind> Worker<K> {
         if !self.batch.is_empty() {
             return None;
         }
-        let deadline = self.next_deadline();
+        let deadline = self.state_deadline();
         let mut side = self.shared.rx.try_take()?;
         let RxSide { pump, next } = &mut *side;
         let mut intake = Intake {
@@ -453,6 +460,13 @@ impl<K: LockKind> Worker<K> {
 
     /// What it met at the lock.
     pub fn lock_stats(&self) -> LockStats {
+        let side = self.shared.rx.try_take();
+        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
+        self.state_deadline().min(pump)
+    }
+
+    /// When the state wants to hear of time.
+    fn state_deadline(&self) -> Instant {
         self.batch.lock_stats
     }
 

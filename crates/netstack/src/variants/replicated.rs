@@ -617,7 +617,8 @@ impl<T: Tamper> Group<T> {
         self.workers
     }
 
-    /// One turn of each worker, in order. Returns how much was done.
+    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again, nothing will happen before
+    /// [`Group::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
@@ -648,6 +649,12 @@ impl<T: Tamper> Group<T> {
     /// Compares the posted fingerprints at equal positions; says how many could be compared.
     ///
     /// # Errors
+    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()

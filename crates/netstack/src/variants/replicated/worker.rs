@@ -830,7 +830,9 @@ impl<T: Tamper> Worker<T> {
 
     /// When time has to be told at the latest, as far as this worker knows.
     pub fn next_deadline(&self) -> Instant {
-        self.replica.next_deadline()
+        let side = self.shared.rx.try_take();
+        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
+        self.replica.next_deadline().min(pump)
     }
 
     /// Publishes are seen by [`Worker::apply`]; requests that are published and not applied here.

@@ -1,0 +1,406 @@
+//! Every variant over a device whose frames the tests write and read: what only the clock brings about, and what a stack
+//! that started again answers to the peers of the one before it.
+
+use std::net::Ipv4Addr;
+
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, locked, replicated};
+use dominoes_netstack::{SocketError, Sockets, TcpStream};
+
+const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const PORT: u16 = 7;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+
+#[derive(Clone, Copy, Debug)]
+enum Variant {
+    Single,
+    Locked,
+    Replicated,
+    /// One worker, which uses no log.
+    Solo,
+}
+
+const ALL: [Variant; 4] = [
+    Variant::Single,
+    Variant::Locked,
+    Variant::Replicated,
+    Variant::Solo,
+];
+
+enum Engine {
+    Single(Box<Single>),
+    Locked(locked::Group<locked::Mutex>),
+    Replicated(Box<replicated::Group>),
+}
+
+/// A stack and the far side of its device.
+struct Host {
+    engine: Engine,
+    script: Script,
+}
+
+fn mac_of(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    [2, 0, a, b, c, d]
+}
+
+impl Host {
+    fn new(variant: Variant, address: Ipv4Addr) -> Host {
+        let mac = mac_of(address);
+        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let setup = Setup::new(address, 24, [u64::from(address.to_bits()), 7]);
+        let device = Box::new(device);
+        let replicated = |setup, device, replicas| {
+            let mut layout = replicated::Layout::default();
+            layout.replicas = replicas;
+            let group = replicated::Group::new(setup, layout, device);
+            Engine::Replicated(Box::new(group.unwrap()))
+        };
+        let engine = match variant {
+            Variant::Single => Engine::Single(Box::new(Single::new(setup, device).unwrap())),
+            Variant::Locked => {
+                let group = locked::Group::new(setup, locked::Layout::default(), device);
+                Engine::Locked(group.unwrap())
+            }
+            Variant::Replicated => replicated(setup, device, 2),
+            Variant::Solo => replicated(setup, device, 1),
+        };
+        Host { engine, script }
+    }
+
+    fn sockets(&self) -> Sockets {
+        match &self.engine {
+            Engine::Single(single) => single.sockets(),
+            Engine::Locked(group) => group.sockets(),
+            Engine::Replicated(group) => group.sockets(),
+        }
+    }
+
+    /// Does what can be done at `now`, and returns the frames that left.
+    fn turn(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        let mut turn = || match &mut self.engine {
+            Engine::Single(single) => single.turn(now),
+            Engine::Locked(group) => group.turn(now),
+            Engine::Replicated(group) => group.turn(now),
+        };
+        while turn() > 0 {}
+        let sent = self.script.take_sent();
+        sent.into_iter().map(|(frame, _)| frame).collect()
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        match &mut self.engine {
+            Engine::Single(single) => single.next_deadline(),
+            Engine::Locked(group) => {
+                let deadline = group.next_deadline();
+                // Whichever worker is asked knows what the pump waits for.
+                let workers = group.workers().iter();
+                assert!(
+                    workers
+                        .into_iter()
+                        .all(|worker| worker.next_deadline() == deadline)
+                );
+                deadline
+            }
+            Engine::Replicated(group) => group.next_deadline(),
+        }
+    }
+
+    /// Jumps to the next deadline, which is later than `now` and within `most`; returns what leaves then.
+    fn jump(&mut self, now: &mut Instant, most: Duration) -> Vec<Vec<u8>> {
+        let deadline = self.next_deadline();
+        assert!(deadline > *now, "{deadline:?} at {now:?}");
+        assert!(deadline <= *now + most, "{deadline:?} at {now:?}");
+        *now = deadline;
+        self.turn(*now)
+    }
+}
+
+/// RFC 1071.
+fn checksum(parts: &[&[u8]]) -> [u8; 2] {
+    let mut sum = 0_u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    (!(sum as u16)).to_be_bytes()
+}
+
+fn ethernet(from: Ipv4Addr, to: Ipv4Addr, kind: u16, payload: &[u8]) -> Vec<u8> {
+    let [to, from] = [to, from].map(mac_of);
+    [&to[..], &from, &kind.to_be_bytes(), payload].concat()
+}
+
+/// An IPv4 packet from the peer to us; `fragment` is its word of flags and offset.
+fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+    let len = (20 + payload.len() as u16).to_be_bytes();
+    let [high, low] = fragment.to_be_bytes();
+    let mut header = [&[0x45, 0], &len[..], &[0, 9, high, low, 64, protocol, 0, 0]].concat();
+    header.extend(PEER.octets());
+    header.extend(US.octets());
+    let sum = checksum(&[&header]);
+    header[10..12].copy_from_slice(&sum);
+    ethernet(PEER, US, 0x0800, &[&header, payload].concat())
+}
+
+/// A segment as far as these tests look at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Segment {
+    /// Port of the peer.
+    port: u16,
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    payload: Vec<u8>,
+}
+
+impl Segment {
+    fn new(port: u16, seq: u32, ack: u32, flags: u8, payload: &[u8]) -> Segment {
+        Segment {
+            port,
+            seq,
+            ack,
+            flags,
+            payload: payload.to_vec(),
+        }
+    }
+
+    /// The frame that brings it from the peer to our port `to`.
+    fn frame(&self, to: u16) -> Vec<u8> {
+        let ports = [self.port.to_be_bytes(), to.to_be_bytes()].concat();
+        let numbers = [self.seq.to_be_bytes(), self.ack.to_be_bytes()].concat();
+        let rest = [0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0];
+        let mut segment = [&ports[..], &numbers, &rest, &self.payload].concat();
+        let len = (segment.len() as u16).to_be_bytes();
+        let pseudo = [&PEER.octets()[..], &US.octets(), &[0, 6], &len].concat();
+        let sum = checksum(&[&pseudo, &segment]);
+        segment[16..18].copy_from_slice(&sum);
+        packet(6, 0x4000, &segment)
+    }
+
+    /// What a frame from us brings to the peer; `None` if it is no TCP segment.
+    fn sent(frame: &[u8]) -> Option<(u16, Segment)> {
+        if frame[12..14] != [8, 0] || frame[23] != 6 {
+            return None;
+        }
+        let ip = &frame[14..];
+        let ip = &ip[..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
+        let tcp = &ip[usize::from(ip[0] & 15) * 4..];
+        let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
+        let ports = word(0);
+        let header = usize::from(tcp[12] >> 4) * 4;
+        let segment = Segment::new(ports as u16, word(4), word(8), tcp[13], &tcp[header..]);
+        Some(((ports >> 16) as u16, segment))
+    }
+}
+
+/// Who is asked for by ARP, if a frame asks for somebody.
+fn asked(frame: &[u8]) -> Option<Ipv4Addr> {
+    let request = frame[12..14] == [8, 6] && frame[20..22] == [0, 1];
+    request.then(|| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[38..42]).unwrap()))
+}
+
+/// The peer's answer to an ARP request of ours.
+fn arp_answer() -> Vec<u8> {
+    let head = [0, 1, 8, 0, 6, 4, 0, 2];
+    let message = [
+        &head[..],
+        &mac_of(PEER),
+        &PEER.octets(),
+        &mac_of(US),
+        &US.octets(),
+    ]
+    .concat();
+    ethernet(PEER, US, 0x0806, &message)
+}
+
+#[test]
+fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told() {
+    for variant in ALL {
+        let mut host = Host::new(variant, US);
+        let mut now = Instant::from_millis(1);
+        let to = std::net::SocketAddrV4::new(PEER, PORT);
+        let mut connecting = host.sockets().begin_connect(to).unwrap();
+        let sent = host.turn(now);
+        assert_eq!(sent.iter().find_map(|frame| asked(frame)), Some(PEER));
+        // The answer to that is lost.
+        let sent = host.jump(&mut now, Duration::from_secs(1));
+        let again = sent.iter().find_map(|frame| asked(frame));
+        assert_eq!(again, Some(PEER), "{variant:?}: the request is sent again");
+        host.script.push(arp_answer());
+        let sent = host.turn(now);
+        let (ours, syn) = sent.iter().find_map(|frame| Segment::sent(frame)).unwrap();
+        assert_eq!(syn.flags & SYN, SYN);
+        let answer = Segment::new(PORT, 900, syn.seq.wrapping_add(1), SYN | ACK, &[]);
+        host.script.push(answer.frame(ours));
+        host.turn(now);
+        assert!(connecting.try_finish().unwrap().is_some(), "{variant:?}");
+    }
+}
+
+#[test]
+fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
+    for variant in ALL {
+        let mut host = Host::new(variant, US);
+        let mut now = Instant::from_millis(1);
+        let to = std::net::SocketAddrV4::new(PEER, PORT);
+        let mut connecting = host.sockets().begin_connect(to).unwrap();
+        let mut requests = host
+            .turn(now)
+            .iter()
+            .filter_map(|frame| asked(frame))
+            .count();
+        let ended = loop {
+            match connecting.try_finish() {
+                Ok(None) => {}
+                Ok(Some(_)) => panic!("{variant:?}: connected to a host that is not there"),
+                Err(error) => break error,
+            }
+            let sent = host.jump(&mut now, Duration::from_secs(1));
+            requests += sent.iter().filter_map(|frame| asked(frame)).count();
+        };
+        assert_eq!(
+            (ended, requests),
+            (SocketError::Unreachable, 3),
+            "{variant:?}"
+        );
+    }
+}
+
+#[test]
+fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
+    for variant in ALL {
+        let mut host = Host::new(variant, US);
+        let mut now = Instant::from_millis(1);
+        host.turn(now);
+        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant:?}");
+        // The first of several: more fragments follow.
+        host.script.push(packet(17, 0x2000, &[7; 64]));
+        assert_eq!(host.turn(now), Vec::<Vec<u8>>::new());
+        let sent = host.jump(&mut now, Duration::from_secs(30));
+        let [report] = &sent[..] else {
+            panic!("{variant:?}: {} frames", sent.len());
+        };
+        // ICMP, time exceeded, fragment reassembly (RFC 792).
+        assert_eq!(
+            (report[23], &report[34..36]),
+            (1, &[11, 1][..]),
+            "{variant:?}"
+        );
+        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant:?}");
+    }
+}
+
+/// RFC 9293 section 3.10.7.1, CLOSED: which reset answers a segment; `None`: a reset is not answered.
+fn reset_for(segment: &Segment) -> Option<Segment> {
+    let &Segment {
+        port,
+        seq,
+        ack,
+        flags,
+        ..
+    } = segment;
+    if flags & RST != 0 {
+        None
+    } else if flags & ACK != 0 {
+        Some(Segment::new(port, ack, 0, RST, &[]))
+    } else {
+        let controls = [SYN, FIN].map(|control| u32::from(flags & control != 0));
+        let len = segment.payload.len() as u32 + controls.iter().sum::<u32>();
+        Some(Segment::new(port, 0, seq.wrapping_add(len), RST | ACK, &[]))
+    }
+}
+
+#[test]
+fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
+    let text = b"in the middle of a stream";
+    for variant in ALL {
+        let mut host = Host::new(variant, US);
+        let now = Instant::from_millis(1);
+        let _listener = host.sockets().listen(PORT, 4).unwrap();
+        host.turn(now);
+        let all_flags = [
+            ACK,
+            ACK | PSH,
+            ACK | FIN,
+            SYN | ACK,
+            PSH,
+            FIN,
+            RST,
+            RST | ACK,
+        ];
+        for flags in all_flags {
+            for seq in [5_000, u32::MAX - 3] {
+                let segment = Segment::new(4000, seq, 77_000, flags, text);
+                // Where nobody listens; and where somebody does, if the segment acknowledges something (section 3.10.7.2).
+                for to in [9, PORT] {
+                    host.script.push(segment.frame(to));
+                    let sent = host.turn(now);
+                    let sent: Vec<_> = sent.iter().filter_map(|f| Segment::sent(f)).collect();
+                    let listens = to == PORT && flags & ACK == 0;
+                    let expected = reset_for(&segment).filter(|_| !listens);
+                    let expected: Vec<_> = expected.into_iter().map(|seg| (to, seg)).collect();
+                    assert_eq!(sent, expected, "{variant:?}: {segment:?} to port {to}");
+                }
+            }
+        }
+    }
+}
+
+/// Lets two hosts send each other frames until they have nothing more to say at `now`.
+fn settle(hosts: [&mut Host; 2], now: Instant) {
+    let [a, b] = hosts;
+    loop {
+        let (from_a, from_b) = (a.turn(now), b.turn(now));
+        if from_a.is_empty() && from_b.is_empty() {
+            break;
+        }
+        from_a.into_iter().for_each(|frame| b.script.push(frame));
+        from_b.into_iter().for_each(|frame| a.script.push(frame));
+    }
+}
+
+#[test]
+fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
+    for variant in ALL {
+        for listens_again in [false, true] {
+            let (mut server, mut client) = (Host::new(variant, US), Host::new(variant, PEER));
+            let mut now = Instant::from_millis(1);
+            let listener = server.sockets().listen(PORT, 4).unwrap();
+            let to = std::net::SocketAddrV4::new(US, PORT);
+            let mut connecting = client.sockets().begin_connect(to).unwrap();
+            settle([&mut server, &mut client], now);
+            let mut ours: TcpStream = connecting.try_finish().unwrap().unwrap();
+            let (mut theirs, _) = listener.try_accept().unwrap();
+            assert_eq!(ours.try_write(b"before"), Ok(6));
+            settle([&mut server, &mut client], now);
+            let mut buffer = [0; 16];
+            assert_eq!(theirs.try_read(&mut buffer), Ok(6));
+            settle([&mut server, &mut client], now);
+
+            // It is gone without a word, and another one has its address.
+            let mut server = Host::new(variant, US);
+            let _listener = listens_again.then(|| server.sockets().listen(PORT, 4).unwrap());
+            now += Duration::from_secs(1);
+            settle([&mut server, &mut client], now);
+            assert_eq!(ours.try_read(&mut buffer), Err(SocketError::WouldBlock));
+            assert_eq!(ours.try_write(b"after"), Ok(5));
+            settle([&mut server, &mut client], now);
+            let (read, written) = (ours.try_read(&mut buffer), ours.try_write(b"more"));
+            assert_eq!(read, Err(SocketError::Reset), "{variant:?}");
+            assert_eq!(written, Err(SocketError::Reset), "{variant:?}");
+        }
+    }
+}
