@@ -8,7 +8,32 @@ use serde::{Deserialize, Serialize};
 use crate::error::ConfigError;
 use crate::time::Duration;
 
+/// One method for each field of a struct that sets it and returns the struct: so it can be built outside this crate,
+/// though fields may be added to it.
+macro_rules! setters {
+    ($($(#[$attribute:meta])* $field:ident: $kind:ty;)*) => {$(
+        #[doc = concat!(
+            "Sets `", stringify!($field), "`: see the [field](Self#structfield.", stringify!($field), ").",
+        )]
+        $(#[$attribute])*
+        #[must_use]
+        pub fn $field(mut self, $field: $kind) -> Self {
+            self.$field = $field;
+            self
+        }
+    )*};
+}
+pub(crate) use setters;
+
 /// Whether, and how, an idle connection asks if its peer is still there (RFC 1122 section 4.2.3.6).
+///
+/// ```
+/// use dominoes_netstack::Keepalive;
+/// use std::time::Duration;
+///
+/// let keepalive = Keepalive::default().idle(Duration::from_secs(60)).probes(3);
+/// assert_eq!(keepalive.probes.get(), 3);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -61,7 +86,7 @@ impl Keepalive {
     }
 }
 
-/// What an application sets of one connection. It reaches the connection through the log, as all else that
+/// What an application sets of one connection, by the methods of its socket. It reaches the connection through the log, as all else that
 /// changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
@@ -83,6 +108,14 @@ pub struct Settings {
 impl Settings {
     /// Hops that packets may make unless something else is set: 64 (RFC 1700).
     pub const TTL: u8 = 64;
+
+    setters! {
+        nodelay: bool;
+        keepalive: Option<Keepalive>;
+        user_timeout: Option<Duration>;
+        ttl: u8;
+        tos: u8;
+    }
 }
 
 impl Default for Settings {
@@ -124,6 +157,15 @@ pub enum Ecn {
 }
 
 /// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
+///
+/// ```
+/// use dominoes_netstack::Limits;
+///
+/// let limits = Limits::default().connections(10_000).mtu(9000);
+/// assert_eq!((limits.connections, limits.mss()), (10_000, 8960));
+/// limits.check()?;
+/// # Ok::<(), dominoes_netstack::ConfigError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -219,6 +261,27 @@ impl Limits {
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// Octets of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
+
+    setters! {
+        connections: u32;
+        receive_buffer: u32;
+        receive_window: u32;
+        send_buffer: u32;
+        tx_slots: u32;
+        mtu: u16;
+        frame_payload: u32;
+        quantum: u32;
+        congestion: CongestionControl;
+        syn_queue: u32;
+        resets_per_second: u32;
+        challenges_per_second: u32;
+        udp_sockets: u32;
+        udp_receive_buffer: u32;
+        udp_send_buffer: u32;
+        ecn: Ecn;
+        #[cfg(feature = "testkit")]
+        panics_ppm: u32;
+    }
 
     /// The MSS that we announce: what fits the MTU (RFC 9293 section 3.7.1).
     pub const fn mss(&self) -> u16 {

@@ -52,7 +52,7 @@ pub struct Fragment<'a> {
     pub payload: &'a [u8],
 }
 
-/// Bounds on all that is kept.
+/// Bounds on all that is kept. All fields are public: `ReassemblyLimits { bytes: 1 << 20, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyLimits {
     /// Octets, with what it costs to keep them. Default 4 MiB.

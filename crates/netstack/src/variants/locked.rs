@@ -35,7 +35,7 @@ use crossbeam_utils::CachePadded;
 use dominoes::Role;
 use dominoes_drivers::Device;
 
-use crate::config::Limits;
+use crate::config::{Limits, setters};
 use crate::digest::{Kind, Request};
 use crate::effect::{Effect, EffectSink};
 use crate::engine::Run;
@@ -63,6 +63,13 @@ pub enum Hold {
 }
 
 /// How a group is laid out. Nothing here changes the protocol.
+///
+/// ```
+/// use dominoes_netstack::variants::locked::{Hold, Layout};
+///
+/// let layout = Layout::default().workers(4).hold(Hold::Run);
+/// assert_eq!((layout.workers, layout.window), (4, 512));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
@@ -89,6 +96,13 @@ impl Default for Layout {
 }
 
 impl Layout {
+    setters! {
+        workers: usize;
+        window: usize;
+        hold: Hold;
+        keep_order: bool;
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let fail = |field, value: usize, allowed| {
             Err(ConfigError::OutOfRange {
@@ -298,6 +312,12 @@ impl<K: LockKind> Group<K> {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
 
+    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
     /// The sockets.
     pub fn sockets(&self) -> Sockets {
         Sockets::new(&self.shared.world)
@@ -312,12 +332,6 @@ impl<K: LockKind> Group<K> {
     /// the lock; empty without [`Layout::keep_order`].
     pub fn order(&self) -> Vec<u64> {
         self.shared
-    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
-    pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(Worker::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
-
             .state
             .with(|state| state.order.clone().unwrap_or_default())
     }
@@ -442,8 +456,17 @@ impl<K: LockKind> Worker<K> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// When time has to be told at the latest, as of the last release of the lock.
+    /// When time has to be told at the latest: to the state, as of the last release of the lock, and to the receive pump,
+    /// which waits for neighbours to answer and for fragments to arrive. Of a pump that another worker holds at this moment
+    /// it says nothing: that worker asks after its turn.
     pub fn next_deadline(&self) -> Instant {
+        let side = self.shared.rx.try_take();
+        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
+        self.state_deadline().min(pump)
+    }
+
+    /// When the state wants to hear of time.
+    fn state_deadline(&self) -> Instant {
         // ORDERING: Relaxed, as in `Batch::apply`.
         Instant::from_nanos(self.shared.deadline.load(Ordering::Relaxed))
     }
@@ -460,13 +483,6 @@ impl<K: LockKind> Worker<K> {
 
     /// What it met at the lock.
     pub fn lock_stats(&self) -> LockStats {
-        let side = self.shared.rx.try_take();
-        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
-        self.state_deadline().min(pump)
-    }
-
-    /// When the state wants to hear of time.
-    fn state_deadline(&self) -> Instant {
         self.batch.lock_stats
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 
-use crate::config::Limits;
+use crate::config::{Limits, setters};
 use crate::digest::Shard;
 use crate::engine::balance::Balance;
 use crate::engine::processor::{Inline, Processor};
@@ -107,6 +107,16 @@ pub mod kernel {
 }
 
 /// What a stack is made of, in every variant.
+///
+/// ```
+/// use dominoes_netstack::Limits;
+/// use dominoes_netstack::variants::Setup;
+///
+/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
+///     .gateway([10, 0, 0, 254].into())
+///     .limits(Limits::default().connections(10_000));
+/// assert_eq!(setup.limits.connections, 10_000);
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setup {
@@ -160,6 +170,43 @@ impl Setup {
             shard: Shard::ONLY,
             front: Arc::default(),
         }
+    }
+
+    setters! {
+        limits: Limits;
+        routes: Vec<Route>;
+        reassembly: ReassemblyLimits;
+        merge: bool;
+        announce: bool;
+        balance: bool;
+    }
+
+    /// Sets `gateway`: see the [field](Self#structfield.gateway).
+    #[must_use]
+    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
+        self.gateway = Some(gateway);
+        self
+    }
+
+    /// Adds to `routes`: see the [field](Self#structfield.routes).
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// Sets `recorder`: see the [field](Self#structfield.recorder).
+    #[must_use]
+    pub fn recorder(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
+    /// Sets `processor`: see the [field](Self#structfield.processor).
+    #[must_use]
+    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
+        self.processor = Some(processor);
+        self
     }
 }
 

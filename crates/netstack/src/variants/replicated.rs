@@ -46,7 +46,7 @@ use dominoes::{
 };
 use dominoes_drivers::Device;
 
-use crate::config::Limits;
+use crate::config::{Limits, setters};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
 use crate::engine::Run;
@@ -63,6 +63,13 @@ use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
 /// How a group is laid out. Nothing here changes what it computes.
+///
+/// ```
+/// use dominoes_netstack::variants::replicated::{Layout, Primaries};
+///
+/// let layout = Layout::default().replicas(3).primaries(Primaries::Greedy).confirm(true);
+/// assert_eq!((layout.replicas, layout.log), (3, 512));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
@@ -134,8 +141,27 @@ impl Default for Layout {
 }
 
 impl Layout {
+    setters! {
+        replicas: usize;
+        seats: usize;
+        adapt: bool;
+        always_log: bool;
+        revive: bool;
+        primaries: Primaries;
+        log: usize;
+        request_chunk: usize;
+        frame_chunk: usize;
+        ahead_bytes: usize;
+        steal_after: usize;
+        patience: Duration;
+        past_hole: usize;
+        hole_turns: u32;
+        fingerprint_every: u64;
+        confirm: bool;
+    }
+
     /// Seats that there are: places of workers, taken or not.
-    fn seats(&self) -> usize {
+    fn seat_count(&self) -> usize {
         self.seats.max(self.replicas)
     }
 
@@ -166,8 +192,8 @@ impl Layout {
         if !self.frame_chunk.is_power_of_two() {
             return fail("frame_chunk", self.frame_chunk, "a power of two");
         }
-        if self.primaries == Primaries::ByLoad && self.seats() > 8 {
-            return fail("seats", self.seats(), "1 to 8 with primaries by load");
+        if self.primaries == Primaries::ByLoad && self.seat_count() > 8 {
+            return fail("seats", self.seat_count(), "1 to 8 with primaries by load");
         }
         if self.fingerprint_every == 0 {
             return fail("fingerprint_every", 0, "at least 1");
@@ -452,7 +478,7 @@ impl<T: Tamper> Group<T> {
         // As many slots as requests in flight: everything beside them, and the delivery slots of every
         // connection, are as many.
         let slots = layout.log;
-        let places = layout.seats();
+        let places = layout.seat_count();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
         let mut base = setup.build(device, slots)?;
         base.tx
@@ -623,6 +649,12 @@ impl<T: Tamper> Group<T> {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
 
+    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
     /// Publishes an entry of a recorded log as if it came from the pump, and works until everything it asks
     /// for is done and sent.
     ///
@@ -649,12 +681,6 @@ impl<T: Tamper> Group<T> {
     /// Compares the posted fingerprints at equal positions; says how many could be compared.
     ///
     /// # Errors
-    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
-    pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(Worker::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
-
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()

@@ -195,7 +195,7 @@ impl Naming {
         let balanced = layout.primaries == Primaries::ByLoad;
         // A few chunks for everybody are ordinary.
         let slack = 4 * layout.request_chunk as u64;
-        let seats = layout.seats();
+        let seats = layout.seat_count();
         Naming {
             policy: layout.primaries,
             within: layout.request_chunk as u64 - 1,

@@ -113,7 +113,7 @@ impl<T: Tamper> Worker<T> {
         let told = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
-            watch: Watch::new(shared.layout.seats()),
+            watch: Watch::new(shared.layout.seat_count()),
             shared,
             log,
             prepared: replica.position(),
@@ -157,7 +157,7 @@ impl<T: Tamper> Worker<T> {
             kept,
             crews,
         } = snapshot;
-        self.watch = Watch::new(self.shared.layout.seats());
+        self.watch = Watch::new(self.shared.layout.seat_count());
         self.watch.now = now;
         self.cursor = Cursor::at_first(&kept);
         self.unposted.clear();
@@ -828,7 +828,9 @@ impl<T: Tamper> Worker<T> {
         self.kept.effects.iter()
     }
 
-    /// When time has to be told at the latest, as far as this worker knows.
+    /// When time has to be told at the latest: to the state, as far as this worker knows it, and to the receive pump, which
+    /// waits for neighbours to answer and for fragments to arrive. Of a pump that another worker holds at this moment it
+    /// says nothing: that worker asks after its turn.
     pub fn next_deadline(&self) -> Instant {
         let side = self.shared.rx.try_take();
         let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());

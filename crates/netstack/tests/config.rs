@@ -1,0 +1,204 @@
+//! What can be configured can be built outside the crate, field by field, though fields may be added.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::config::{CongestionControl, Ecn};
+use dominoes_netstack::ip::reassembly::ReassemblyLimits;
+use dominoes_netstack::ip::route::Route;
+use dominoes_netstack::processor::{Failure, Processor, StreamId};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::replicated::Primaries;
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, locked, replicated};
+use dominoes_netstack::{ConfigError, Keepalive, Limits, Recorder, Settings};
+
+#[test]
+fn limits_are_built_field_by_field() {
+    let limits = Limits::default()
+        .connections(1)
+        .receive_buffer(1 << 11)
+        .receive_window(3 << 10)
+        .send_buffer(1 << 12)
+        .tx_slots(8)
+        .mtu(9000)
+        .frame_payload(5)
+        .quantum(6)
+        .congestion(CongestionControl::NewReno)
+        .syn_queue(7)
+        .resets_per_second(8)
+        .challenges_per_second(9)
+        .udp_sockets(10)
+        .udp_receive_buffer(1 << 13)
+        .udp_send_buffer(1 << 14)
+        .ecn(Ecn::Request);
+    assert_eq!(limits.check(), Ok(()));
+    let numbers = [
+        limits.connections,
+        limits.receive_buffer,
+        limits.receive_window,
+        limits.send_buffer,
+        limits.tx_slots,
+        u32::from(limits.mtu),
+        limits.frame_payload,
+        limits.quantum,
+        limits.syn_queue,
+        limits.resets_per_second,
+        limits.challenges_per_second,
+        limits.udp_sockets,
+        limits.udp_receive_buffer,
+        limits.udp_send_buffer,
+    ];
+    let (powers, window) = ([11, 12, 13, 14].map(|power| 1 << power), 3 << 10);
+    let [receive, send, udp_receive, udp_send] = powers;
+    assert_eq!(
+        numbers,
+        [
+            1,
+            receive,
+            window,
+            send,
+            8,
+            9000,
+            5,
+            6,
+            7,
+            8,
+            9,
+            10,
+            udp_receive,
+            udp_send
+        ]
+    );
+    assert_eq!(limits.congestion, CongestionControl::NewReno);
+    assert_eq!(limits.ecn, Ecn::Request);
+}
+
+#[test]
+fn settings_and_keepalive_are_built_field_by_field() {
+    let keepalive = Keepalive::default()
+        .idle(Duration::from_secs(1))
+        .interval(Duration::from_secs(2))
+        .probes(3);
+    let settings = Settings::default()
+        .nodelay(true)
+        .keepalive(Some(keepalive))
+        .user_timeout(Some(Duration::from_secs(4)))
+        .ttl(5)
+        .tos(8);
+    assert_eq!(keepalive.idle, Duration::from_secs(1));
+    assert_eq!(keepalive.interval, Duration::from_secs(2));
+    assert_eq!(keepalive.probes.get(), 3);
+    assert!(settings.nodelay);
+    assert_eq!(settings.keepalive, Some(keepalive));
+    assert_eq!(settings.user_timeout, Some(Duration::from_secs(4)));
+    assert_eq!((settings.ttl, settings.tos), (5, 8));
+}
+
+#[test]
+fn layouts_are_built_field_by_field() {
+    let layout = locked::Layout::default()
+        .workers(3)
+        .window(64)
+        .hold(locked::Hold::Run)
+        .keep_order(true);
+    assert_eq!((layout.workers, layout.window), (3, 64));
+    assert_eq!((layout.hold, layout.keep_order), (locked::Hold::Run, true));
+
+    let layout = replicated::Layout::default()
+        .replicas(1)
+        .seats(2)
+        .adapt(true)
+        .always_log(true)
+        .revive(false)
+        .primaries(Primaries::Greedy)
+        .log(64)
+        .request_chunk(4)
+        .frame_chunk(8)
+        .ahead_bytes(5)
+        .steal_after(6)
+        .patience(Duration::from_micros(7))
+        .past_hole(9)
+        .hole_turns(10)
+        .fingerprint_every(11)
+        .confirm(true);
+    let switches = [
+        layout.adapt,
+        layout.always_log,
+        layout.revive,
+        layout.confirm,
+    ];
+    assert_eq!(switches, [true, true, false, true]);
+    let sizes = [
+        layout.replicas,
+        layout.seats,
+        layout.log,
+        layout.request_chunk,
+        layout.frame_chunk,
+        layout.ahead_bytes,
+        layout.steal_after,
+        layout.past_hole,
+    ];
+    assert_eq!(sizes, [1, 2, 64, 4, 8, 5, 6, 9]);
+    assert_eq!(layout.primaries, Primaries::Greedy);
+    assert_eq!(layout.patience, Duration::from_micros(7));
+    assert_eq!((layout.hole_turns, layout.fingerprint_every), (10, 11));
+}
+
+/// Lets every byte pass as it is.
+#[derive(Debug)]
+struct AsItIs;
+
+impl Processor for AsItIs {
+    fn send(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(from);
+    }
+
+    fn receive(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) -> Result<(), Failure> {
+        to.copy_from_slice(from);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
+    let gateway = Ipv4Addr::new(10, 0, 0, 254);
+    let route = |third| Route {
+        network: Ipv4Addr::new(10, 1, third, 0),
+        prefix: 24,
+        via: Ipv4Addr::new(10, 0, 0, 253),
+    };
+    let reassembly = ReassemblyLimits {
+        bytes: 1 << 16,
+        ..ReassemblyLimits::default()
+    };
+    let limits = Limits::default().connections(3);
+    let recorder = Recorder::new(Box::new(std::io::sink()), &limits).expect("a sink takes all");
+    let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, [1, 2])
+        .limits(limits)
+        .gateway(gateway)
+        .routes(vec![route(1)])
+        .route(route(2))
+        .reassembly(reassembly)
+        .merge(false)
+        .announce(true)
+        .recorder(recorder)
+        .processor(Arc::new(AsItIs))
+        .balance(true);
+    assert_eq!(setup.gateway, Some(gateway));
+    assert_eq!(setup.routes, [route(1), route(2)]);
+    assert_eq!(setup.reassembly, reassembly);
+    assert_eq!(
+        [setup.merge, setup.announce, setup.balance],
+        [false, true, true]
+    );
+    assert!(setup.recorder.is_some() && setup.processor.is_some());
+    let (device, _peer) = memory::pair(MemoryConfig::default().mtu(1400).queue_depth(8));
+    let single = Single::new(setup, Box::new(device))?;
+    assert_eq!(
+        (single.limits().connections, single.limits().mtu),
+        (3, 1400)
+    );
+    Ok(())
+}
