@@ -1,6 +1,8 @@
 //! What every kind of channel answers to.
 
-use crate::{Closed, Log, NoBatch, Publisher, SubscribeError, Subscription, TryPublishError, Wait};
+use crate::{
+    Closed, Log, NoBatch, Publisher, SubscribeError, Subscription, TryPublishError, Wait, WaitSet,
+};
 
 /// In which order a subscription sees entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +96,12 @@ pub trait Receive<T>: Send {
     /// # Errors
     /// Says why there are none.
     fn receive(&mut self, limit: usize, handler: impl FnMut(&T)) -> Result<usize, NoBatch>;
+
+    /// Adds to `set` what notifies when there may be entries, or the channel is closed. By default
+    /// the set becomes [unknown](WaitSet::unknown).
+    fn wake_sources(&self, set: &mut WaitSet) {
+        set.unknown();
+    }
 }
 
 impl<T: Send + Sync, W: Wait> Channel for Log<T, W> {
@@ -134,5 +142,9 @@ impl<T: Send + Sync, W: Wait> Receive<T> for Subscription<T, W> {
         batch.iter().take(n).for_each(|(_, entry)| handler(entry));
         batch.truncate(end);
         Ok(n)
+    }
+
+    fn wake_sources(&self, set: &mut WaitSet) {
+        Subscription::wake_sources(self, set);
     }
 }

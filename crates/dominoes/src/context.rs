@@ -4,6 +4,7 @@ use crate::{
     Meter,
     domain::{Domain, Turn},
     stats::DomainStats,
+    wait_set::{WaitSet, WakeSource},
 };
 use std::{
     fmt, io,
@@ -13,7 +14,6 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
 };
 
 /// Idle rounds with pauses before the first yield: between these, by what came of it before.
@@ -21,14 +21,16 @@ const SPIN_LEAST: u32 = 16;
 const SPIN_MOST: u32 = 1024;
 /// Idle rounds with yields, before a context sleeps.
 const YIELD_ROUNDS: u32 = 2;
-/// A context with several domains, or one that waits, has no single thing to sleep on; it looks
-/// again after this, which doubles from the first to the last.
-const DOZE_FIRST: Duration = Duration::from_micros(50);
-const DOZE_LAST: Duration = Duration::from_millis(1);
 
-/// A pinned thread with its domains. It polls them in turn, and when all are idle it spins, then
-/// yields, then sleeps. How long it spins adapts: longer where spinning was rewarded, shorter where
-/// it slept after all, or where only yielding brought something, as on a core that it shares.
+/// A pinned thread with its domains. It runs them in turn, and when all are idle it spins, then
+/// yields, then sleeps, until something that feeds one of them notifies it: an entry published, a
+/// timer due, permits released. It never looks again by itself, however many domains and feeds it
+/// has; see [`Domain::wake_sources`]. While a domain waits for something that notifies nothing, such
+/// as an entry in a channel whose wait strategy is not [`Park`](crate::Park), it does not sleep, but
+/// yields between two turns.
+///
+/// How long it spins adapts: longer where spinning was rewarded, shorter where it slept after all,
+/// or where only yielding brought something, as on a core that it shares.
 ///
 /// Like an operating system process that owns a core: the domains on it share nothing with other
 /// contexts but channels. Domains are added, removed and moved while it runs; see
@@ -40,6 +42,8 @@ pub struct Context;
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,
+    /// On which the context sleeps. Notified after `stop` or `mail` was set.
+    wake: WakeSource,
     /// Something is in `inbox`, or it is closed.
     mail: AtomicBool,
     inbox: Mutex<Inbox>,
@@ -149,6 +153,18 @@ impl<'a> Crew<'a> {
             .position(|(domain, _)| domain.id() == id)
     }
 
+    /// Fills `set` with what the domains wait for.
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        set.clear();
+        for (domain, _) in &mut self.domains {
+            domain.wake_sources(set);
+        }
+    }
+
+    fn count_sleep(&self) {
+        self.domains.iter().for_each(|(_, meter)| meter.parked());
+    }
+
     /// Does what the letters say.
     fn read(&mut self, letters: Vec<Letter>) {
         for letter in letters {
@@ -192,21 +208,31 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
     }
     let close = Close(control);
     let mut finished = Vec::new();
-    let (mut idle, mut spins, mut doze) = (0, SPIN_MOST / 4, DOZE_FIRST);
-    let mut yielded = false;
+    let (mut idle, mut spins, mut yielded) = (0, SPIN_MOST / 4, false);
+    let (mut set, mut latest) = (WaitSet::on(&control.wake), WaitSet::new());
     loop {
+        // A context that is registered with all that can wake it looks once more, and sleeps if
+        // there is still nothing.
+        let last_look = idle >= spins + YIELD_ROUNDS;
+        if last_look {
+            crew.wake_sources(&mut set);
+            if set.is_complete() {
+                set.prepare();
+            }
+        }
         // ORDERING: Acquire, pairs with the Release in `ContextControl::stop`.
         if control.stop.load(Ordering::Acquire) {
             break;
         }
         // ORDERING: Acquire, pairs with the Release in `ContextControl::send`; the lock orders the
         // rest.
-        if control.mail.load(Ordering::Relaxed) && control.mail.swap(false, Ordering::Acquire) {
+        let mut worked =
+            control.mail.load(Ordering::Relaxed) && control.mail.swap(false, Ordering::Acquire);
+        if worked {
             let letters = std::mem::take(&mut lock(&control.inbox).letters);
             crew.read(letters);
-            idle = 0;
         }
-        let (mut worked, mut waiting) = (false, false);
+        let mut waiting = false;
         let mut next = 0;
         while next < crew.domains.len() {
             match crew.domains[next].0.run() {
@@ -236,32 +262,23 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
             } else if idle > 0 && idle < spins {
                 spins = (spins * 2).min(SPIN_MOST);
             }
-            (idle, doze, yielded) = (0, DOZE_FIRST, false);
-            continue;
-        }
-        idle += 1;
-        if idle < spins {
-            std::hint::spin_loop();
-        } else if idle < spins + YIELD_ROUNDS {
-            thread::yield_now();
-            yielded = true;
+            (idle, yielded) = (0, false);
+            set.clear();
+        } else if !last_look {
+            idle += 1;
+            if idle < spins {
+                std::hint::spin_loop();
+            } else {
+                thread::yield_now();
+                yielded = true;
+            }
         } else {
-            yielded = false;
             spins = (spins / 2).max(SPIN_LEAST);
             idle = spins; // after sleeping, a look; then to sleep again
-            for (_, meter) in &crew.domains {
-                meter.parked();
-            }
-            match &mut crew.domains[..] {
-                [] => thread::park(),
-                [(only, _)] if !waiting => only.park(),
-                _ => {
-                    thread::park_timeout(doze);
-                    doze = (doze * 2).min(DOZE_LAST);
-                }
-            }
+            yielded = sleep(&mut crew, &mut set, &mut latest, waiting);
         }
     }
+    drop(set);
     drop(close);
     finished.extend(crew.domains.into_iter().map(|(domain, _)| domain));
     let rest = std::mem::take(&mut lock(&control.inbox).letters);
@@ -270,6 +287,30 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
         _ => None,
     }));
     finished
+}
+
+/// Sleeps until something notifies the context, which has prepared `set` before it looked in vain.
+/// Only yields, and returns true, if one of its domains waits for something that notifies nothing.
+fn sleep(crew: &mut Crew<'_>, set: &mut WaitSet, latest: &mut WaitSet, waiting: bool) -> bool {
+    crew.wake_sources(latest);
+    if set.covers(latest) {
+        crew.count_sleep();
+        set.wait();
+        return false;
+    }
+    set.clear();
+    if let [(only, meter)] = &mut crew.domains[..]
+        && latest.is_by_itself()
+        && !waiting
+    {
+        meter.parked();
+        only.park();
+        return false;
+    }
+    if !latest.is_complete() {
+        thread::yield_now();
+    }
+    true
 }
 
 /// The control channel of a [`Context`]: tells it to take in, give up and move domains. Cheap to
@@ -292,7 +333,7 @@ impl ContextControl {
             // ORDERING: Release, pairs with the Acquire in `run`.
             self.control.mail.store(true, Ordering::Release);
         }
-        self.thread.unpark();
+        self.wake();
         Ok(())
     }
 
@@ -300,6 +341,12 @@ impl ContextControl {
     pub fn stop(&self) {
         // ORDERING: Release, pairs with the Acquire in `run`.
         self.control.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Wakes the context, whether it sleeps by itself or one of its domains does.
+    fn wake(&self) {
+        self.control.wake.notify_all();
         self.thread.unpark();
     }
 
@@ -451,8 +498,8 @@ impl fmt::Debug for ContextHandle {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::{NoBatch, Replica, SpinYield, channel};
-    use std::any::Any;
+    use crate::{NoBatch, Park, Replica, SpinYield, Wait, channel};
+    use std::{any::Any, time::Duration};
 
     struct Counter {
         left: u32,
@@ -533,7 +580,7 @@ mod tests {
     }
 
     /// Counts entries under an id.
-    fn adder(id: u64, log: &crate::Log<u32, SpinYield>) -> Box<dyn Domain> {
+    fn adder<W: Wait>(id: u64, log: &crate::Log<u32, W>) -> Box<dyn Domain> {
         let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
         Box::new(Replica::new("adder", 0u64, log.subscribe().unwrap(), add).with_id(id))
     }
@@ -615,12 +662,20 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_context_sleeps_and_says_so() {
-        let (_publisher, log) = channel::<u32, SpinYield>(8);
-        let context = Context::spawn("t", None, vec![adder(1, &log), adder(2, &log)]).unwrap();
-        while context.stats().iter().any(|domain| domain.parks < 3) || context.stats().is_empty() {
-            thread::yield_now();
-        }
+    fn a_context_that_sleeps_on_two_channels_takes_domains_in_and_stops() {
+        let (_publisher, log) = channel::<u32, Park>(8);
+        let (_other, other) = channel::<u32, Park>(8);
+        let context = Context::spawn("t", None, vec![adder(1, &log)]).unwrap();
+        let all_sleep = |domains| {
+            while context.stats().len() < domains
+                || context.stats().iter().any(|domain| domain.parks == 0)
+            {
+                thread::yield_now();
+            }
+        };
+        all_sleep(1);
+        context.add(adder(2, &other)).unwrap();
+        all_sleep(2);
         context.stop();
         assert_eq!(context.join().unwrap().len(), 2);
     }

@@ -1,7 +1,7 @@
 //! Domains: typed state with what drives it, run by a [`Context`](crate::Context).
 
-use crate::{Meter, Seq, SpinYield, Subscription, Wait};
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use crate::{Meter, Seq, SpinYield, Subscription, Wait, WaitSet};
+use std::{any::Any, fmt, sync::Arc};
 
 /// What a turn of a domain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,9 +21,20 @@ pub trait Domain: Send + Any {
     /// Does some work, if there is any.
     fn run(&mut self) -> Turn;
 
-    /// Sleeps until there may be work. Called when this is the context's only domain and it stayed
-    /// idle through spinning and yielding. May return for no reason; must return when work may have
-    /// come, or the thread is unparked. Yields by default.
+    /// Adds to `set` all that notifies when there may be work. Called after a turn that was
+    /// [idle](Turn::Idle), or in which the domain [waits](Turn::Waiting) for something: then that
+    /// belongs into the set, too.
+    ///
+    /// The context sleeps only after one more turn has found nothing to do, and if this adds nothing
+    /// new after that. By default the domain [sleeps by itself](WaitSet::by_itself).
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        set.by_itself();
+    }
+
+    /// Sleeps until there may be work: for a domain that [sleeps by itself](WaitSet::by_itself), in
+    /// a device for instance. Called only if it is the context's only domain, and stayed idle
+    /// through spinning and yielding. May return for no reason; must return when work may have come,
+    /// or the thread is unparked. Yields by default.
     fn park(&mut self) {
         std::thread::yield_now();
     }
@@ -151,10 +162,8 @@ where
         self.turn()
     }
 
-    fn park(&mut self) {
-        // Not for ever: a context that is stopped must notice.
-        self.subscription
-            .wait(Some(std::time::Instant::now() + Duration::from_millis(10)));
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        self.subscription.wake_sources(set);
     }
 
     fn name(&self) -> &str {

@@ -84,7 +84,7 @@
 //! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
 //! | [`Fingerprints`], [`Manager`] | do the copies still agree, and what is done if not |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
-//! | [`EventCount`], [`Wait`] | sleeping without losing a wake-up |
+//! | [`EventCount`], [`WaitSet`], [`Wait`] | sleeping on one thing or on many without losing a wake-up |
 //!
 //! # What is promised
 //!
@@ -143,6 +143,7 @@ mod subscription;
 mod sync;
 mod timer;
 mod wait;
+mod wait_set;
 mod work;
 
 #[expect(
@@ -181,4 +182,5 @@ pub use timer::{
     Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
 };
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
+pub use wait_set::{WaitSet, WakeSource};
 pub use work::{Begun, Standing, Units};

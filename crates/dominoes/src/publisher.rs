@@ -1,7 +1,7 @@
 //! The publishing side.
 
 use crate::{
-    BatchError, Closed, Log, Seq, SpinYield, TryPublishError, Wait,
+    BatchError, Closed, Log, Seq, SpinYield, TryPublishError, Wait, WaitSet,
     ring::{Refusal, Ring, Writer},
     sync::Arc,
 };
@@ -56,6 +56,12 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
                 Err((again, back)) => (refusal, value) = (again, back),
             }
         }
+    }
+
+    /// Adds to `set` what notifies when there may be room, or the channel is closed. A wait
+    /// strategy that wakes no thread makes the set [unknown](WaitSet::unknown).
+    pub fn room_sources(&self, set: &mut WaitSet) {
+        set.add_strategy(&self.ring.room);
     }
 
     /// Publishes `value` if there is room now.

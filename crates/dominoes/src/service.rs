@@ -15,9 +15,9 @@ mod schedule;
 pub use feed::{Feed, Served, Then};
 pub use schedule::{FeedView, Priority, RoundRobin, Scheduler};
 
-use crate::{Domain, Meter, Seq, Subscription, Turn, Wait};
+use crate::{Domain, Meter, Seq, Subscription, Turn, Wait, WaitSet, WakeSource};
 use feed::LogFeed;
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 /// What became of an entry, as its handler says. A handler that returns nothing is
 /// [`Done`](Step::Done).
@@ -31,6 +31,9 @@ pub enum Step {
     Stolen(u32),
     /// It has to wait: show it again later. The handler must not have changed anything that it
     /// would change again.
+    ///
+    /// What it waits for is best named with [`Service::with_wake_source`]: otherwise the context
+    /// does not sleep until the entry is handled, but yields the core between two turns.
     Wait,
 }
 
@@ -85,6 +88,8 @@ pub struct Service<S> {
     on_subscribe: Option<Hook<S>>,
     on_unsubscribe: Option<Hook<S>>,
     meter: Arc<Meter>,
+    /// What entries may wait for.
+    wake_sources: Vec<WakeSource>,
     /// Views of the feeds, kept for their memory.
     views: Vec<FeedView>,
 }
@@ -107,6 +112,7 @@ impl<S: Send + 'static> Service<S> {
             on_subscribe: None,
             on_unsubscribe: None,
             meter: Arc::default(),
+            wake_sources: Vec::new(),
             views: Vec::new(),
         }
     }
@@ -120,6 +126,39 @@ impl<S: Send + 'static> Service<S> {
     /// With another bound on the entries that a turn handles, at least 1.
     pub fn with_batch(mut self, entries: usize) -> Self {
         self.batch = entries.max(1);
+        self
+    }
+
+    /// With a source that is notified when an entry that [waits](Step::Wait) may go on, such as
+    /// [`Semaphore::wake_source`](crate::Semaphore::wake_source). Name each thing that handlers wait
+    /// for: with one source or more, the context sleeps until one of them is notified.
+    ///
+    /// ```
+    /// use dominoes::{Context, Park, Semaphore, Service, Step, channel};
+    /// use std::sync::Arc;
+    ///
+    /// let (mut publisher, log) = channel::<u32, Park>(8);
+    /// let resolved = Arc::new(Semaphore::new(0));
+    /// let permits = resolved.clone();
+    /// let mut service = Service::new(0, "sender", Vec::new())
+    ///     .with_wake_source(resolved.wake_source());
+    /// service.subscribe(0, log.subscribe()?, move |sent: &mut Vec<u32>, _, packet: &u32| {
+    ///     if !permits.try_take() {
+    ///         return Step::Wait;
+    ///     }
+    ///     sent.push(*packet);
+    ///     Step::Done
+    /// });
+    /// let context = Context::spawn("sender", None, vec![Box::new(service)])?;
+    /// publisher.publish_all([1, 2])?;
+    /// drop(publisher);
+    /// resolved.release(2); // wakes the context
+    /// context.join().expect("no panic");
+    /// assert_eq!(resolved.permits(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_wake_source(mut self, source: &WakeSource) -> Self {
+        self.wake_sources.push(source.clone());
         self
     }
 
@@ -262,13 +301,18 @@ impl<S: Send + 'static> Domain for Service<S> {
         self.run_batch(self.batch)
     }
 
-    fn park(&mut self) {
-        // What an entry waits for tells nobody, so look again soon; and a context that is stopped
-        // must notice.
-        let waiting = self.feeds.iter().any(|entry| entry.view.waiting);
-        match &mut self.feeds[..] {
-            [only] if !waiting => only.feed.park(Duration::from_millis(10)),
-            _ => std::thread::park_timeout(Duration::from_micros(200)),
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        for Entry { feed, view } in &mut self.feeds {
+            if !view.asked {
+                // The scheduler left it out, and may ask it at the next turn.
+                set.unknown();
+            } else if !view.waiting {
+                feed.wake_sources(&mut self.state, set);
+            } else if self.wake_sources.is_empty() {
+                set.unknown();
+            } else {
+                self.wake_sources.iter().for_each(|source| set.add(source));
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use crate::{
     Channel, Closed, NoBatch, Publish, Receive, SpinYield, SubscribeError, TryPublishError, Wait,
+    WaitSet,
     channel::{Delivery, Order},
     sync::{Arc, AtomicUsize, Mutex, Ordering},
 };
@@ -288,6 +289,15 @@ impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
         found
     }
 
+    /// Adds to `set` what notifies when there may be entries, or nothing more can come. Nothing, if
+    /// this worker is not active. A wait strategy that wakes no thread makes the set
+    /// [unknown](WaitSet::unknown).
+    pub fn wake_sources(&self, set: &mut WaitSet) {
+        if self.active {
+            set.add_strategy(&self.shared.entries);
+        }
+    }
+
     /// Takes nothing any more until it is activated again.
     pub fn deactivate(&mut self) {
         self.active = false;
@@ -311,6 +321,10 @@ impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for Worker<T, P, W> {
             n += 1;
         }
         Ok(n)
+    }
+
+    fn wake_sources(&self, set: &mut WaitSet) {
+        Worker::wake_sources(self, set);
     }
 }
 

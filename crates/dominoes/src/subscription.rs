@@ -2,7 +2,7 @@
 
 use crate::wait::pause;
 use crate::{
-    Log, NoBatch, Seq, SpinYield, SubscribeError, Wait,
+    Log, NoBatch, Seq, SpinYield, SubscribeError, Wait, WaitSet,
     ring::{Place, Reader},
 };
 use std::{
@@ -266,6 +266,13 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
     /// A handle of the channel.
     pub fn log(&self) -> Log<T, W> {
         Log::of(self.reader.ring())
+    }
+
+    /// Adds to `set` what notifies when something is published, the channel is closed, or the
+    /// subscription is asked to leave. A wait strategy that wakes no thread makes the set
+    /// [unknown](WaitSet::unknown).
+    pub fn wake_sources(&self, set: &mut WaitSet) {
+        set.add_strategy(&self.reader.ring().entries);
     }
 
     /// Waits until something is published beyond the last polled end, the channel is closed, or the

@@ -1,7 +1,13 @@
 //! How a thread waits: strategies for both sides of a channel, and the event count behind parking.
 
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, spin_loop, thread};
-use std::time::{Duration, Instant};
+use crate::{
+    WakeSource,
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, spin_loop, thread},
+};
+use std::{
+    ops::DerefMut,
+    time::{Duration, Instant},
+};
 
 /// Wait strategy of a channel, used by subscribers that wait for entries and by publishers that
 /// wait for room.
@@ -16,6 +22,12 @@ pub trait Wait: Default + Send + Sync + 'static {
 
     /// Called after each change that could make somebody's `ready` true.
     fn notify(&self);
+
+    /// What [`notify`](Self::notify) notifies, for a thread that waits for several channels at once
+    /// with a [`WaitSet`](crate::WaitSet). `None` by default: this strategy wakes no thread.
+    fn wake_source(&self) -> Option<&WakeSource> {
+        None
+    }
 
     /// A short pause of a thread that could go on but had better not, yet. Pauses without giving up
     /// the core by default.
@@ -102,7 +114,7 @@ impl Wait for SpinYield {
 /// publish or release.
 #[derive(Debug, Default)]
 pub struct Park {
-    event: EventCount,
+    event: WakeSource,
 }
 
 impl Wait for Park {
@@ -141,6 +153,10 @@ impl Wait for Park {
         self.event.notify_all();
     }
 
+    fn wake_source(&self) -> Option<&WakeSource> {
+        Some(&self.event)
+    }
+
     fn hesitate(&self) {
         thread::yield_now();
     }
@@ -160,7 +176,42 @@ pub struct EventCount {
     waiters: AtomicUsize,
     /// Counts notifications that found a waiter.
     epoch: AtomicU64,
-    sleepers: Mutex<Vec<thread::Thread>>,
+    sleepers: Mutex<Vec<Sleeper>>,
+}
+
+/// What a notification wakes.
+#[derive(Debug)]
+pub(crate) enum Sleeper {
+    Thread(thread::Thread),
+    /// A [`WaitSet`](crate::WaitSet): the event count on which its thread sleeps.
+    Set(WakeSource),
+}
+
+impl Sleeper {
+    fn this_thread() -> Self {
+        Sleeper::Thread(thread::current())
+    }
+
+    fn is(&self, other: &Sleeper) -> bool {
+        match (self, other) {
+            (Sleeper::Thread(one), Sleeper::Thread(other)) => one.id() == other.id(),
+            (Sleeper::Set(one), Sleeper::Set(other)) => one.is(other),
+            _ => false,
+        }
+    }
+
+    fn wake(self) {
+        match self {
+            Sleeper::Thread(thread) => {
+                thread.unpark();
+                if cfg!(tsan) {
+                    // The fence in std's `Arc` would pass for a race of whoever drops the last handle.
+                    std::mem::forget(thread);
+                }
+            }
+            Sleeper::Set(event) => event.wake(),
+        }
+    }
 }
 
 /// A registration with an [`EventCount`]. Dropping it is the same as [`EventCount::cancel`].
@@ -173,7 +224,7 @@ pub struct Key<'a> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        self.event.waiters.fetch_sub(1, Ordering::Relaxed);
+        self.event.withdraw();
     }
 }
 
@@ -186,15 +237,25 @@ impl EventCount {
     /// Registers the calling thread as a waiter. Look at the condition after this and before
     /// [`wait`](Self::wait).
     pub fn prepare(&self) -> Key<'_> {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        // ORDERING: Acquire, pairs with the Release increment in `notify_all`: whoever finds the
-        // new epoch here also finds what was changed before it.
-        let epoch = self.epoch.load(Ordering::Acquire);
+        let epoch = self.announce();
         // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look
         // sees the change made before that fence, or the notifier's load of `waiters` sees this
         // registration.
         fence(Ordering::SeqCst);
         Key { event: self, epoch }
+    }
+
+    /// Counts a waiter, which passes a SeqCst fence before its next look; returns the epoch.
+    pub(crate) fn announce(&self) -> u64 {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release increment in `wake`: whoever finds the
+        // new epoch here also finds what was changed before it.
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Takes [`announce`](Self::announce) back.
+    pub(crate) fn withdraw(&self) {
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Takes the registration back: there is something to do after all.
@@ -212,17 +273,14 @@ impl EventCount {
             std::ptr::eq(self, key.event),
             "a key belongs to the event count that made it"
         );
-        {
-            let mut sleepers = self
-                .sleepers
-                .lock()
-                .unwrap_or_else(|poison| poison.into_inner());
-            // The epoch moves under this lock only, so a notification is either seen here or finds
-            // us in the list.
-            if self.epoch.load(Ordering::Relaxed) != key.epoch {
-                return true;
-            }
-            sleepers.push(thread::current());
+        self.sleep(key.epoch, timeout)
+    }
+
+    /// Parks the calling thread until a notification that came after `epoch`, or `timeout`; false
+    /// after the timeout.
+    pub(crate) fn sleep(&self, epoch: u64, timeout: Option<Duration>) -> bool {
+        if !self.enlist(epoch, Sleeper::this_thread()) {
+            return true;
         }
         let woken = match timeout {
             None => {
@@ -231,26 +289,46 @@ impl EventCount {
             }
             Some(timeout) => park_timeout(timeout),
         };
-        // ORDERING: Acquire, pairs with the Release increment in `notify_all`.
-        if self.epoch.load(Ordering::Acquire) != key.epoch {
+        self.delist(epoch, &Sleeper::this_thread()) || woken
+    }
+
+    /// Puts a sleeper on the list of those that the next notification wakes. False if a notification
+    /// came after `epoch`.
+    pub(crate) fn enlist(&self, epoch: u64, sleeper: Sleeper) -> bool {
+        let mut sleepers = self.lock_sleepers();
+        // The epoch moves under this lock only, so a notification is either seen here or finds the
+        // sleeper in the list.
+        let in_time = self.epoch.load(Ordering::Relaxed) == epoch;
+        if in_time {
+            sleepers.push(sleeper);
+        }
+        in_time
+    }
+
+    /// Takes a sleeper off the list, unless a notification that came after `epoch` has done so; then
+    /// true.
+    pub(crate) fn delist(&self, epoch: u64, sleeper: &Sleeper) -> bool {
+        // ORDERING: Acquire, pairs with the Release increment in `wake`.
+        if self.epoch.load(Ordering::Acquire) != epoch {
             return true;
         }
-        // Not notified: nobody took us off the list.
-        let me = thread::current().id();
-        let mut sleepers = self
-            .sleepers
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
-        if let Some(index) = sleepers.iter().position(|thread| thread.id() == me) {
+        let mut sleepers = self.lock_sleepers();
+        if let Some(index) = sleepers.iter().position(|other| other.is(sleeper)) {
             sleepers.swap_remove(index);
         }
-        woken || self.epoch.load(Ordering::Relaxed) != key.epoch
+        self.epoch.load(Ordering::Relaxed) != epoch
+    }
+
+    fn lock_sleepers(&self) -> impl DerefMut<Target = Vec<Sleeper>> + '_ {
+        self.sleepers
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// Wakes every thread that prepared before this call. Call it after changing what they look at.
     #[inline]
     pub fn notify_all(&self) {
-        // ORDERING: SeqCst fence, pairs with the one in `prepare`.
+        // ORDERING: SeqCst fence, pairs with the ones in `prepare` and `WaitSet::prepare`.
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::Relaxed) != 0 {
             self.wake();
@@ -260,21 +338,17 @@ impl EventCount {
     #[cold]
     fn wake(&self) {
         let woken = {
-            let mut sleepers = self
-                .sleepers
-                .lock()
-                .unwrap_or_else(|poison| poison.into_inner());
-            // ORDERING: Release, pairs with the Acquire loads in `prepare` and `wait`.
+            let mut sleepers = self.lock_sleepers();
+            // ORDERING: Release, pairs with the Acquire loads in `announce` and `delist`.
             self.epoch.fetch_add(1, Ordering::Release);
             std::mem::take(&mut *sleepers)
         };
-        for thread in woken {
-            thread.unpark();
-            if cfg!(tsan) {
-                // The fence in std's `Arc` would pass for a race of whoever drops the last handle.
-                std::mem::forget(thread);
-            }
-        }
+        woken.into_iter().for_each(Sleeper::wake);
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn sleepers(&self) -> usize {
+        self.lock_sleepers().len()
     }
 
     /// How many threads wait or are about to.
@@ -333,7 +407,7 @@ mod tests {
         let key = event.prepare();
         assert!(!event.wait(key, Some(Duration::from_millis(2))));
         assert_eq!(event.waiters(), 0);
-        assert!(event.sleepers.lock().unwrap().is_empty());
+        assert_eq!(event.sleepers(), 0);
     }
 
     #[test]

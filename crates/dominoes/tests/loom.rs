@@ -9,7 +9,7 @@
 
 use dominoes::{
     Assignment, BatchError, EventCount, Greedy, NoBatch, Park, Publisher, Role, Spin, Standing,
-    Subscription, TryPublishError, Units, Verdicts, Wait, Work,
+    Subscription, TryPublishError, Units, Verdicts, Wait, WaitSet, WakeSource, Work,
 };
 use loom::{
     sync::{
@@ -397,6 +397,132 @@ fn an_event_count_loses_no_wake_up() {
         shared.1.store(true, Ordering::Relaxed);
         shared.0.notify_all();
         waiter.join().unwrap();
+    });
+}
+
+/// What a context with several feeds does: registers with all of them, looks at all of them, and sleeps
+/// if there is nothing. Returns what it has seen when all channels are closed.
+fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
+    let mut set = WaitSet::new();
+    let mut seen = Vec::new();
+    loop {
+        for subscription in &*subscriptions {
+            subscription.wake_sources(&mut set);
+        }
+        set.prepare();
+        let (mut found, mut closed) = (false, 0);
+        for subscription in &mut *subscriptions {
+            match subscription.try_next_batch() {
+                Ok(batch) => {
+                    seen.extend(batch.iter().map(|(_, value)| *value));
+                    found = true;
+                }
+                Err(NoBatch::Empty) => {}
+                Err(_) => closed += 1,
+            }
+        }
+        if closed == subscriptions.len() {
+            return seen;
+        }
+        // A channel that is closed stays so, and notifies no more: it is no reason not to sleep.
+        if !found {
+            set.wait();
+        }
+        set.clear();
+    }
+}
+
+/// Catches: one thread that sleeps on two channels and misses a publish or the end of either; a thread
+/// that stays on the list of one when the other has woken it. loom reports the deadlock.
+#[test]
+fn a_thread_that_sleeps_on_two_channels_is_woken_by_each() {
+    model(2, || {
+        let (mut left, left_log) = dominoes::channel::<u32, Park>(1);
+        let (right, right_log) = dominoes::channel::<u32, Park>(1);
+        let mut subscriptions = [&left_log, &right_log].map(|log| log.subscribe().unwrap());
+        let sleeper = thread::spawn(move || follow_all(&mut subscriptions));
+        let closer = thread::spawn(move || drop(right));
+        left.publish(1).unwrap();
+        drop(left);
+        closer.join().unwrap();
+        assert_eq!(sleeper.join().unwrap(), [1]);
+    });
+}
+
+/// Catches: a publish between subscribing, registering and sleeping that neither the look finds nor the
+/// publisher's look for sleepers.
+#[test]
+fn subscribing_and_registering_against_a_publisher_that_wakes() {
+    model(2, || {
+        let (mut publisher, log) = dominoes::channel::<u32, Park>(1);
+        let (silent, silent_log) = dominoes::channel::<u32, Park>(1);
+        let sleeper = thread::spawn(move || {
+            let mut silent_one = silent_log.subscribe().unwrap();
+            drop(silent); // closed: only the other channel can end the sleep
+            assert_eq!(silent_one.try_next_batch().err(), Some(NoBatch::Closed));
+            let late = log.subscribe().unwrap();
+            let start = late.position();
+            (start, follow_all(&mut [silent_one, late]))
+        });
+        publisher.publish(7).unwrap();
+        drop(publisher);
+        let (start, seen) = sleeper.join().unwrap();
+        assert_eq!(seen, [7][start as usize..]);
+    });
+}
+
+/// Catches: a thread that takes itself off one source while that one's notifier wakes it, and then misses
+/// the wake-up of the source on which it sleeps next, or leaves a registration behind.
+#[test]
+fn leaving_a_source_while_its_notifier_wakes() {
+    model(3, || {
+        let shared = Arc::new([WakeSource::new(), WakeSource::new()]);
+        let flags = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let notifiers: Vec<_> = [0, 1]
+            .into_iter()
+            .map(|n| {
+                let (shared, flags) = (shared.clone(), flags.clone());
+                thread::spawn(move || {
+                    flags[n].store(true, Ordering::Relaxed);
+                    shared[n].notify_all();
+                })
+            })
+            .collect();
+        let mut set = WaitSet::new();
+        // First on both, until either has news; then on what has none.
+        let mut silent = vec![0, 1];
+        while !silent.is_empty() {
+            silent.iter().for_each(|n| set.add(&shared[*n]));
+            set.prepare();
+            let before = silent.len();
+            silent.retain(|n| !flags[*n].load(Ordering::Relaxed));
+            if silent.len() == before {
+                set.wait();
+            }
+            set.clear();
+        }
+        for notifier in notifiers {
+            notifier.join().unwrap();
+        }
+        assert!(shared.iter().all(|source| source.waiters() == 0));
+    });
+}
+
+/// Catches: of two threads that sleep on one channel, with other channels or without, one that is
+/// forgotten.
+#[test]
+fn two_threads_that_sleep_on_one_channel_are_both_woken() {
+    model(2, || {
+        let (mut publisher, log) = dominoes::channel::<u32, Park>(1);
+        let sleepers: Vec<_> = [log.subscribe().unwrap(), log.subscribe().unwrap()]
+            .into_iter()
+            .map(|subscription| thread::spawn(move || follow_all(&mut [subscription])))
+            .collect();
+        publisher.publish(1).unwrap();
+        drop(publisher);
+        for sleeper in sleepers {
+            assert_eq!(sleeper.join().unwrap(), [1]);
+        }
     });
 }
 

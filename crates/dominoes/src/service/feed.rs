@@ -1,12 +1,8 @@
 //! What a service can be fed from.
 
 use super::Step;
-use crate::{Meter, NoBatch, Seq, Subscription, Wait};
-use std::{
-    marker::PhantomData,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use crate::{Meter, NoBatch, Seq, Subscription, Wait, WaitSet};
+use std::{marker::PhantomData, sync::Arc};
 
 /// How a look at a [`Feed`] went on after the entries that were handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +35,13 @@ pub trait Feed<S>: Send {
     /// Entries that are there and not handled. A moment's view.
     fn lag(&self) -> u64;
 
-    /// Sleeps until there may be entries, the thread is unparked, or the time is up.
-    fn park(&mut self, timeout: Duration) {
-        std::thread::park_timeout(timeout);
+    /// Adds to `set` all that notifies when there may be entries. Called while the feed has none.
+    ///
+    /// By default the set becomes [unknown](WaitSet::unknown), and the context of the service yields
+    /// where it could sleep.
+    fn wake_sources(&mut self, state: &mut S, set: &mut WaitSet) {
+        let _ = state;
+        set.unknown();
     }
 }
 
@@ -116,7 +116,7 @@ where
         self.subscription.lag()
     }
 
-    fn park(&mut self, timeout: Duration) {
-        self.subscription.wait(Some(Instant::now() + timeout));
+    fn wake_sources(&mut self, _: &mut S, set: &mut WaitSet) {
+        self.subscription.wake_sources(set);
     }
 }

@@ -1,7 +1,9 @@
 //! Where time comes from, and both ways of feeding expiries to domains.
 
 use super::{Tick, TimerId, Wheel};
-use crate::{Domain, Feed, Meter, Publisher, Served, Then, TryPublishError, Turn, Wait};
+use crate::{
+    Domain, Feed, Meter, Publisher, Served, Then, TryPublishError, Turn, Wait, WaitSet, WakeSource,
+};
 use crossbeam_queue::SegQueue;
 use std::{
     collections::HashMap,
@@ -9,7 +11,7 @@ use std::{
     marker::PhantomData,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering, fence},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -18,6 +20,13 @@ use std::{
 pub trait Clock: Send {
     /// The time now, in ticks. Never less than before.
     fn now(&self) -> Tick;
+
+    /// Adds to `set` what ends a sleep when `deadline` is reached: that moment, or what notifies
+    /// when the time was moved. By default the set becomes [unknown](WaitSet::unknown).
+    fn wake_sources(&self, deadline: Tick, set: &mut WaitSet) {
+        let _ = deadline;
+        set.unknown();
+    }
 }
 
 /// The machine's clock, from the moment it was made.
@@ -46,11 +55,30 @@ impl Clock for SystemClock {
         let ticks = self.origin.elapsed().as_nanos() / self.tick.as_nanos();
         Tick::try_from(ticks).unwrap_or(Tick::MAX)
     }
+
+    fn wake_sources(&self, deadline: Tick, set: &mut WaitSet) {
+        const SECOND: u128 = 1_000_000_000;
+        let after = self.tick.as_nanos().saturating_mul(deadline.into());
+        // A moment that the clock of the machine cannot tell never comes.
+        let moment = u64::try_from(after / SECOND).ok().and_then(|seconds| {
+            let after = Duration::new(seconds, (after % SECOND) as u32);
+            self.origin.checked_add(after)
+        });
+        if let Some(moment) = moment {
+            set.until(moment);
+        }
+    }
 }
 
 /// A clock that is moved by hand, for tests and simulations. Clones show the same time.
 #[derive(Debug, Default, Clone)]
-pub struct ManualClock(Arc<AtomicU64>);
+pub struct ManualClock(Arc<ManualTime>);
+
+#[derive(Debug, Default)]
+struct ManualTime {
+    now: AtomicU64,
+    moved: WakeSource,
+}
 
 impl ManualClock {
     /// At 0.
@@ -58,15 +86,20 @@ impl ManualClock {
         Self::default()
     }
 
-    /// Moves on by so many ticks.
+    /// Moves on by so many ticks, and wakes contexts in which a timer runs.
     pub fn pass(&self, ticks: Tick) {
-        self.0.fetch_add(ticks, Ordering::Relaxed);
+        self.0.now.fetch_add(ticks, Ordering::Relaxed);
+        self.0.moved.notify_all();
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Tick {
-        self.0.load(Ordering::Relaxed)
+        self.0.now.load(Ordering::Relaxed)
+    }
+
+    fn wake_sources(&self, _: Tick, set: &mut WaitSet) {
+        set.add(&self.0.moved);
     }
 }
 
@@ -146,9 +179,10 @@ where
         0 // what is due is known only when time moves on
     }
 
-    fn park(&mut self, timeout: Duration) {
-        // A timer may be due at any time; the context looks again soon.
-        std::thread::park_timeout(timeout.min(Duration::from_micros(200)));
+    fn wake_sources(&mut self, state: &mut S, set: &mut WaitSet) {
+        if let Some(deadline) = (self.timers)(state).next_deadline() {
+            self.clock.wake_sources(deadline, set);
+        }
     }
 }
 
@@ -168,7 +202,22 @@ enum Order<V> {
 /// Starts and cancels timers of a [`TimerPublisher`], from any thread, without waiting. Timers are
 /// named by keys that the caller chooses.
 pub struct TimerControl<V> {
-    orders: Arc<SegQueue<Order<V>>>,
+    orders: Arc<Orders<V>>,
+}
+
+/// What a [`TimerPublisher`] shares with its controls.
+struct Orders<V> {
+    queue: SegQueue<Order<V>>,
+    controls: AtomicUsize,
+    /// Notified of each order, and when the last control goes.
+    news: WakeSource,
+}
+
+impl<V> Orders<V> {
+    fn push(&self, order: Order<V>) {
+        self.queue.push(order);
+        self.news.notify_all();
+    }
 }
 
 impl<V> TimerControl<V> {
@@ -186,9 +235,19 @@ impl<V> TimerControl<V> {
 
 impl<V> Clone for TimerControl<V> {
     fn clone(&self) -> Self {
+        self.orders.controls.fetch_add(1, Ordering::Relaxed);
         TimerControl {
             orders: self.orders.clone(),
         }
+    }
+}
+
+impl<V> Drop for TimerControl<V> {
+    fn drop(&mut self) {
+        // ORDERING: Release, pairs with the Acquire in `TimerPublisher::turn`: its orders are in
+        // the queue. (Every decrement is one, so a load of zero acquires from all of them.)
+        self.orders.controls.fetch_sub(1, Ordering::Release);
+        self.orders.news.notify_all();
     }
 }
 
@@ -223,7 +282,7 @@ impl<V> fmt::Debug for TimerControl<V> {
 /// ```
 pub struct TimerPublisher<T, V, W: Wait, C, F> {
     clock: C,
-    orders: Arc<SegQueue<Order<V>>>,
+    orders: Arc<Orders<V>>,
     wheel: Wheel<(u64, V)>,
     /// Timers that run, by key.
     running: HashMap<u64, TimerId>,
@@ -244,7 +303,11 @@ where
     /// Publishes what `entry` makes of deadline, key and value of each timer that expires. It is
     /// finished when the channel is closed, or when the last control is gone and no timer runs.
     pub fn new(clock: C, publisher: Publisher<T, W>, entry: F) -> (Self, TimerControl<V>) {
-        let orders = Arc::new(SegQueue::new());
+        let orders = Arc::new(Orders {
+            queue: SegQueue::new(),
+            controls: AtomicUsize::new(1),
+            news: WakeSource::new(),
+        });
         let control = TimerControl {
             orders: orders.clone(),
         };
@@ -279,7 +342,7 @@ where
     /// Does what was ordered. Says whether there was anything.
     fn obey(&mut self) -> bool {
         let mut any = false;
-        while let Some(order) = self.orders.pop() {
+        while let Some(order) = self.orders.queue.pop() {
             any = true;
             match order {
                 Order::Start(key, deadline, value) => {
@@ -296,10 +359,9 @@ where
     /// One turn: orders, then what is due.
     pub fn turn(&mut self) -> Turn {
         // Seen before the orders are read, so no order can be missed.
-        let last = Arc::strong_count(&self.orders) == 1;
-        // ORDERING: Acquire fence, pairs with the Release with which the last control was dropped:
-        // its orders are seen below.
-        fence(Ordering::Acquire);
+        // ORDERING: Acquire, pairs with the Release in `TimerControl::drop`: the orders of all
+        // controls are seen below.
+        let last = self.orders.controls.load(Ordering::Acquire) == 0;
         let mut worked = self.obey();
         let now = self.clock.now();
         loop {
@@ -348,9 +410,14 @@ where
         self.turn()
     }
 
-    fn park(&mut self) {
-        // Orders wake nobody, and the length of a tick is the clock's secret.
-        std::thread::park_timeout(Duration::from_micros(200));
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        set.add(&self.orders.news);
+        if self.stuck.is_some() {
+            // What is due stands behind it.
+            self.publisher.room_sources(set);
+        } else if let Some(deadline) = self.wheel.next_deadline() {
+            self.clock.wake_sources(deadline, set);
+        }
     }
 
     fn name(&self) -> &str {
@@ -463,6 +530,24 @@ mod tests {
             service.state().1,
             [0, 1, 2, 3, 100, 4, 5, 6, 7, 8, 9, 10, 11]
         );
+    }
+
+    #[test]
+    fn a_sleep_until_a_tick_of_the_system_clock_ends_when_the_tick_begins() {
+        let clock = SystemClock::new(Duration::from_micros(250));
+        let deadline = |tick| {
+            let mut set = WaitSet::new();
+            clock.wake_sources(tick, &mut set);
+            assert!(set.is_complete() && set.is_empty());
+            set.deadline()
+        };
+        assert_eq!(deadline(0), Some(clock.origin));
+        let later = clock.origin + Duration::from_micros(2_500_250);
+        assert_eq!(deadline(10_001), Some(later));
+        let never = SystemClock::new(Duration::MAX);
+        let mut set = WaitSet::new();
+        never.wake_sources(Tick::MAX, &mut set);
+        assert!(set.is_complete() && set.deadline().is_none());
     }
 
     #[test]
