@@ -1,13 +1,14 @@
 //! Contexts: pinned threads that run domains.
 
 use crate::{
-    Meter,
+    JoinError, Meter,
     domain::{Domain, Turn},
     stats::DomainStats,
     wait_set::{WaitSet, WakeSource},
 };
 use std::{
     fmt, io,
+    marker::PhantomData,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -495,6 +496,67 @@ impl fmt::Debug for ContextHandle {
     }
 }
 
+/// The owner's view of a domain with state `S` in a context that was started for it, by
+/// [`Replica::spawn`](crate::Replica::spawn) or [`Service::spawn`](crate::Service::spawn). Dropping
+/// it lets the context run on by itself.
+pub struct DomainHandle<S> {
+    context: ContextHandle,
+    /// The domain's, and no other's: by this it is found again.
+    meter: Arc<Meter>,
+    state: PhantomData<fn() -> S>,
+}
+
+impl<S: 'static> DomainHandle<S> {
+    pub(crate) fn spawn(
+        domain: Box<dyn Domain>,
+        meter: Arc<Meter>,
+        core: Option<usize>,
+    ) -> io::Result<Self> {
+        let name = domain.name().to_owned();
+        Ok(DomainHandle {
+            context: Context::spawn(&name, core, vec![domain])?,
+            meter,
+            state: PhantomData,
+        })
+    }
+
+    /// The context in which the domain runs.
+    pub fn context(&self) -> &ContextHandle {
+        &self.context
+    }
+
+    /// Tells the context to stop after its current turn. Does not wait.
+    pub fn stop(&self) {
+        self.context.stop();
+    }
+
+    /// Waits for the context to end, and gives the state back as the domain left it. Call
+    /// [`stop`](Self::stop) first unless the domain finishes by itself.
+    ///
+    /// # Errors
+    /// [`JoinError::Panicked`] if a domain of the context panicked, [`JoinError::Elsewhere`] if this
+    /// one was removed from the context or moved to another.
+    pub fn join(self) -> Result<S, JoinError> {
+        let domains = self.context.join().map_err(JoinError::Panicked)?;
+        let mine = |domain: &Box<dyn Domain>| {
+            let meter = domain.meter();
+            meter.is_some_and(|meter| Arc::ptr_eq(&meter, &self.meter))
+        };
+        let domain = domains.into_iter().find(mine);
+        let state = domain.and_then(Domain::into_state);
+        let state = state.and_then(|state| state.downcast().ok());
+        state.map(|state| *state).ok_or(JoinError::Elsewhere)
+    }
+}
+
+impl<S> fmt::Debug for DomainHandle<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DomainHandle")
+            .field("context", &self.context)
+            .finish()
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -529,6 +591,79 @@ mod tests {
         assert_eq!(domains.len(), 2);
         let first: Box<dyn Any> = domains.into_iter().next().unwrap();
         assert_eq!(first.downcast::<Counter>().unwrap().left, 0);
+    }
+
+    /// A replica that adds up entries, under a type that cannot be named.
+    fn summing<W: Wait>(log: &crate::Log<u32, W>) -> DomainHandle<u64> {
+        let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
+        let replica = Replica::new("sum", 0, log.subscribe().unwrap(), add);
+        replica.spawn(None).unwrap()
+    }
+
+    #[test]
+    fn a_replica_with_a_closure_gives_its_state_back() {
+        let (mut publisher, log) = channel::<u32, Park>(4);
+        let handles = [summing(&log), summing(&log)];
+        assert_eq!(handles[0].context().thread().name(), Some("sum"));
+        publisher.publish_all([1, 2, 3]).unwrap();
+        drop(publisher);
+        for handle in handles {
+            assert_eq!(handle.join().unwrap(), 6);
+        }
+    }
+
+    #[test]
+    fn a_handle_finds_its_own_domain_among_others_of_its_type() {
+        let (mut publisher, log) = channel::<u32, Park>(4);
+        let (mut other, other_log) = channel::<u32, Park>(4);
+        let mut service = crate::Service::new(0, "service", 0u64);
+        let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
+        service.subscribe(0, log.subscribe().unwrap(), add);
+        let handle = service.spawn(None).unwrap();
+        handle.context().add(adder(0, &other_log)).unwrap();
+        let domains = |n| {
+            while handle.context().stats().len() != n {
+                thread::yield_now();
+            }
+        };
+        domains(2);
+        other.publish(40).unwrap();
+        drop(other); // the other domain is finished first
+        domains(1);
+        publisher.publish(2).unwrap();
+        drop(publisher);
+        assert_eq!(handle.join().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_handle_says_why_there_is_no_state() {
+        let (mut publisher, log) = channel::<u32, Park>(4);
+        let moved = summing(&log);
+        assert!(moved.context().remove(0).wait().is_some());
+        moved.stop();
+        assert!(matches!(moved.join(), Err(JoinError::Elsewhere)));
+        let bad = |_: &mut u64, _, _: &u32| panic!("no good");
+        let bad = Replica::new("bad", 0u64, log.subscribe().unwrap(), bad);
+        let handle = bad.spawn(None).unwrap();
+        publisher.publish(1).unwrap();
+        let error = handle.join().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a domain of the context panicked: no good"
+        );
+    }
+
+    #[test]
+    fn a_replica_that_is_stopped_gives_the_state_back_that_it_has() {
+        let (mut publisher, log) = channel::<u32, Park>(4);
+        let handle = summing(&log);
+        publisher.publish(5).unwrap();
+        while handle.context().stats()[0].handled == 0 {
+            thread::yield_now();
+        }
+        handle.stop();
+        assert_eq!(handle.join().unwrap(), 5);
+        assert!(!publisher.is_closed());
     }
 
     #[test]

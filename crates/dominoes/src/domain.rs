@@ -1,7 +1,7 @@
 //! Domains: typed state with what drives it, run by a [`Context`](crate::Context).
 
-use crate::{Meter, Seq, SpinYield, Subscription, Wait, WaitSet};
-use std::{any::Any, fmt, sync::Arc};
+use crate::{DomainHandle, Meter, Seq, SpinYield, Subscription, Wait, WaitSet};
+use std::{any::Any, fmt, io, sync::Arc};
 
 /// What a turn of a domain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,13 @@ pub trait Domain: Send + Any {
     fn meter(&self) -> Option<Arc<Meter>> {
         None
     }
+
+    /// Gives up everything but its state, for a [`DomainHandle`]. `None` by default: a domain whose
+    /// type can be named is taken out of [`ContextHandle::join`](crate::ContextHandle::join) by
+    /// downcasting.
+    fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        None
+    }
 }
 
 impl fmt::Debug for dyn Domain {
@@ -66,18 +73,16 @@ impl fmt::Debug for dyn Domain {
 /// state.
 ///
 /// ```
-/// use dominoes::{Context, Replica, SpinYield, channel};
+/// use dominoes::{Park, Replica, channel};
 ///
-/// let (mut publisher, log) = channel::<u64, SpinYield>(16);
+/// let (mut publisher, log) = channel::<u64, Park>(16);
 /// let add = |sum: &mut u64, _seq, entry: &u64| *sum += entry;
-/// let sum = Replica::new("sum", 0u64, log.subscribe()?, add);
-/// let context = Context::spawn("adder", None, vec![Box::new(sum)])?;
+/// let sum = Replica::new("sum", 0u64, log.subscribe()?, add).spawn(None)?;
 /// for n in 1..=10 {
 ///     publisher.publish(n)?;
 /// }
-/// drop(publisher);
-/// let domains = context.join().expect("no panic");
-/// assert_eq!(domains.len(), 1);
+/// drop(publisher); // the replica finishes when it has applied the last entry
+/// assert_eq!(sum.join()?, 55);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Replica<S, T, W: Wait = SpinYield, F = fn(&mut S, Seq, &T)> {
@@ -133,6 +138,21 @@ where
         (self.state, self.subscription)
     }
 
+    /// Starts a context of its own for the replica, on this core if one is named, and under the
+    /// replica's name. The handle gives the state back.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>>
+    where
+        S: Send + 'static,
+        T: 'static,
+        F: Send + 'static,
+    {
+        let meter = self.meter.clone();
+        DomainHandle::spawn(Box::new(self), meter, core)
+    }
+
     /// Applies what is there now, at most a batch.
     pub fn turn(&mut self) -> Turn {
         let handled = match self.subscription.try_next_batch() {
@@ -176,6 +196,10 @@ where
 
     fn meter(&self) -> Option<Arc<Meter>> {
         Some(self.meter.clone())
+    }
+
+    fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        Some(Box::new(self.state))
     }
 }
 

@@ -1,6 +1,6 @@
 //! One error type per operation. A refused value always comes back to the caller.
 
-use std::{error::Error, fmt};
+use std::{any::Any, error::Error, fmt};
 
 /// The channel is closed; the value was not published and is handed back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,6 +65,32 @@ pub enum NoBatch {
     /// This subscription was asked to leave; see [`Log::evict`](crate::Log::evict).
     Evicted,
 }
+
+/// Why [`DomainHandle::join`](crate::DomainHandle::join) has no state.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// A domain of the context panicked, with this payload. Its domains are gone.
+    Panicked(Box<dyn Any + Send>),
+    /// The domain was not in the context when that ended: it was removed, or moved to another.
+    Elsewhere,
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let JoinError::Panicked(payload) = self else {
+            return f.write_str("the domain left the context before that ended");
+        };
+        f.write_str("a domain of the context panicked")?;
+        let text = payload.downcast_ref::<&str>().copied();
+        match text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)) {
+            Some(text) => write!(f, ": {text}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for JoinError {}
 
 impl<T> fmt::Debug for Closed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

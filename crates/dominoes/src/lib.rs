@@ -159,9 +159,9 @@ pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use consistency::{
     Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, Seat, Verdict,
 };
-pub use context::{Context, ContextControl, ContextHandle, Reply};
+pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
-pub use error::{BatchError, Closed, NoBatch, SubscribeError, TryPublishError};
+pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
 pub use log::{Log, channel, channel_with_slots};
 pub use membership::{Entry, Members};
 pub use primary::{

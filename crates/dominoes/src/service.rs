@@ -15,9 +15,9 @@ mod schedule;
 pub use feed::{Feed, Served, Then};
 pub use schedule::{FeedView, Priority, RoundRobin, Scheduler};
 
-use crate::{Domain, Meter, Seq, Subscription, Turn, Wait, WaitSet, WakeSource};
+use crate::{Domain, DomainHandle, Meter, Seq, Subscription, Turn, Wait, WaitSet, WakeSource};
 use feed::LogFeed;
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, io, sync::Arc};
 
 /// What became of an entry, as its handler says. A handler that returns nothing is
 /// [`Done`](Step::Done).
@@ -290,6 +290,16 @@ impl<S: Send + 'static> Service<S> {
         self.state
     }
 
+    /// Starts a context of its own for the domain, on this core if one is named, and under the
+    /// domain's name. The handle gives the state back.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>> {
+        let meter = self.meter.clone();
+        DomainHandle::spawn(Box::new(self), meter, core)
+    }
+
     /// The subscriptions, in the order in which they were made.
     pub fn feeds(&self) -> Vec<FeedId> {
         self.feeds.iter().map(|entry| entry.view.id).collect()
@@ -326,6 +336,10 @@ impl<S: Send + 'static> Domain for Service<S> {
 
     fn meter(&self) -> Option<Arc<Meter>> {
         Some(self.meter.clone())
+    }
+
+    fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        Some(Box::new(self.state))
     }
 }
 
