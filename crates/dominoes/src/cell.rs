@@ -805,6 +805,7 @@ impl<A> Pin<'_, A> {
                 return None;
             }
         }
+        // After 2^32 laps the tag is the same again: then the pin holds a chunk of another lap.
         if self.stocked.get() - seq > shared.slots() as u64 {
             return None;
         }
@@ -955,5 +956,48 @@ impl<T> Drop for RoleGuard<'_, T> {
 impl<T: fmt::Debug> fmt::Debug for RoleGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Attachments as they are after so many laps in which every value was taken back. The tags of
+    /// all chunks have come round if that is 2^32.
+    fn after_laps(laps: u64) -> (Stocker<u32>, Arc<Attachments<u32>>) {
+        const SLOTS: u64 = 4;
+        let (mut stocker, shared) = attachments::<u32>(SLOTS as usize, 2);
+        let start = laps * SLOTS;
+        (stocker.next, stocker.head) = (start, start);
+        shared.stocked.store(start, Ordering::Relaxed);
+        shared.head.store(start, Ordering::Relaxed);
+        for word in &shared.chunks {
+            word.store(Chunk::open(laps as u32).0, Ordering::Relaxed);
+        }
+        (stocker, shared)
+    }
+
+    #[test]
+    fn a_position_of_2_pow_32_laps_ago_has_no_value_though_its_chunk_has_the_same_tag() {
+        let (mut stocker, shared) = after_laps(1 << 32);
+        let start = stocker.next_seq();
+        stocker.put(start, 7).unwrap();
+        let now = shared.pin(start).unwrap();
+        assert_eq!((now.get(start), now.get(start + 1)), (Some(&7), None));
+        // The pin of the old position holds the chunk of today, and lends nothing of it: neither
+        // what is stocked nor, worse, a slot that is empty.
+        let old = shared.pin(0).expect("the tags are the same");
+        assert!(old.get(0).is_none(), "a value of another lap");
+        assert!(old.get(1).is_none(), "a value that was never stocked");
+        drop((now, old));
+
+        stocker.put(start + 1, 8).unwrap();
+        assert_eq!(shared.done(start, 2), 2);
+        let mut out = Vec::new();
+        let mut take = |seq, value| out.push((seq, value));
+        assert!(!shared.take_out(0, &mut take), "values of another lap");
+        assert!(shared.take_out(start, &mut take));
+        assert_eq!(out, [(start, 7), (start + 1, 8)]);
     }
 }

@@ -843,6 +843,7 @@ impl<T, W: Wait> Clone for Writer<T, W> {
             // `Ring::walk`: a byte that a late reader takes for its own entry does mean that the
             // entry is there.
             fence(Ordering::Release);
+            // Before `MULTI`: a byte never stored is 0, which in the first lap means "published".
             for seq in next..next + self.ring.slots.len() as u64 {
                 ring.laps[ring.index(seq)].store(ring.lap(seq).wrapping_sub(1), STORE_AFTER_FENCE);
             }

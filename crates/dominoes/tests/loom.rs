@@ -158,6 +158,27 @@ fn alone_then_shared_then_alone() {
     });
 }
 
+/// Catches: a channel that says that it has several publishers before its lap bytes say that nothing of
+/// this lap is published. In the first lap the bytes are those of a published entry by accident.
+#[test]
+fn nothing_is_published_by_cloning_a_publisher() {
+    model(3, || {
+        let (mut publisher, log) = channel::<u32>(2);
+        let mut subscription = log.subscribe().unwrap();
+        publisher.publish(1).unwrap();
+        let reader = thread::spawn(move || {
+            let end = subscription.poll();
+            assert_eq!(end, 1, "an entry that was not published");
+            subscription
+        });
+        let mut second = publisher.clone();
+        let mut subscription = reader.join().unwrap();
+        second.publish(2).unwrap();
+        assert_eq!(subscription.poll(), 2);
+        assert_eq!(subscription.get(1), Some(&2));
+    });
+}
+
 /// Catches: a publisher that takes itself for alone while another's claim is not shown yet.
 #[test]
 fn the_survivor_takes_over_while_the_other_leaves() {
