@@ -86,6 +86,60 @@
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
 //! | [`EventCount`], [`WaitSet`], [`Wait`] | sleeping on one thing or on many without losing a wake-up |
 //!
+//! # When a primary dies
+//!
+//! The log replicates *state*. A replica whose thread panics loses none of it: its subscription
+//! leaves, publishers no longer wait for it, and the others apply the same entries as before. The
+//! *effects* that it owed, the costly part of the entries that were its own as their primary, are
+//! another matter:
+//!
+//! * *By itself the crate hands over nothing.* A [`PrimaryPolicy`] computes its answer and does not
+//!   know that a replica died; [`Greedy`] keeps the dead taker of a chunk. What the dead replica had
+//!   not done of its chunks is never done, and no part of the crate reports that.
+//! * *Later chunks* go to others at once under [`Greedy`], whose chunks go to those that ask. Under
+//!   the other policies they do so from the entry on at which the members change, and the user has
+//!   to publish that change; see [`Members`]. Until then the dead replica goes on being named.
+//! * *Chunks that were its own* are taken over only where all replicas do their work through
+//!   [`Units`], and look for units that are late. A thread that unwinds lets go of the unit that it
+//!   had begun; any other replica [begins](Units::begin) it behind the last piece that was reported
+//!   done. The crate watches no clock: when a unit is late, the user decides. The taker needs what the
+//!   effects are made from, so every replica keeps that until the [standing](Units::standing) is
+//!   [`Done`](Standing::Done).
+//! * *The piece in the middle of which it died* counts as not done, so it may be performed twice.
+//!   Pieces whose end was reported are not. A receiver of effects to which that matters has to
+//!   recognise a piece by its number.
+//! * *A thread that hangs, or leaks its [`Begun`],* is not dead as far as the crate can tell. It
+//!   keeps its unit, and publishers wait once they are `capacity` entries ahead of its subscription.
+//! * *Beside the slots:* a [`Pin`], a [`RoleGuard`] and a [`BegunVerdict`] are given up by unwinding.
+//!   Slots of [`Attachments`] that the dead replica did not report [done](Attachments::done) stay,
+//!   and the [`Stocker`] runs out of room, unless the replica that takes their work over reports
+//!   them.
+//! * *Work that was taken out of a [`WorkShare`]* is lost with the worker that took it: no other one
+//!   has seen it. So are the timers of a [`TimerPublisher`].
+//!
+//! A process that aborts takes all replicas with it: the log is in memory only.
+//!
+//! ```
+//! use dominoes::{Standing, Units};
+//! use std::thread;
+//!
+//! let units = Units::new(4, 2); // units of four effects each
+//! let primary = |units: &Units| {
+//!     let mut unit = units.begin(0).unwrap();
+//!     unit.done(0); // the first effect is performed
+//!     panic!("in the middle of the second");
+//! };
+//! thread::scope(|scope| scope.spawn(|| primary(&units)).join()).unwrap_err();
+//!
+//! // Another replica finds the unit late, and goes on where the dead one stopped.
+//! assert_eq!(units.standing(1), Standing::Free);
+//! let mut unit = units.begin(1).unwrap();
+//! assert_eq!(unit.next(), 1);
+//! (1..4).for_each(|effect| unit.done(effect));
+//! drop(unit);
+//! assert_eq!(units.standing(3), Standing::Done);
+//! ```
+//!
 //! # What is promised
 //!
 //! * *Bounded and lossless.* A publisher waits, or is told that the channel is full, when the
@@ -124,6 +178,11 @@
 //! ThreadSanitizer and Valgrind. `unsafe` stands in two files, `ring.rs` and `cell.rs`, whose
 //! module documentation holds the argument.
 #![deny(unsafe_code)]
+
+/// Compiles and runs the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod channel;
 mod consistency;
