@@ -538,11 +538,10 @@ impl<S: 'static> DomainHandle<S> {
     /// one was removed from the context or moved to another.
     pub fn join(self) -> Result<S, JoinError> {
         let domains = self.context.join().map_err(JoinError::Panicked)?;
-        let mine = |domain: &Box<dyn Domain>| {
+        let domain = domains.into_iter().find(|domain| {
             let meter = domain.meter();
             meter.is_some_and(|meter| Arc::ptr_eq(&meter, &self.meter))
-        };
-        let domain = domains.into_iter().find(mine);
+        });
         let state = domain.and_then(Domain::into_state);
         let state = state.and_then(|state| state.downcast().ok());
         state.map(|state| *state).ok_or(JoinError::Elsewhere)
