@@ -1,4 +1,4 @@
-//! `cargo bench -p dominoes-bench --bench channel [-- --quick] [--rounds N] [--millis N]
+//! `cargo bench channel [-- --quick] [--rounds N] [--millis N]
 //! [--capacity N] [--batch N] [--shape PxS] [--peer NAME] [--patience SECONDS] [--no-latency]`
 //!
 //! The multicast ring beside its nearest relatives: 64-byte `Copy` messages, publishers on core 0,
@@ -20,8 +20,10 @@ use channel::{
     report::{Report, Row},
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
+use dominoes_bench::targets;
 use std::{
     path::Path,
+    process::ExitCode,
     thread,
     time::{Duration, Instant},
 };
@@ -38,7 +40,7 @@ struct Options {
     patience: Duration,
 }
 
-fn options() -> Options {
+fn options(arguments: Vec<String>) -> Options {
     let mut options = Options {
         rounds: 9,
         window: Duration::from_millis(60),
@@ -59,7 +61,7 @@ fn options() -> Options {
         latency: true,
         patience: Duration::from_secs(120),
     };
-    let mut args = std::env::args().skip(1);
+    let mut args = arguments.into_iter();
     let mut peers = Vec::new();
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("an option is followed by its value");
@@ -86,11 +88,7 @@ fn options() -> Options {
                 options.patience = Duration::from_secs(value().parse().expect("seconds"))
             }
             "--no-latency" => options.latency = false,
-            // `cargo bench NAME` says the name to every bench; it is another one that is meant.
-            "scalability" | "instructions" | "micro" | "synthetic" | "timer" => {
-                std::process::exit(0)
-            }
-            _ => {} // cargo's own, such as --bench
+            other => unreachable!("{other} is no option of the table of targets"),
         }
     }
     if !peers.is_empty() {
@@ -99,8 +97,11 @@ fn options() -> Options {
     options
 }
 
-fn main() {
-    let options = options();
+fn main() -> ExitCode {
+    let options = match targets::arguments("channel") {
+        Ok(arguments) => options(arguments),
+        Err(code) => return code,
+    };
     let mut report = Report::default();
     for &capacity in &options.capacities {
         for &batch in &options.batches {
@@ -116,6 +117,7 @@ fn main() {
                         point,
                         peer,
                         rates: Vec::new(),
+                        apart: Vec::new(),
                     });
                 }
             }
@@ -137,7 +139,12 @@ fn main() {
     for round in 0..options.rounds {
         for row in &mut report.rows {
             let (rate, close) = distance.measure(|| row.peer.run(row.point, options.window));
-            row.rates.push(rate);
+            let rates = if close {
+                &mut row.rates
+            } else {
+                &mut row.apart
+            };
+            rates.push(rate);
             apart += usize::from(!close);
         }
         eprintln!("round {} of {}", round + 1, options.rounds);
@@ -158,14 +165,15 @@ fn main() {
     }
     report.judge();
     print!("{}", report.table());
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/channel");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("channel");
     match report.write(&directory) {
         Ok(()) => println!(
-            "channel.json and channel.svg are in {}",
+            "channel.json and a picture for each capacity and number of publishers are in {}",
             directory.display()
         ),
         Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
     }
+    ExitCode::SUCCESS
 }
 
 /// Messages per second through the kinds of channel that give each entry to one worker, the same

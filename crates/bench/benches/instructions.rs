@@ -1,21 +1,18 @@
-//! `cargo bench -p dominoes-bench --bench instructions [-- [FILTER] [--check | --accept] [--list]]`
+//! `cargo bench instructions [FILTER] [-- [--check | --accept] [--list]]`
 //!
 //! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and whole segments through
 //! every variant of the stack. FILTER is part of a case's name, such as `apply/` or `single/send/1448`. `--check` fails
 //! if a key count differs from `instructions.toml` by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was
 //! counted is in `target/instructions`. It takes less than a minute, on a busy machine, too.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools};
 use dominoes_bench::instructions::report::Report;
 use dominoes_bench::instructions::{callgrind, cases, processor};
+use dominoes_bench::targets;
 use lexopt::prelude::*;
-
-/// Words that name other benches: `cargo bench NAME` says them to all.
-const SIBLINGS: [&str; 5] = ["channel", "micro", "scalability", "synthetic", "timer"];
-const OWN_NAME: &str = "instructions";
 
 #[derive(Debug, Default)]
 struct Options {
@@ -28,18 +25,15 @@ struct Options {
 }
 
 impl Options {
-    fn parse() -> Result<Options, lexopt::Error> {
+    fn parse(arguments: Vec<String>) -> Result<Options, lexopt::Error> {
         let mut options = Options::default();
-        let mut parser = lexopt::Parser::from_env();
+        let mut parser = lexopt::Parser::from_args(arguments);
         while let Some(arg) = parser.next()? {
             match arg {
-                // Cargo says so to every bench.
-                Long("bench") => {}
                 Long("check") => options.check = true,
                 Long("accept") => options.accept = true,
                 Long("list") => options.list = true,
                 Long("count") => options.count = true,
-                Value(word) if word == OWN_NAME => {}
                 Value(word) if options.filter.is_empty() => options.filter = word.string()?,
                 other => return Err(other.unexpected()),
             }
@@ -49,10 +43,11 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    if std::env::args().any(|word| SIBLINGS.contains(&word.as_str())) {
-        return ExitCode::SUCCESS; // It is another bench that is meant.
-    }
-    let result = Options::parse()
+    let arguments = match targets::arguments("instructions") {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let result = Options::parse(arguments)
         .map_err(|e| e.to_string())
         .and_then(|options| {
             if options.count {
@@ -96,7 +91,7 @@ fn run(options: &Options) -> Result<(), String> {
         ));
     }
     let accepted = Accepted::read(&file);
-    let directory = directory()?;
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("instructions");
     let (counted, processor) = callgrind::count(&["--count", &options.filter], &cases, &directory)?;
     let tools = Tools::here(valgrind, processor);
     let report = Report::new(tools.clone(), &cases, &counted, accepted.as_ref().ok());
@@ -141,16 +136,6 @@ fn check(accepted: &Accepted, now: &Accepted, all: bool) -> Result<(), String> {
             accepted.tools, now.tools
         );
     }
-    message += "If that is meant: cargo bench -p dominoes-bench --bench instructions -- --accept";
+    message += "If that is meant: cargo bench instructions -- --accept";
     Err(message)
-}
-
-/// `target/instructions`, wherever the target directory is: this program is `target/release/deps/instructions-...`.
-fn directory() -> Result<PathBuf, String> {
-    let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let target = program
-        .ancestors()
-        .nth(3)
-        .ok_or("this program is not in a target directory")?;
-    Ok(target.join("instructions"))
 }

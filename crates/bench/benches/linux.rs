@@ -1,8 +1,10 @@
 //! One connection of our stack to a Linux kernel, beside one between two kernels on the same interfaces, in turn.
 //!
 //! ```text
-//! sudo -E env "PATH=$PATH" cargo bench -p dominoes-bench --bench linux -- [options]
+//! sudo -E env "PATH=$PATH" cargo bench linux -- [options]
 //! ```
+//!
+//! Without root, `ip` or `ethtool` it says what it needs, and ends with success.
 //!
 //! | option | what | default |
 //! |---|---|---|
@@ -61,11 +63,15 @@ mod linux;
 #[cfg(target_os = "linux")]
 mod run {
     use super::linux::end::{self, Core, Ours, Task, task};
-    use super::linux::lab::{Both, CubicAllowed, Lab, Namespace, Outcome, connection, server};
+    use super::linux::lab::{
+        self, Both, CubicAllowed, Lab, Namespace, Outcome, connection, server,
+    };
     use super::linux::report::{Row, Spread, heading};
     use super::linux::wire::{self, Laid, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use dominoes_bench::targets;
     use dominoes_bench::topology::{Distance, Machine};
+    use std::process::ExitCode;
     use std::str::FromStr;
 
     /// The beginning of each connection, which does not count, in milliseconds.
@@ -139,7 +145,7 @@ mod run {
     }
 
     /// `None`: it was one end, and is done.
-    fn options() -> Outcome<Option<Options>> {
+    fn options(arguments: Vec<String>) -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
             devices: Device::ALL.to_vec(),
@@ -158,12 +164,8 @@ mod run {
             delay: 5,
             queue: 125_000,
         };
-        let mut args = lexopt::Parser::from_env();
+        let mut args = lexopt::Parser::from_args(arguments);
         while let Some(arg) = args.next()? {
-            // What cargo adds.
-            if arg == Long("bench") {
-                continue;
-            }
             let Long(name) = arg else {
                 return Err(arg.unexpected().into());
             };
@@ -193,10 +195,31 @@ mod run {
         Ok(Some(options))
     }
 
-    pub(crate) fn main() -> Outcome<()> {
-        let Some(options) = options()? else {
+    pub(crate) fn main() -> ExitCode {
+        let arguments = match targets::arguments("linux") {
+            Ok(arguments) => arguments,
+            Err(code) => return code,
+        };
+        match run(arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("linux: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn run(arguments: Vec<String>) -> Outcome<()> {
+        let Some(options) = options(arguments)? else {
             return Ok(());
         };
+        if let Err(what) = lab::can_run() {
+            println!("linux: nothing is measured: {what}");
+            println!("It needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`:");
+            println!("  apt-get install iproute2 ethtool");
+            println!("  sudo -E env \"PATH=$PATH\" cargo bench linux");
+            return Ok(());
+        }
         let machine = Machine::here();
         println!(
             "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC; ours: {} replica(s)",
@@ -397,13 +420,7 @@ mod run {
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
-    match run::main() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("linux: {error}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    run::main()
 }
 
 #[cfg(not(target_os = "linux"))]

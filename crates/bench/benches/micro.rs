@@ -1,4 +1,4 @@
-//! `cargo bench -p dominoes-bench --bench micro [-- FILTER] [--quick]`
+//! `cargo bench micro [FILTER] [-- --quick]`
 //!
 //! What single calls of the ring and of what stands beside it cost, on one thread with warm caches:
 //! nobody else touches a line, so this is the cost of the instructions and not of the distance
@@ -12,37 +12,31 @@
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
 use dominoes::{EventCount, Park, Role, Spin, SpinYield, Verdicts, Wait, attachments};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
+use dominoes_bench::targets;
 use std::{
     hint::black_box,
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
-/// Words that name other benches: `cargo bench NAME` says them to all.
-const SIBLINGS: [&str; 5] = [
-    "channel",
-    "instructions",
-    "scalability",
-    "synthetic",
-    "timer",
-];
-const OWN_NAME: &str = "micro";
+/// Set in the process whose arguments are for criterion alone, which reads them from the process and not from here.
+const ARGUMENTS_ARE_CLEAN: &str = "DOMINOES_BENCH_MICRO";
 
 const BATCHES: [usize; 3] = [1, 16, 64];
 const SUBSCRIBERS: [usize; 3] = [1, 2, 4];
 
-fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.iter().any(|word| SIBLINGS.contains(&word.as_str())) {
-        return; // It is another bench that is meant.
+fn main() -> ExitCode {
+    if std::env::var_os(ARGUMENTS_ARE_CLEAN).is_none() {
+        return match targets::arguments("micro") {
+            Ok(arguments) => again(&arguments),
+            Err(code) => code,
+        };
     }
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_millis(600))
         .sample_size(40)
         .configure_from_args();
-    if words.iter().any(|word| word == OWN_NAME) {
-        criterion = criterion.with_filter("");
-    }
     publish(&mut criterion);
     read(&mut criterion);
     refused(&mut criterion);
@@ -50,6 +44,26 @@ fn main() {
     beside(&mut criterion);
     waiting(&mut criterion);
     criterion.final_summary();
+    ExitCode::SUCCESS
+}
+
+/// Runs this program with `arguments` alone.
+fn again(arguments: &[String]) -> ExitCode {
+    let run = std::env::current_exe().and_then(|program| {
+        Command::new(program)
+            .args(arguments)
+            .arg("--bench")
+            .env(ARGUMENTS_ARE_CLEAN, "1")
+            .status()
+    });
+    match run {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("micro: cannot be started again: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Times `call` only, with `rest` after every block of at most `block` calls.

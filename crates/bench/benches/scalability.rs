@@ -1,8 +1,8 @@
 //! How variants of the stack scale with cores.
 //!
 //! ```text
-//! cargo bench -p dominoes-bench --bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick]
-//!     [--rounds N] [--side-rounds N] [--segment A,B] [--merge on|off|both] [--timestamps] [--no-checksum]
+//! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
+//!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--merge on|off|both] [--timestamps] [--no-checksum]
 //!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--list]
 //! ```
 
@@ -12,30 +12,31 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dominoes_bench::experiments::{EXPERIMENTS, Experiment, Wanted};
-use dominoes_bench::plot;
 use dominoes_bench::record::{ExperimentResult, Report};
 use dominoes_bench::seats::VARIANTS;
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
+use dominoes_bench::{plot, targets};
 use lexopt::prelude::*;
 
 /// Rounds of a quick run, where a target is and elsewhere.
 const QUICK: (usize, usize) = (7, 3);
+/// A slice of a quick run, and what an experiment may take then.
+const QUICK_SLICE: Duration = Duration::from_millis(50);
+const QUICK_BUDGET: Duration = Duration::from_secs(25);
 /// The same of a full run.
 const FULL: (usize, usize) = (40, 12);
-/// Names of this bench and of its siblings, which are asked for by the same words.
+/// As on the command line.
 const OWN_NAME: &str = "scalability";
-const SIBLINGS: &[&str] = &["channel", "instructions", "micro", "synthetic", "timer"];
 
 #[derive(Debug)]
 struct Options {
     experiments: Vec<&'static Experiment>,
     wanted: Wanted,
     json: Option<PathBuf>,
-    out: PathBuf,
+    /// Where pictures and figures go; `None` for the usual directory.
+    out: Option<PathBuf>,
     list: bool,
-    /// Another bench was asked for.
-    not_meant: bool,
 }
 
 /// Numbers that are separated by commas, each within `range`.
@@ -54,7 +55,7 @@ fn numbers(
 }
 
 impl Options {
-    fn parse() -> Result<Options, lexopt::Error> {
+    fn parse(arguments: Vec<String>) -> Result<Options, lexopt::Error> {
         let mut options = Options {
             experiments: Vec::new(),
             wanted: Wanted {
@@ -65,23 +66,27 @@ impl Options {
                 variants: Vec::new(),
                 cores: vec![1, 2],
                 side_rounds: FULL.1,
+                budget: None,
             },
             json: None,
-            // The directory that this bench was built below.
-            out: Path::new(env!("CARGO_TARGET_TMPDIR")).join("../scalability"),
+            out: None,
             list: false,
-            not_meant: false,
         };
         let wanted = &mut options.wanted;
         let mut rounds = FULL;
-        let (mut siblings, mut own) = (false, false);
-        let mut parser = lexopt::Parser::from_env();
+        let mut parser = lexopt::Parser::from_args(arguments);
         while let Some(arg) = parser.next()? {
             match arg {
-                // Cargo says so to every bench.
-                Long("bench") => {}
                 Long("list") => options.list = true,
-                Long("quick") => rounds = QUICK,
+                Long("quick") => {
+                    rounds = QUICK;
+                    wanted.base.slice = QUICK_SLICE;
+                    wanted.budget = wanted.budget.or(Some(QUICK_BUDGET));
+                }
+                Long("budget") => {
+                    let seconds = numbers(&mut parser, "--budget", 1..=86_400)?[0];
+                    wanted.budget = Some(Duration::from_secs(seconds as u64));
+                }
                 Long("rounds") => rounds.0 = parser.value()?.parse()?,
                 Long("side-rounds") => rounds.1 = parser.value()?.parse()?,
                 Long("segment") => {
@@ -110,7 +115,7 @@ impl Options {
                 Long("log") => wanted.base.log_requests = parser.value()?.parse()?,
                 Long("seed") => wanted.base.seed = parser.value()?.parse()?,
                 Long("json") => options.json = Some(parser.value()?.into()),
-                Long("out") => options.out = parser.value()?.into(),
+                Long("out") => options.out = Some(parser.value()?.into()),
                 Long("variant") => {
                     let names = parser.value()?.string()?;
                     for name in names.split(',') {
@@ -121,9 +126,6 @@ impl Options {
                     }
                 }
                 Long("cores") => wanted.cores = numbers(&mut parser, "--cores", 1..=56)?,
-                // What `cargo bench WORD` says to every bench.
-                Value(word) if word == OWN_NAME => own = true,
-                Value(word) if SIBLINGS.iter().any(|name| word == *name) => siblings = true,
                 Value(word) if EXPERIMENTS.iter().any(|e| word == e.name) => {
                     let chosen = EXPERIMENTS.iter().filter(|e| word == e.name);
                     options.experiments.extend(chosen);
@@ -134,7 +136,6 @@ impl Options {
         (wanted.base.rounds, wanted.side_rounds) = rounds;
         wanted.base.segment_bytes = wanted.segments[0];
         wanted.base.merge = wanted.merges[0];
-        options.not_meant = siblings && !own && options.experiments.is_empty();
         if options.experiments.is_empty() {
             options.experiments = EXPERIMENTS.iter().collect();
         }
@@ -156,8 +157,8 @@ fn list() {
 /// Tells how far the run is, on the standard error stream.
 struct Progress {
     begin: Instant,
-    /// Slices of experiments that are over, and of all.
-    slices: (usize, usize),
+    /// What experiments that are over were expected to take, and all.
+    expected: (Duration, Duration),
     terminal: bool,
     panel: String,
 }
@@ -166,11 +167,11 @@ impl Progress {
     fn tell(&mut self, panel: &str, done: usize, of: usize) {
         if self.panel != panel {
             self.panel = panel.to_owned();
-            let (over, all) = self.slices;
+            let (over, all) = self.expected;
             let elapsed = self.begin.elapsed().as_secs();
-            let percent = over * 100 / all.max(1);
+            let percent = 100.0 * over.as_secs_f64() / all.as_secs_f64().max(1e-3);
             self.clear();
-            eprintln!("[{elapsed:>3} s, {percent:>2} % when this experiment began] {panel}");
+            eprintln!("[{elapsed:>3} s, {percent:>2.0} % when this experiment began] {panel}");
         }
         if self.terminal {
             eprint!("\r  {done} of {of} ");
@@ -189,7 +190,8 @@ impl Progress {
 /// All ratios of a run once more, in one place.
 fn summary(results: &[ExperimentResult]) {
     println!("\n== ratios");
-    let (mut met, mut with_target, mut missing) = (0, 0, 0);
+    let (mut met, mut with_target, mut missing, mut disturbed) = (0, 0, 0, 0);
+    let (mut pairs, mut left_out) = (0, 0);
     for result in results {
         for panel in &result.panels {
             for line in &panel.ratios {
@@ -198,11 +200,24 @@ fn summary(results: &[ExperimentResult]) {
                 }
                 with_target += usize::from(line.at_least.is_some());
                 met += usize::from(line.met == Some(true));
-                missing += usize::from(line.at_least.is_some() && line.met.is_none());
+                let is_missing = line.ratio.is_none();
+                missing += usize::from(line.at_least.is_some() && is_missing);
+                disturbed += usize::from(line.at_least.is_some() && line.all_disturbed);
+                pairs += line.pairs;
+                left_out += line.disturbed;
             }
         }
     }
-    println!("{met} of {with_target} targets met, {missing} not measured");
+    println!(
+        "{met} of {with_target} targets met, {missing} not measured, {disturbed} not judged since every pair was disturbed; \
+         {left_out} of {} pairs were disturbed and left out",
+        pairs + left_out
+    );
+    let panels = results.iter().flat_map(|result| &result.panels);
+    let without = panels.filter(|panel| panel.disturbed.is_some()).count();
+    if without > 0 {
+        println!("{without} panels without figures: the machine was disturbed");
+    }
 }
 
 fn run(options: &Options) -> Result<(), String> {
@@ -226,17 +241,16 @@ fn run(options: &Options) -> Result<(), String> {
             wanted.cores.iter().max()
         );
     }
-    let slices = |experiment: &&Experiment| experiment.slices(wanted);
-    let all: usize = options.experiments.iter().map(slices).sum();
-    let slice = wanted.base.slice + Duration::from_millis(6);
+    let takes = |experiment: &&Experiment| experiment.takes(wanted);
+    let all: Duration = options.experiments.iter().map(takes).sum();
     eprintln!(
-        "about {} slices, {:.0} minutes",
-        all,
-        (slice * all as u32).as_secs_f64() / 60.0
+        "about {:.1} minutes, besides setting up",
+        all.as_secs_f64() / 60.0
     );
+    let out = Output::new(options)?;
     let mut progress = Progress {
         begin: Instant::now(),
-        slices: (0, all),
+        expected: (Duration::ZERO, all),
         terminal: std::io::stderr().is_terminal(),
         panel: String::new(),
     };
@@ -247,10 +261,10 @@ fn run(options: &Options) -> Result<(), String> {
     for experiment in &options.experiments {
         let mut tell = |panel: &str, done, of| progress.tell(panel, done, of);
         let result = experiment.run(wanted, &mut tell);
-        progress.slices.0 += slices(experiment);
+        progress.expected.0 += takes(experiment);
         progress.clear();
         println!("\n{}({:.0} s)", result.table(), result.seconds);
-        write(options, experiment.name, "svg", plot::svg(&result)?)?;
+        out.write(experiment.name, "svg", plot::svg(&result))?;
         report.experiments.push(result);
     }
     summary(&report.experiments);
@@ -260,11 +274,11 @@ fn run(options: &Options) -> Result<(), String> {
         Some(path) => {
             std::fs::write(path, json).map_err(|e| format!("{}: {e}", path.display()))?;
         }
-        None => write(options, OWN_NAME, "json", Some(json))?,
+        None => out.write(OWN_NAME, "json", Some(json))?,
     }
-    let out = options.out.canonicalize();
-    let out = out.as_deref().unwrap_or(&options.out).display();
-    println!("figures as JSON, pictures as SVG: {out}");
+    if let Some(directory) = &out.directory {
+        println!("figures as JSON, pictures as SVG: {}", directory.display());
+    }
     let failures: Vec<String> = report
         .experiments
         .iter()
@@ -281,27 +295,57 @@ fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-fn write(options: &Options, name: &str, kind: &str, content: Option<String>) -> Result<(), String> {
-    let Some(content) = content else {
-        return Ok(());
-    };
-    let path = options.out.join(name).with_extension(kind);
-    std::fs::create_dir_all(&options.out)
-        .and_then(|()| std::fs::write(&path, content))
-        .map_err(|e| format!("{}: {e}", path.display()))
+/// Where pictures and figures go.
+struct Output {
+    /// `None` if the usual directory cannot be written, as by another user than the one who built this.
+    directory: Option<PathBuf>,
+}
+
+impl Output {
+    /// Makes the directory, before anything is measured.
+    fn new(options: &Options) -> Result<Output, String> {
+        // The directory that this bench was built below.
+        let usual = || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(OWN_NAME);
+        let path = options.out.clone().unwrap_or_else(usual);
+        let probe = path.join("scalability.json");
+        let made = std::fs::create_dir_all(&path).and_then(|()| {
+            let mut file = std::fs::OpenOptions::new();
+            file.create(true).append(true).open(&probe).map(drop)
+        });
+        match made {
+            Ok(()) => Ok(Output {
+                directory: Some(path),
+            }),
+            Err(error) if options.out.is_some() => Err(format!("{}: {error}", path.display())),
+            Err(error) => {
+                let path = path.display();
+                println!("neither figures nor pictures are kept: {path}: {error}; see --out");
+                Ok(Output { directory: None })
+            }
+        }
+    }
+
+    fn write(&self, name: &str, kind: &str, content: Option<String>) -> Result<(), String> {
+        let (Some(directory), Some(content)) = (&self.directory, content) else {
+            return Ok(());
+        };
+        let path = directory.join(name).with_extension(kind);
+        std::fs::write(&path, content).map_err(|e| format!("{}: {e}", path.display()))
+    }
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse() {
+    let arguments = match targets::arguments(OWN_NAME) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let options = match Options::parse(arguments) {
         Ok(options) => options,
         Err(error) => {
             eprintln!("scalability: {error}");
             return ExitCode::from(2);
         }
     };
-    if options.not_meant {
-        return ExitCode::SUCCESS;
-    }
     if options.list {
         list();
         return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! `cargo bench -p dominoes-bench --bench synthetic [-- --quick] [--rounds N] [--millis N]
+//! `cargo bench synthetic [-- --quick] [--rounds N] [--millis N]
 //! [--threads 1,2,4] [--sequential NS] [--seed N]`
 //!
 //! Requests with a sequential part of about 100 ns and 100, 10, 2 or half times as much
@@ -15,8 +15,9 @@
 mod synthetic;
 
 use core_affinity::CoreId;
+use dominoes_bench::targets;
 use dominoes_bench::topology::{self, Machine};
-use std::{path::Path, sync::OnceLock, thread};
+use std::{path::Path, process::ExitCode, sync::OnceLock, thread};
 use synthetic::{
     RATIOS, Work,
     report::{Report, Row},
@@ -45,7 +46,7 @@ struct Options {
     seed: u64,
 }
 
-fn options() -> Options {
+fn options(arguments: Vec<String>) -> Options {
     let mut options = Options {
         rounds: 9,
         millis: 10.0,
@@ -53,7 +54,7 @@ fn options() -> Options {
         sequential_ns: 100.0,
         seed: 1,
     };
-    let mut args = std::env::args().skip(1);
+    let mut args = arguments.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("an option is followed by its value");
         match arg.as_str() {
@@ -67,16 +68,17 @@ fn options() -> Options {
                 let parse = |n: &str| n.parse().expect("numbers, like 1,2,4");
                 options.threads = list.split(',').map(parse).collect();
             }
-            // `cargo bench NAME` says the name to every bench; it is another one that is meant.
-            "scalability" | "channel" | "instructions" | "micro" | "timer" => std::process::exit(0),
-            _ => {} // cargo's own, such as --bench
+            other => unreachable!("{other} is no option of the table of targets"),
         }
     }
     options
 }
 
-fn main() {
-    let options = options();
+fn main() -> ExitCode {
+    let options = match targets::arguments("synthetic") {
+        Ok(arguments) => options(arguments),
+        Err(code) => return code,
+    };
     let cores = cores().len().max(1);
     let machine = Machine::here();
     let calibrate = || {
@@ -116,6 +118,7 @@ fn main() {
                     strategy,
                     threads,
                     rates: Vec::new(),
+                    disturbed: Vec::new(),
                 });
             }
         }
@@ -142,7 +145,9 @@ fn main() {
                 patience -= 1;
                 repeated += 1;
             };
-            disturbed += usize::from(row.threads <= cores && slice.waited >= slice.took / 50);
+            let is_disturbed = row.threads <= cores && slice.waited >= slice.took / 50;
+            disturbed += usize::from(is_disturbed);
+            row.disturbed.push(is_disturbed);
             row.rates
                 .push(works[at].requests as f64 / slice.took.as_secs_f64());
         }
@@ -158,7 +163,7 @@ fn main() {
     println!(
         "{repeated} slices were measured again because a thread had to wait for its core, {disturbed} kept although one had"
     );
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/synthetic");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("synthetic");
     match report.write(&directory) {
         Ok(()) => println!(
             "wrote synthetic.json and synthetic.svg to {}",
@@ -166,4 +171,5 @@ fn main() {
         ),
         Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
     }
+    ExitCode::SUCCESS
 }

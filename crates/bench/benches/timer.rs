@@ -1,4 +1,4 @@
-//! `cargo bench -p dominoes-bench --bench timer [-- --quick] [--rounds N] [--seed N]`
+//! `cargo bench timer [-- --quick] [--rounds N] [--seed N]`
 //!
 //! What a timer costs, by how many run: starting and cancelling one, and firing one, in a hashed
 //! hierarchical wheel, and in a binary heap and a sorted map beside it. Sizemore 2011, section
@@ -10,23 +10,25 @@ mod timer;
 
 use dominoes_bench::{
     record::Spread,
+    targets,
     topology::{self, Machine},
 };
-use std::path::Path;
+use std::{path::Path, process::ExitCode};
 use timer::{Heap, Map, Report, Row, Timers, Wheels, fire, start_cancel};
 
-fn main() {
+fn main() -> ExitCode {
     let (mut rounds, mut most, mut seed) = (15, 1_000_000, 1);
-    let mut args = std::env::args().skip(1);
+    let mut args = match targets::arguments("timer") {
+        Ok(arguments) => arguments.into_iter(),
+        Err(code) => return code,
+    };
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("an option is followed by its value");
         match arg.as_str() {
             "--quick" => (rounds, most) = (5, 100_000),
             "--rounds" => rounds = value().parse().expect("a number"),
             "--seed" => seed = value().parse().expect("a number"),
-            // `cargo bench NAME` says the name to every bench; it is another one that is meant.
-            "scalability" | "channel" | "instructions" | "micro" | "synthetic" => return,
-            _ => {} // cargo's own, such as --bench
+            other => unreachable!("{other} is no option of the table of targets"),
         }
     }
     let machine = Machine::here();
@@ -63,11 +65,12 @@ fn main() {
         }
     }
     print!("{}", report.table());
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/timer");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("timer");
     match report.write(&directory) {
         Ok(()) => println!("wrote timer.json and timer.svg to {}", directory.display()),
         Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
     }
+    ExitCode::SUCCESS
 }
 
 fn measure<T: Timers>(samples: &mut [Vec<f64>; 2], running: usize, seed: u64) {

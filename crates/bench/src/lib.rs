@@ -5,18 +5,28 @@
 //! the device (`peer`), and the application is a few lines in one of the threads. Rows take turns in
 //! slices of 100 ms ([`slices`]), so that whatever disturbs the machine disturbs them alike, and are compared
 //! pair by pair within a round ([`ratio`], [`record`]).
+//!
+//! The feature `report`, on by default, adds what the bench targets need besides: pictures (`plot`, `svg`), counts of
+//! instructions (`instructions`), single calls of the log (`micro`), and which target a command line means (`targets`).
 
 #![forbid(unsafe_code)]
 
 pub mod experiments;
+#[cfg(feature = "report")]
 pub mod instructions;
+#[cfg(feature = "report")]
 pub mod micro;
 pub mod paper;
+#[cfg(feature = "report")]
 pub mod plot;
 pub mod ratio;
 pub mod record;
 pub mod seats;
 pub mod slices;
+#[cfg(feature = "report")]
+pub mod svg;
+#[cfg(feature = "report")]
+pub mod targets;
 pub mod topology;
 pub mod workload;
 

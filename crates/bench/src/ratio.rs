@@ -104,6 +104,10 @@ pub struct RatioLine {
     pub ratio: Option<Spread>,
     /// Pairs of slices it comes from.
     pub pairs: usize,
+    /// Pairs that were left out since a thread had to wait for its core.
+    pub disturbed: usize,
+    /// Whether that would have left none. Then the ratio is that of all pairs, and no target is judged by it.
+    pub all_disturbed: bool,
     /// What it should reach.
     pub at_least: Option<f64>,
     /// Whether its median does.
@@ -125,6 +129,37 @@ pub struct AtDistance {
     pub pairs: usize,
 }
 
+/// Rounds that say something about some of their rows.
+#[derive(Debug, Default)]
+pub(crate) struct Kept<'a> {
+    /// Those in which none of these rows was disturbed; all rounds if there is none.
+    pub(crate) rounds: Vec<&'a Vec<Sample>>,
+    /// Rounds that are not among them.
+    pub(crate) left_out: usize,
+    /// Whether every round was disturbed.
+    pub(crate) all_disturbed: bool,
+}
+
+impl<'a> Kept<'a> {
+    /// Of `samples`, with regard to `rows`.
+    pub(crate) fn of(samples: &'a [Vec<Sample>], rows: &[usize]) -> Kept<'a> {
+        let is_calm = |round: &&Vec<Sample>| !rows.iter().any(|&row| round[row].is_disturbed());
+        let calm: Vec<&Vec<Sample>> = samples.iter().filter(is_calm).collect();
+        if calm.is_empty() {
+            return Kept {
+                rounds: samples.iter().collect(),
+                left_out: 0,
+                all_disturbed: !samples.is_empty(),
+            };
+        }
+        Kept {
+            left_out: samples.len() - calm.len(),
+            rounds: calm,
+            all_disturbed: false,
+        }
+    }
+}
+
 /// Measured rows that targets are looked up in.
 pub(crate) struct Rounds<'a> {
     /// For each row its variant, cores and case.
@@ -143,29 +178,22 @@ impl Rounds<'_> {
             matches(name, pick.variant) && *cores == pick.cores && *case == pick.case
         });
         let median = |row: usize| {
-            let rates = self.samples.iter().map(|round| round[row].gbit_per_s());
+            let kept = Kept::of(self.samples, &[row]);
+            let rates = kept.rounds.iter().map(|round| round[row].gbit_per_s());
             Spread::of(rates).map_or(0.0, |spread| spread.median)
         };
         rows.map(|(row, _)| row)
             .max_by(|a, b| median(*a).total_cmp(&median(*b)))
     }
 
-    /// The ratio of two rows in every round.
-    fn ratios(&self, one: &Pick, other: &Pick) -> Option<Vec<f64>> {
-        let (one, other) = (self.find(one)?, self.find(other)?);
-        let ratio = |round: &Vec<Sample>| round[one].gbit_per_s() / round[other].gbit_per_s();
-        Some(self.samples.iter().map(ratio).collect())
-    }
-
-    /// For each distance, the values of those rounds in which all these rows had it.
-    fn at(&self, picks: &[&Pick], values: &[f64]) -> Vec<AtDistance> {
-        let rows: Vec<usize> = picks.iter().filter_map(|pick| self.find(pick)).collect();
+    /// For each distance, the values of those `rounds` in which all these rows had it.
+    fn at(rows: &[usize], rounds: &[&Vec<Sample>], values: &[f64]) -> Vec<AtDistance> {
         let of = |distance| {
             let was = |round: &Vec<Sample>| {
                 let mut rows = rows.iter();
                 rows.all(|&row| round[row].distance == Some(distance))
             };
-            let rounds = self.samples.iter().zip(values);
+            let rounds = rounds.iter().zip(values);
             let values = rounds
                 .filter(|(round, _)| was(round))
                 .map(|(_, &value)| value);
@@ -181,18 +209,28 @@ impl Rounds<'_> {
 
     /// What became of `target`.
     pub(crate) fn line(&self, target: &Target) -> RatioLine {
-        let values = match &target.quotient {
-            Quotient::Of(one, other) => self.ratios(one, other),
-            Quotient::OfRatios([a, b], [c, d]) => {
-                let pair = self.ratios(a, b).zip(self.ratios(c, d));
-                pair.map(|(ours, theirs)| ours.iter().zip(theirs).map(|(a, b)| a / b).collect())
-            }
-        };
         let picks = target.picks();
         let several = picks.iter().any(|pick| pick.cores > 1);
-        let at = values.as_ref().filter(|_| several);
-        let at = at.map_or_else(Vec::new, |values| self.at(&picks, values));
-        let ratio = values.and_then(Spread::of);
+        let rows: Option<Vec<usize>> = picks.iter().map(|pick| self.find(pick)).collect();
+        let rows = rows.unwrap_or_default();
+        // Rows of one round were measured one after the other: each is compared with the others of its round.
+        let value = |round: &Vec<Sample>| {
+            let rate = |at: usize| round[rows[at]].gbit_per_s();
+            match target.quotient {
+                Quotient::Of(..) => rate(0) / rate(1),
+                Quotient::OfRatios(..) => (rate(0) / rate(1)) / (rate(2) / rate(3)),
+            }
+        };
+        let kept = match rows.is_empty() {
+            true => Kept::default(),
+            false => Kept::of(self.samples, &rows),
+        };
+        let values: Vec<f64> = kept.rounds.iter().map(|round| value(round)).collect();
+        let at = match several {
+            true => Self::at(&rows, &kept.rounds, &values),
+            false => Vec::new(),
+        };
+        let ratio = Spread::of(values);
         let name = |pick: &&Pick| match self.find(pick) {
             Some(row) => {
                 let (name, cores, case) = &self.names[row];
@@ -205,14 +243,13 @@ impl Rounds<'_> {
             what: target.what.clone(),
             rows: picks.iter().map(name).collect(),
             ratio,
-            pairs: if ratio.is_some() {
-                self.samples.len()
-            } else {
-                0
-            },
+            pairs: kept.rounds.len(),
+            disturbed: kept.left_out,
+            all_disturbed: kept.all_disturbed,
             at_least: target.at_least,
             met: ratio
                 .zip(target.at_least)
+                .filter(|_| !kept.all_disturbed)
                 .map(|(ratio, least)| ratio.median >= least),
             at,
             line_transfer_ns: before
@@ -250,8 +287,17 @@ impl fmt::Display for RatioLine {
             "{:.2} [{:.2} {:.2}], {} pairs",
             ratio.median, ratio.q1, ratio.q3, self.pairs
         )?;
-        if let (Some(least), Some(met)) = (self.at_least, self.met) {
-            let met = if met { "met" } else { "NOT met" };
+        match self.disturbed {
+            _ if self.all_disturbed => f.write_str(", ALL of them disturbed")?,
+            0 => {}
+            some => write!(f, " ({some} disturbed ones left out)")?,
+        }
+        if let Some(least) = self.at_least {
+            let met = match self.met {
+                Some(true) => "met",
+                Some(false) => "NOT met",
+                None => "not judged",
+            };
             write!(f, "; target {least}: {met}")?;
         }
         for at in &self.at {
@@ -307,6 +353,39 @@ mod tests {
         assert!(line.to_string().contains("NOT met") && line.to_string().contains("; near 1.20"));
         assert_eq!(rounds.line(&target(Some(1.2))).met, Some(true));
         assert_eq!(rounds.line(&target(None)).met, None);
+    }
+
+    #[test]
+    fn a_disturbed_pair_is_left_out_and_counted() {
+        let names = names(&[("single", 1), ("replicated", 2)]);
+        let mut samples = samples(&[&[100, 120], &[100, 130], &[100, 10]]);
+        samples[2][1].waited = 0.5;
+        let target = Target::of("x", row("replicated", 2), row("single", 1), 1.2);
+        let line = |samples: &[Vec<Sample>]| {
+            let rounds = Rounds {
+                names: &names,
+                samples,
+                line_transfer_ns: [None; 2],
+            };
+            rounds.line(&target)
+        };
+        let some = line(&samples);
+        assert!((some.ratio.unwrap().median - 1.25).abs() < 1e-9, "{some}");
+        assert_eq!((some.pairs, some.disturbed, some.met), (2, 1, Some(true)));
+        assert!(
+            some.to_string().contains("1 disturbed ones left out"),
+            "{some}"
+        );
+        for round in &mut samples {
+            round[0].waited = 0.5;
+        }
+        let all = line(&samples);
+        assert_eq!((all.pairs, all.all_disturbed, all.met), (3, true, None));
+        assert!(
+            all.to_string()
+                .contains("ALL of them disturbed; target 1.2: not judged"),
+            "{all}"
+        );
     }
 
     #[test]

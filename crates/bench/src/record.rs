@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::experiments::Panel;
 use crate::paper::Figure;
-use crate::ratio::{Pick, Quotient, RatioLine, Rounds, Target, label};
+use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target, label};
 use crate::seats::{Account, Direction};
 use crate::slices::{Measured, Sample};
 use crate::topology::{self, Machine};
@@ -53,6 +53,10 @@ pub struct ResultRow {
     pub case: String,
     /// What it did.
     pub workload: Workload,
+    /// Samples that were left out since a thread had to wait for its core.
+    pub disturbed_samples: usize,
+    /// Whether that would have left none. Then the figures are those of all samples.
+    pub all_disturbed: bool,
     /// Payload.
     pub gbit_per_s: Spread,
     /// Wall-clock nanoseconds per segment of the whole row.
@@ -118,8 +122,10 @@ pub struct PanelResult {
     pub rows: Vec<ResultRow>,
     /// What they are measured against.
     pub ratios: Vec<RatioLine>,
-    /// Why there are no figures, if something failed.
+    /// Why there are no figures, if the stack failed.
     pub failed: Option<String>,
+    /// Why there are no figures, if the machine was disturbed.
+    pub disturbed: Option<String>,
 }
 
 /// Shares of replicas over time.
@@ -146,6 +152,8 @@ pub struct SharesRow {
     pub share: Vec<Spread>,
     /// As they came.
     pub samples: Vec<ShareSample>,
+    /// What to know about them: that the machine was disturbed, or that there are few.
+    pub note: Option<String>,
 }
 
 /// What applications got while a replica stood still.
@@ -170,6 +178,8 @@ pub struct StallRow {
     pub cores: usize,
     /// As they came.
     pub samples: Vec<StallSample>,
+    /// What to know about them: that the machine was disturbed, or that there are few.
+    pub note: Option<String>,
 }
 
 /// One stall.
@@ -209,6 +219,8 @@ pub struct JoinRow {
     pub cores: usize,
     /// As they came.
     pub samples: Vec<JoinSample>,
+    /// What to know about them: that the machine was disturbed, or that there are few.
+    pub note: Option<String>,
 }
 
 /// One join.
@@ -264,16 +276,28 @@ pub struct Report {
 }
 
 impl PanelResult {
-    /// Of a panel that has no figures since something failed.
+    /// Of a panel that has no figures since the stack failed.
     pub(crate) fn failed(panel: &Panel, why: String) -> PanelResult {
+        PanelResult {
+            failed: Some(why),
+            ..PanelResult::without_rows(panel)
+        }
+    }
+
+    /// Of a panel that has no figures since the machine was disturbed.
+    pub(crate) fn disturbed(panel: &Panel, why: String) -> PanelResult {
+        PanelResult {
+            disturbed: Some(why),
+            ..PanelResult::without_rows(panel)
+        }
+    }
+
+    fn without_rows(panel: &Panel) -> PanelResult {
         let nothing = Panel {
             entries: Vec::new(),
             ..panel.clone()
         };
-        PanelResult {
-            failed: Some(why),
-            ..PanelResult::empty(&nothing)
-        }
+        PanelResult::empty(&nothing)
     }
 
     /// Of a panel that has no rows, since no variant can do it or none was asked for.
@@ -321,6 +345,7 @@ impl PanelResult {
             rows: rows.collect(),
             ratios: panel.targets.iter().map(|t| rounds.line(t)).collect(),
             failed: None,
+            disturbed: None,
         }
     }
 }
@@ -332,7 +357,8 @@ fn result_row(
     row: usize,
 ) -> Option<ResultRow> {
     let entry = &panel.entries[row];
-    let samples = || measured.rounds.iter().map(move |round| round[row]);
+    let kept = Kept::of(&measured.rounds, &[row]);
+    let samples = || kept.rounds.iter().map(move |round| round[row]);
     let pick = |variant, cores| Pick {
         variant,
         cores,
@@ -371,17 +397,20 @@ fn result_row(
     let performed = sum(|a| a.primary_bytes);
     let locks = sum(|a| a.lock_acquired);
     let slice_ns = panel.workload.slice.as_nanos() as f64;
+    let waited = measured.rounds.iter().map(|round| round[row].waited);
     Some(ResultRow {
         variant: name,
         cores,
         case: entry.case.clone(),
         workload: entry.workload,
+        disturbed_samples: kept.left_out,
+        all_disturbed: kept.all_disturbed,
         gbit_per_s: Spread::of(samples().map(|s| s.gbit_per_s()))?,
         ns_per_segment: Spread::of(samples().map(ns))?,
         ratio_to_single: ratio("single", 1),
         ratio_to_limit: ratio("limit", cores),
         speedup: if cores > 1 { ratio(name, 1) } else { None },
-        waited_share_max: samples().map(|s| s.waited).fold(0.0, f64::max),
+        waited_share_max: waited.fold(0.0, f64::max),
         segments_per_run: over(sum(|a| a.segments), sum(|a| a.runs)),
         rx_pump_cores: observed.then(|| {
             accounts
@@ -444,6 +473,8 @@ impl PanelResult {
         writeln!(out, "-- {}", self.name)?;
         if let Some(why) = &self.failed {
             writeln!(out, "FAILED: {why}")?;
+        } else if let Some(why) = &self.disturbed {
+            writeln!(out, "DISTURBED, no figures: {why}")?;
         } else if self.rows.is_empty() {
             writeln!(out, "no row to be measured")?;
         } else {
@@ -524,6 +555,11 @@ impl ResultRow {
     /// What one more slice told.
     fn details(&self) -> Vec<String> {
         let mut seen = Vec::new();
+        match self.disturbed_samples {
+            _ if self.all_disturbed => seen.push("ALL samples disturbed".to_owned()),
+            0 => {}
+            some => seen.push(format!("{some} disturbed samples left out")),
+        }
         if let Some(run) = self.segments_per_run {
             seen.push(format!("{run:.2} segments a run"));
         }
@@ -578,6 +614,7 @@ impl SharesResult {
                 Spread::of(times).map_or_else(String::new, |s| spread(&s, 1)),
                 ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
             )?;
+            write_note(out, row.note.as_deref())?;
             for (replica, share) in row.share.iter().enumerate() {
                 let all = row.samples.iter().map(|sample| sample.share[replica]);
                 let (least, most) = all.fold((1.0f64, 0.0f64), |(a, b), s| (a.min(s), b.max(s)));
@@ -613,12 +650,13 @@ impl JoinsResult {
                 of(&|s| s.before_gbit_per_s, 2),
                 self.slice_ms,
                 of(&|s| s.worst_share, 2),
-                all(&|s| s.worst_share).into_iter().fold(f64::MAX, f64::min),
+                all(&|s| s.worst_share).into_iter().fold(f64::NAN, f64::min),
                 of(&|s| s.below_ms, 0),
                 all(&|s| s.below_ms).into_iter().fold(0.0, f64::max),
                 of(&|s| s.took_ms, 2),
                 all(&|s| s.took_ms).into_iter().fold(0.0, f64::max),
             )?;
+            write_note(out, row.note.as_deref())?;
         }
         Ok(())
     }
@@ -651,9 +689,14 @@ impl StallsResult {
                 most(&|s| s.depth_requests as f64),
                 row.samples.iter().map(|s| s.sent_again).sum::<u64>(),
             )?;
+            write_note(out, row.note.as_deref())?;
         }
         Ok(())
     }
+}
+
+fn write_note(out: &mut String, note: Option<&str>) -> core::fmt::Result {
+    note.map_or(Ok(()), |note| writeln!(out, "  {note}"))
 }
 
 /// What rows have in common, in words.
@@ -721,6 +764,7 @@ mod tests {
             variants: Vec::new(),
             cores: vec![1, 2],
             side_rounds: 2,
+            budget: None,
         };
         let panel = wanted.panel("x", Direction::Receive, wanted.base);
         let panel = panel.rows(&wanted, &["single", "replicated"]);
@@ -775,6 +819,23 @@ mod tests {
         let speedup = result.rows[2].speedup.unwrap().median;
         assert!((speedup - 200.0 / 90.0).abs() < 1e-9);
         assert_eq!(result.rows[2].ratio_to_limit, None);
+    }
+
+    #[test]
+    fn a_disturbed_sample_counts_in_no_figure_of_its_row() {
+        let (panel, mut measured) = panel();
+        measured.rounds[1][0].waited = 0.5;
+        let result = PanelResult::new(&panel, &measured, [None; 2]);
+        let row = &result.rows[0];
+        assert_eq!((row.disturbed_samples, row.all_disturbed), (1, false));
+        assert_eq!((row.gbit_per_s.median, row.waited_share_max), (0.8, 0.5));
+        assert_eq!(result.rows[1].disturbed_samples, 0);
+        measured.rounds[0][0].waited = 0.5;
+        let result = PanelResult::new(&panel, &measured, [None; 2]);
+        assert!(result.rows[0].all_disturbed);
+        let mut table = String::new();
+        result.write(&mut table).unwrap();
+        assert!(table.contains("single/1: ALL samples disturbed"), "{table}");
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! A thread drives seat i of every row. Rows with fewer seats leave the other threads asleep. Who measures
 //! sleeps too. Counting begins a little after a slice does, when its caches are its own again. A slice in
 //! which a thread had to wait for its core is disturbed, and so is its round; disturbed rounds are measured
-//! again while there is patience left, and otherwise kept and counted.
+//! again while there is patience left, and otherwise kept and counted. What looks wrong and may be the machine's doing is a
+//! [`Failure::Timing`], for the caller to repeat.
 //!
 //! A row has a clock of its own, which stands still while the row does: what was sent at the end of a slice is not late at
 //! the beginning of the next one, however long that took to come.
 
+use core::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -23,6 +25,10 @@ use crate::topology::{self, Distance};
 const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
+/// Rounds that are measured even if the time is up.
+const LEAST_ROUNDS: usize = 2;
+/// How long a thread may take to report a slice.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Being held up for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
 /// but what two threads wait for adds up, and rows on an undisturbed machine wait for a fraction of a millisecond.
@@ -49,6 +55,67 @@ impl Sample {
     pub fn gbit_per_s(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.ns as f64
     }
+
+    /// Whether a thread had to wait for its core for so long that the sample says little.
+    pub fn is_disturbed(&self) -> bool {
+        self.waited > MAY_WAIT
+    }
+}
+
+/// Why there are no figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A row did what it must not do, whatever the machine does: its bytes are wrong, or a thread panicked.
+    Wrong(String),
+    /// A row did what it does only if its threads are held up: it sent something again, or moved nothing.
+    Timing {
+        /// What it did.
+        what: String,
+        /// How long a thread of the row was held up in the worst slice, as far as it noticed.
+        held_up: Duration,
+    },
+}
+
+impl Failure {
+    /// Whether a thread was held up for long enough to explain it.
+    pub fn is_explained(&self) -> bool {
+        matches!(self, Failure::Timing { held_up, .. } if *held_up >= LONG_WAIT)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Wrong(what) => f.write_str(what),
+            Failure::Timing { what, held_up } => {
+                write!(
+                    f,
+                    "{what}; held up for {:.0} ms",
+                    held_up.as_secs_f64() * 1e3
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for Failure {}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Failure {
+        Failure::Wrong(what)
+    }
+}
+
+/// How [`sample`] went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampled {
+    /// Whether it was enough before the time was up.
+    pub enough: bool,
+    /// Slices that were run.
+    pub slices: usize,
+    /// Those of them in which a thread had to wait for its core.
+    pub disturbed: usize,
 }
 
 /// All rows, measured.
@@ -103,8 +170,8 @@ struct Control {
 impl Control {
     fn give(&self, order: Option<Order>) {
         let mut place = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        // ORDERING: Relaxed, the lock orders it.
-        self.stop.store(false, Ordering::Relaxed);
+        // ORDERING: Relaxed, the lock orders it. At the end nothing is to run on.
+        self.stop.store(order.is_none(), Ordering::Relaxed);
         match order {
             Some(_) => *place = order,
             None => self.over.store(true, Ordering::Relaxed),
@@ -246,7 +313,7 @@ struct Conductor<'a> {
 
 impl Conductor<'_> {
     /// One slice of one row: what it did, and the accounts of its seats.
-    fn slice(&mut self, row: usize, observe: bool) -> Result<(Sample, Vec<Account>), String> {
+    fn slice(&mut self, row: usize, observe: bool) -> Result<(Sample, Vec<Account>), Failure> {
         self.number += 1;
         let begin = Instant::now();
         self.control.give(Some(Order {
@@ -267,8 +334,11 @@ impl Conductor<'_> {
         for _ in 0..self.seats[row] {
             let report = self
                 .done
-                .recv_timeout(Duration::from_secs(20))
-                .map_err(|_| "a thread does not come to an end".to_owned())?;
+                .recv_timeout(PATIENCE)
+                .map_err(|_| Failure::Timing {
+                    what: format!("{}: a thread does not end its slice", self.names[row]),
+                    held_up: PATIENCE,
+                })?;
             // The first seat tells the time.
             if report.id == 0 {
                 whole.ns = report.sample.ns;
@@ -286,7 +356,7 @@ impl Conductor<'_> {
     }
 
     /// One slice of every row, beginning with another one each time.
-    fn round(&mut self, first: usize) -> Result<Vec<Sample>, String> {
+    fn round(&mut self, first: usize) -> Result<Vec<Sample>, Failure> {
         let rows = self.seats.len();
         let mut samples = vec![
             Sample {
@@ -319,8 +389,22 @@ pub fn measure(
     slice: Duration,
     rounds: usize,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Measured, String> {
-    let measure = |conductor: &mut Conductor<'_>| conduct(conductor, rounds, progress);
+) -> Result<Measured, Failure> {
+    measure_until(rows, slice, rounds, None, progress)
+}
+
+/// As [`measure`], with fewer rounds, but at least two, if they would take longer than `until`.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_until(
+    rows: Vec<Row>,
+    slice: Duration,
+    rounds: usize,
+    until: Option<Instant>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Measured, Failure> {
+    let measure = |conductor: &mut Conductor<'_>| conduct(conductor, rounds, until, progress);
     let (measured, oddities) = with_threads(rows, slice, measure)?;
     Ok(Measured {
         oddities,
@@ -328,32 +412,38 @@ pub fn measure(
     })
 }
 
-/// Drives a row slice by slice until `enough` says so.
+/// Drives a row slice by slice until `enough` says so, or it has taken longer than `within`.
 ///
 /// # Errors
-/// As [`measure`]; also if it is never enough.
-pub fn sample(row: Row, slice: Duration, enough: &mut dyn FnMut() -> bool) -> Result<(), String> {
-    with_threads(vec![row], slice, |conductor| {
-        for _ in 0..MOST_SLICES {
-            conductor.slice(0, false)?;
-            if enough() {
-                return Ok(());
+/// As [`measure`].
+pub fn sample(
+    row: Row,
+    slice: Duration,
+    within: Duration,
+    enough: &mut dyn FnMut() -> bool,
+) -> Result<Sampled, Failure> {
+    let begin = Instant::now();
+    let (sampled, _) = with_threads(vec![row], slice, |conductor| {
+        let mut sampled = Sampled::default();
+        loop {
+            let (sample, _) = conductor.slice(0, false)?;
+            sampled.slices += 1;
+            sampled.disturbed += usize::from(sample.is_disturbed());
+            sampled.enough = enough();
+            if sampled.enough || begin.elapsed() >= within {
+                return Ok(sampled);
             }
         }
-        Err(format!("not enough in {MOST_SLICES} slices"))
-    })
-    .map(|_| ())
+    })?;
+    Ok(sampled)
 }
-
-/// Slices after which [`sample`] gives up.
-const MOST_SLICES: usize = 200;
 
 /// Gives the seats of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
 fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
-    conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, String>,
-) -> Result<(R, Vec<Oddities>), String> {
+    conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, Failure>,
+) -> Result<(R, Vec<Oddities>), Failure> {
     let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
     let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
     let names = rows.iter().map(|row| format!("{row:?}")).collect();
@@ -396,8 +486,13 @@ fn with_threads<R>(
                 row.seats.extend(seat);
             }
         }
-        for (row, longest) in rows.iter().zip(&conductor.longest_wait) {
-            row.check(*longest >= LONG_WAIT)?;
+        for (row, &held_up) in rows.iter().zip(&conductor.longest_wait) {
+            row.check()?;
+            let again = row.sent_again();
+            if again > 0 && held_up < LONG_WAIT {
+                let what = format!("{row:?}: the peer saw {again} segments sent again");
+                return Err(Failure::Timing { what, held_up });
+            }
         }
         let oddities = rows
             .iter()
@@ -415,16 +510,24 @@ fn with_threads<R>(
 fn conduct(
     conductor: &mut Conductor<'_>,
     rounds: usize,
+    until: Option<Instant>,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Measured, String> {
+) -> Result<Measured, Failure> {
     // Once for nothing: caches, branch predictors, congestion windows.
+    let begin = Instant::now();
     conductor.round(0)?;
+    // The slices under observation take as long as a round, and so does the round that is begun last.
+    let until = until.and_then(|until| until.checked_sub(2 * begin.elapsed()));
     let mut kept = Vec::new();
     let (mut disturbed, mut repeated) = (0, 0);
     while kept.len() < rounds {
+        let is_over = until.is_some_and(|until| Instant::now() >= until);
+        if is_over && kept.len() >= LEAST_ROUNDS {
+            break;
+        }
         let samples = conductor.round(kept.len())?;
-        if samples.iter().any(|sample| sample.waited > MAY_WAIT) {
-            if repeated < rounds / 2 {
+        if samples.iter().any(Sample::is_disturbed) {
+            if repeated < rounds / 2 && !is_over {
                 repeated += 1;
                 continue;
             }
@@ -438,7 +541,10 @@ fn conduct(
         let (last, account) = conductor.slice(row, true)?;
         let before = kept.last().map_or(last, |round: &Vec<Sample>| round[row]);
         if last.bytes + before.bytes == 0 && conductor.slice >= LONG_WAIT {
-            return Err(format!("{} stands still", conductor.names[row]));
+            return Err(Failure::Timing {
+                what: format!("{} stands still", conductor.names[row]),
+                held_up: conductor.longest_wait[row],
+            });
         }
         accounts.push(account);
     }
@@ -532,13 +638,96 @@ mod tests {
         let row = Row::new("clock", vec![Box::new(Clock(Arc::clone(&clock)))]);
         let (begin, set_up, mut pauses) = (Instant::now(), row.clock_ns, 0);
         let slice = Duration::from_millis(1);
-        sample(row, slice, &mut || {
+        let within = Duration::from_secs(60);
+        let sampled = sample(row, slice, within, &mut || {
             thread::sleep(PAUSE);
             pauses += 1;
             pauses == 3
-        })
-        .unwrap();
+        });
+        assert!(sampled.unwrap().enough);
         let told = Duration::from_nanos(clock.load(Ordering::Relaxed) - set_up);
         assert!(told <= begin.elapsed() - 3 * PAUSE, "{told:?}");
+    }
+
+    /// Says what it was told to say.
+    struct Complains {
+        bytes: u64,
+        sent_again: u64,
+        wrong: bool,
+        turn: Duration,
+    }
+
+    impl Seat for Complains {
+        fn turn(&mut self, _now: time::Instant) -> usize {
+            thread::sleep(self.turn);
+            self.bytes += 1;
+            1
+        }
+
+        fn bytes(&self) -> u64 {
+            self.bytes
+        }
+
+        fn sent_again(&self) -> u64 {
+            self.sent_again
+        }
+
+        fn check(&self) -> Result<(), String> {
+            match self.wrong {
+                true => Err("wrong bytes".to_owned()),
+                false => Ok(()),
+            }
+        }
+    }
+
+    fn one_slice(sent_again: u64, wrong: bool, turn: Duration) -> Result<Sampled, Failure> {
+        let seat = Complains {
+            bytes: 0,
+            sent_again,
+            wrong,
+            turn,
+        };
+        let row = Row::new("complains", vec![Box::new(seat)]);
+        sample(row, Duration::from_millis(1), Duration::ZERO, &mut || false)
+    }
+
+    #[test]
+    fn a_row_without_enough_samples_ends_when_its_time_is_up() {
+        let sampled = one_slice(0, false, Duration::ZERO).unwrap();
+        assert_eq!((sampled.enough, sampled.slices), (false, 1));
+    }
+
+    #[test]
+    fn what_is_sent_again_is_excused_if_a_turn_took_long_and_wrong_bytes_are_not() {
+        let long = LONG_WAIT + Duration::from_millis(5);
+        assert!(one_slice(3, false, long).is_ok());
+        let wrong = Failure::Wrong("complains on 1: wrong bytes".to_owned());
+        assert_eq!(one_slice(3, true, long), Err(wrong));
+    }
+
+    #[test]
+    fn only_a_long_wait_explains_a_failure() {
+        let timing = |held_up| Failure::Timing {
+            what: "it stands still".to_owned(),
+            held_up,
+        };
+        assert!(timing(LONG_WAIT).is_explained());
+        assert!(!timing(LONG_WAIT / 2).is_explained());
+        assert!(!Failure::Wrong(String::new()).is_explained());
+    }
+
+    #[test]
+    fn two_rounds_are_measured_although_the_time_is_up() {
+        let seat = Complains {
+            bytes: 0,
+            sent_again: 0,
+            wrong: false,
+            turn: Duration::ZERO,
+        };
+        let rows = vec![Row::new("complains", vec![Box::new(seat)])];
+        let slice = Duration::from_millis(1);
+        let now = Some(Instant::now());
+        let measured = measure_until(rows, slice, 1_000, now, &mut |_, _| ()).unwrap();
+        assert_eq!((measured.rounds.len(), measured.repeated), (2, 0));
     }
 }

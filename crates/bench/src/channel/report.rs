@@ -1,6 +1,7 @@
 //! The table, the JSON file and the picture.
 
 use super::{Point, median, peers::Peer};
+use dominoes_bench::svg::{Anchor, Canvas, GRID, MARGIN, number, text_width};
 use std::{fmt::Write as _, fs, io, path::Path};
 
 /// Table 5.2 of the dissertation this project goes back to: requests per second, by publishers and
@@ -24,8 +25,20 @@ pub(crate) struct Row {
     pub(crate) point: Point,
     /// Who.
     pub(crate) peer: Peer,
-    /// One value per round.
+    /// One value per round in which the cores were close.
     pub(crate) rates: Vec<f64>,
+    /// One per round in which they were further apart although that was waited for.
+    pub(crate) apart: Vec<f64>,
+}
+
+impl Row {
+    /// The rates that figures are made of: those with the cores close, or all if there are none.
+    fn figures(&self) -> &[f64] {
+        match self.rates.is_empty() {
+            true => &self.apart,
+            false => &self.rates,
+        }
+    }
 }
 
 /// Everything that was measured.
@@ -60,7 +73,7 @@ impl Report {
         self.rows
             .iter()
             .find(|row| row.point == point && row.peer == peer)
-            .map(|row| median(&row.rates))
+            .map(|row| median(row.figures()))
     }
 
     fn points(&self) -> Vec<Point> {
@@ -193,15 +206,32 @@ impl Report {
                 {
                     None => write!(out, "{:>17}", "-"),
                     Some(row) => {
-                        let middle = median(&row.rates) / 1e6;
-                        let least = row.rates.iter().copied().fold(f64::INFINITY, f64::min) / 1e6;
-                        let most = row.rates.iter().copied().fold(0.0, f64::max) / 1e6;
-                        write!(out, "{:>17}", format!("{middle:.1} ({least:.0}-{most:.0})"))
+                        let rates = row.figures();
+                        let middle = median(rates) / 1e6;
+                        let least = rates.iter().copied().fold(f64::INFINITY, f64::min) / 1e6;
+                        let most = rates.iter().copied().fold(0.0, f64::max) / 1e6;
+                        let mark = if row.rates.is_empty() { "*" } else { "" };
+                        write!(
+                            out,
+                            "{:>17}",
+                            format!("{middle:.1} ({least:.0}-{most:.0}){mark}")
+                        )
                     }
                 };
             }
             let _ = writeln!(out, "{:>11.2}", published(point) / 1e6);
         }
+        let left_out: usize = self
+            .rows
+            .iter()
+            .filter(|row| !row.rates.is_empty())
+            .map(|row| row.apart.len())
+            .sum();
+        let without = self.rows.iter().filter(|row| row.rates.is_empty()).count();
+        let _ = writeln!(
+            out,
+            "{left_out} windows with the cores far apart are left out; {without} rows (*) have no others"
+        );
         for (name, value) in &self.figures {
             let _ = writeln!(out, "{name}: {value:.1}");
         }
@@ -215,7 +245,7 @@ impl Report {
         out
     }
 
-    /// Writes `channel.json` and `channel.svg` into a directory.
+    /// Writes `channel.json` and the pictures into a directory.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
         let rows: Vec<_> = self
@@ -229,7 +259,8 @@ impl Report {
                     "capacity": row.point.capacity,
                     "peer": row.peer.name(),
                     "messages_per_second": row.rates,
-                    "median": median(&row.rates),
+                    "messages_per_second_cores_apart": row.apart,
+                    "median": median(row.figures()),
                     "table_5_2": published(row.point),
                 })
             })
@@ -246,70 +277,105 @@ impl Report {
             .collect();
         let all = serde_json::json!({"rows": rows, "bounds": verdicts, "figures": figures});
         fs::write(directory.join("channel.json"), format!("{all:#}\n"))?;
-        fs::write(directory.join("channel.svg"), self.picture())
+        for (name, picture) in self.pictures() {
+            fs::write(directory.join(name).with_extension("svg"), picture)?;
+        }
+        Ok(())
     }
 
-    /// A row of bars per point, on a logarithmic scale from 100 thousand to 1000 million messages
-    /// per second.
-    fn picture(&self) -> String {
-        const COLOURS: [&str; 9] = [
-            "#c22", "#225ea8", "#41b6c4", "#7fbc41", "#984ea3", "#ff7f00", "#a65628", "#f781bf",
-            "#999",
-        ];
-        let points = self.points();
-        let (left, wide, high) = (230.0, 700.0, 8.0);
-        let group = high * Peer::ALL.len() as f64 + 8.0;
-        let x = |rate: f64| left + wide * ((rate.max(1e5).log10() - 5.0) / 4.0);
-        let total = group * points.len() as f64 + 60.0;
-        let mut out = format!(
-            "<svg xmlns='http://www.w3.org/2000/svg' width='{}' height='{total}' font-family='sans-serif' font-size='11'>\n<rect width='100%' height='100%' fill='white'/>\n",
-            left + wide + 40.0
+    /// The pictures, each with its name: one for each capacity and number of publishers.
+    fn pictures(&self) -> Vec<(String, String)> {
+        let mut kinds: Vec<(usize, usize)> = Vec::new();
+        for point in self.points() {
+            let kind = (point.capacity, point.publishers);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        let one = |(capacity, publishers): (usize, usize)| {
+            let name = format!("channel-{capacity}-{publishers}-publishers");
+            (name, self.picture(capacity, publishers).finish())
+        };
+        kinds.into_iter().map(one).collect()
+    }
+
+    /// A group of bars for each number of subscribers (from top to bottom) and each batch (from left to right), on a
+    /// logarithmic scale.
+    fn picture(&self, capacity: usize, publishers: usize) -> Canvas {
+        const GAP: f64 = 18.0;
+        const HIGH: f64 = 15.0;
+        const SIZE: f64 = 11.0;
+        let mut points = self.points();
+        points.retain(|point| (point.capacity, point.publishers) == (capacity, publishers));
+        let list = |of: &dyn Fn(&Point) -> usize| {
+            let mut values: Vec<usize> = points.iter().map(of).collect();
+            values.sort_unstable();
+            values.dedup();
+            values
+        };
+        let (batches, subscribers) = (list(&|p| p.batch), list(&|p| p.subscribers));
+        let mut canvas = Canvas::new(1080.0);
+        let plural = if publishers == 1 { "" } else { "s" };
+        let heading = format!(
+            "{publishers} publisher{plural}, capacity {capacity}: million messages per second, logarithmic scale"
         );
-        for (i, peer) in Peer::ALL.into_iter().enumerate() {
-            let at = 10.0 + 102.0 * i as f64;
-            let _ = writeln!(
-                out,
-                "<rect x='{at}' y='8' width='10' height='10' fill='{}'/><text x='{}' y='17'>{}</text>",
-                COLOURS[i],
-                at + 13.0,
-                peer.name()
-            );
-        }
-        for (power, label) in [
-            (1e5, "0.1 M/s"),
-            (1e6, "1 M/s"),
-            (1e7, "10 M/s"),
-            (1e8, "100 M/s"),
-            (1e9, "1000 M/s"),
-        ] {
-            let _ = writeln!(
-                out,
-                "<line x1='{0}' y1='40' x2='{0}' y2='{total}' stroke='#ddd'/><text x='{0}' y='36' text-anchor='middle'>{label}</text>",
-                x(power)
-            );
-        }
-        for (i, point) in points.iter().enumerate() {
-            let top = 46.0 + group * i as f64;
-            let _ = writeln!(
-                out,
-                "<text x='{}' y='{}' text-anchor='end'>{}</text>",
-                left - 6.0,
-                top + group / 2.0,
-                at(*point)
-            );
-            for (j, peer) in Peer::ALL.into_iter().enumerate() {
-                if let Some(rate) = self.rate(*point, peer) {
-                    let _ = writeln!(
-                        out,
-                        "<rect x='{left}' y='{}' width='{:.1}' height='{}' fill='{}'/>",
-                        top + high * j as f64,
-                        x(rate) - left,
-                        high - 1.0,
-                        COLOURS[j]
-                    );
+        let top = canvas.paragraph((MARGIN, MARGIN + 16.0), 16.0, &heading);
+        let names = Peer::ALL.map(|peer| text_width(peer.name(), SIZE));
+        let left = MARGIN + names.into_iter().fold(0.0, f64::max) + 8.0;
+        let columns = batches.len().max(1) as f64;
+        let wide = (canvas.width() - MARGIN - left - GAP * (columns - 1.0)) / columns;
+        // Behind the longest bar there is room for its number.
+        let scale = (wide - text_width("1000.0", SIZE) - 6.0) / SCALE.log10();
+        let length = |rate: f64| scale * (rate / LEAST).max(1.0).log10();
+        let group = HIGH * Peer::ALL.len() as f64;
+        for (row, &subscribers) in subscribers.iter().enumerate() {
+            let top = top + (group + 3.5 * GAP) * row as f64;
+            for (column, &batch) in batches.iter().enumerate() {
+                let point = Point {
+                    publishers,
+                    subscribers,
+                    batch,
+                    capacity,
+                };
+                let x = left + (wide + GAP) * column as f64;
+                let plural = if subscribers == 1 { "" } else { "s" };
+                let title = format!("{subscribers} subscriber{plural}, batches of {batch}");
+                canvas.text((x, top + 13.0), 13.0, Anchor::Start, &title);
+                let upper = top + 20.0;
+                let mut tick = LEAST;
+                while tick <= LEAST * SCALE {
+                    let at = x + length(tick);
+                    canvas.line(&[(at, upper), (at, upper + group + 3.0)], GRID, 1.0);
+                    let text = number(tick / 1e6);
+                    let base = upper + group + 3.0 + SIZE;
+                    canvas.text((at, base), SIZE, Anchor::Middle, &text);
+                    tick *= 10.0;
+                }
+                for (i, peer) in Peer::ALL.into_iter().enumerate() {
+                    let y = upper + HIGH * i as f64;
+                    let base = y + 0.75 * HIGH;
+                    if column == 0 {
+                        canvas.text((left - 6.0, base), SIZE, Anchor::End, peer.name());
+                    }
+                    let (long, text) = match self.rate(point, peer) {
+                        Some(rate) => (length(rate), format!("{:.1}", rate / 1e6)),
+                        None => (0.0, "-".to_owned()),
+                    };
+                    canvas.rect((x, y + 1.5), (long, HIGH - 3.0), COLOURS[i]);
+                    canvas.text((x + long + 4.0, base), SIZE, Anchor::Start, &text);
                 }
             }
         }
-        out + "</svg>\n"
+        canvas
     }
 }
+
+/// The least rate of a picture, and how many times that the most is.
+const LEAST: f64 = 1e5;
+const SCALE: f64 = 1e4;
+
+/// A colour for each peer.
+const COLOURS: [&str; Peer::ALL.len()] = [
+    "#c22222", "#225ea8", "#41b6c4", "#7fbc41", "#984ea3", "#ff7f00", "#a65628", "#f781bf",
+    "#999999",
+];

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Experiment, settled};
+use super::{Ask, Clock, Experiment, note, repeated, settled};
 use crate::record::{JoinRow, JoinsResult};
 use crate::seats::Direction;
 use crate::seats::joining::{self, PERIOD_NS, SLICE_NS};
@@ -21,7 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 pub(super) const JOINS: usize = 12;
 
 /// A slice holds many joins, so that few of them are cut by its end.
-const SLICE: Duration = Duration::from_secs(2);
+pub(super) const SLICE: Duration = Duration::from_secs(2);
 
 /// One connection on the largest number of cores that was asked for, receiving and sending.
 pub(super) fn joins(
@@ -39,21 +39,32 @@ pub(super) fn joins(
         rows: Vec::new(),
     };
     let cores = wanted.cores.iter().copied().max().unwrap_or(1);
-    for direction in [Direction::Receive, Direction::Send] {
-        let entries = wanted.entries(direction, &["replicated"], "", workload);
-        if cores == 1 || !entries.iter().any(|entry| entry.cores == cores) {
-            continue;
-        }
-        let (row, log) = joining::row(direction, &workload, cores, JOINS)?;
-        let row = settled(row, workload.segment_bytes)?;
-        slices::sample(row, workload.slice, &mut || {
-            progress(log.taken(), JOINS);
-            log.is_full()
+    let directions = [Direction::Receive, Direction::Send].into_iter();
+    let directions: Vec<Direction> = directions
+        .filter(|direction| {
+            let entries = wanted.entries(*direction, &["replicated"], "", workload);
+            cores > 1 && entries.iter().any(|entry| entry.cores == cores)
+        })
+        .collect();
+    let mut clock = Clock::new(wanted, directions.len());
+    for direction in directions {
+        let within = clock.row();
+        let mut kept = None;
+        let sampled = repeated(|| {
+            let (row, log) = joining::row(direction, &workload, cores, JOINS)?;
+            let log = kept.insert(log);
+            let row = settled(row, workload.segment_bytes)?;
+            slices::sample(row, workload.slice, within, &mut || {
+                progress(log.taken(), JOINS);
+                log.is_full()
+            })
         })?;
+        let log = kept.ok_or("no row was made")?;
         result.rows.push(JoinRow {
             direction,
             cores,
             samples: log.samples(),
+            note: note(sampled, log.taken(), JOINS),
         });
     }
     Ok((!result.rows.is_empty()).then_some(result))

@@ -1,5 +1,7 @@
 //! Which rows stand beside each other, and what was asked for.
 
+use std::time::Duration;
+
 use crate::ratio::{self, Target};
 use crate::seats::{Direction, VARIANTS, Variant};
 use crate::workload::Workload;
@@ -21,6 +23,9 @@ pub struct Wanted {
     pub cores: Vec<usize>,
     /// Rounds of comparisons that no target belongs to.
     pub side_rounds: usize,
+    /// How long one experiment may take: it takes fewer rounds or samples if they would take longer. `None`: as long as
+    /// it takes.
+    pub budget: Option<Duration>,
 }
 
 /// One row to be.
@@ -157,6 +162,7 @@ mod tests {
             variants: vec!["limit".to_owned(), "single".to_owned()],
             cores: vec![1, 2],
             side_rounds: 20,
+            budget: None,
         };
         let names = |workload| {
             wanted

@@ -21,13 +21,13 @@ mod warm;
 
 pub use lineup::{Entry, Panel, Wanted};
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::paper::Figure;
 use crate::record::{ExperimentResult, PanelResult, SharesResult};
 use crate::seats::shares::ShareLog;
 use crate::seats::{Direction, Row};
-use crate::slices;
+use crate::slices::{self, Failure, Sampled};
 use crate::topology;
 
 /// Octets whose arrival is verified, one by one, before anything is measured.
@@ -80,7 +80,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
 
 impl Experiment {
     /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel cannot be
-    /// made, or fails its own checks, the panel's result says so.
+    /// made, or fails its own checks, the panel's result says so; if the machine may be the reason, it is measured up to
+    /// three times, and the result says that the machine was disturbed.
     pub fn run(
         &self,
         wanted: &Wanted,
@@ -99,54 +100,147 @@ impl Experiment {
         };
         match self.ask {
             Ask::Compare(panels) => {
-                for panel in panels(wanted) {
+                let panels = panels(wanted);
+                let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
+                for panel in panels {
                     let name = format!("{} {}", self.name, panel.name);
                     let mut tell = |done, of| progress(&name, done, of);
+                    let until = clock.part(panel.weight());
                     // The others may still be worth something.
-                    let measured = panel
-                        .run(&mut tell)
-                        .unwrap_or_else(|why| PanelResult::failed(&panel, why));
-                    result.panels.push(measured);
+                    result
+                        .panels
+                        .push(match repeated(|| panel.run(until, &mut tell)) {
+                            Ok(Attempt::Done(measured)) => measured,
+                            Ok(Attempt::Disturbed(why)) => PanelResult::disturbed(&panel, why),
+                            Err(why) => PanelResult::failed(&panel, why),
+                        });
                 }
             }
             Ask::Stalls => match stall::stalls(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(stalls) => result.stalls = stalls,
-                Err(why) => {
-                    let panel = wanted.panel("stalls", Direction::Receive, wanted.base);
-                    result.panels.push(PanelResult::failed(&panel, why));
-                }
+                Err(why) => result.panels.push(failed(wanted, "stalls", why)),
             },
             Ask::Joins => match joining::joins(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(joins) => result.joins = joins,
-                Err(why) => {
-                    let panel = wanted.panel("joins", Direction::Receive, wanted.base);
-                    result.panels.push(PanelResult::failed(&panel, why));
-                }
+                Err(why) => result.panels.push(failed(wanted, "joins", why)),
             },
             Ask::Shares => match shares(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(shares) => result.shares = shares,
-                Err(why) => {
-                    let panel = wanted.panel("shares", Direction::Receive, wanted.base);
-                    result.panels.push(PanelResult::failed(&panel, why));
-                }
+                Err(why) => result.panels.push(failed(wanted, "shares", why)),
             },
         }
         result.seconds = begin.elapsed().as_secs_f64();
         result
     }
 
-    /// How many slices [`Experiment::run`] takes about, for who wants to know how long it will be.
-    pub fn slices(&self, wanted: &Wanted) -> usize {
-        match self.ask {
+    /// How long [`Experiment::run`] takes about, but for setting up.
+    pub fn takes(&self, wanted: &Wanted) -> Duration {
+        let whole = match self.ask {
             Ask::Compare(panels) => {
-                let one = |panel: &Panel| panel.entries.len() * (panel.rounds + 2);
-                panels(wanted).iter().map(one).sum()
+                let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
+                (wanted.base.slice + BETWEEN_SLICES) * slices as u32
             }
-            Ask::Shares => SHARE_SAMPLES / 4,
-            Ask::Stalls => 40 * stall::STALLS,
-            Ask::Joins => 40 * joining::JOINS,
+            Ask::Shares => ROW / 2 * share_entries(wanted).len() as u32,
+            Ask::Stalls => stall::SLICE * 4 * 2,
+            Ask::Joins => joining::SLICE * 2 * 2,
+        };
+        wanted.budget.map_or(whole, |budget| whole.min(budget))
+    }
+}
+
+/// Between two slices: the cores' distance is looked at, and the second one is not counted from its beginning.
+const BETWEEN_SLICES: Duration = Duration::from_millis(10);
+/// How often something is measured that fails for reasons which may be the machine's.
+const ATTEMPTS: usize = 3;
+/// How long a row may take that is driven until it has enough samples.
+const ROW: Duration = Duration::from_secs(30);
+
+/// The time that an experiment may take, dealt out to its parts.
+struct Clock {
+    end: Option<Instant>,
+    weight: usize,
+}
+
+impl Clock {
+    /// For parts that weigh so much together.
+    fn new(wanted: &Wanted, weight: usize) -> Clock {
+        Clock {
+            end: wanted.budget.map(|budget| Instant::now() + budget),
+            weight,
         }
     }
+
+    /// When a part has to end that begins now and weighs so much.
+    fn part(&mut self, weight: usize) -> Option<Instant> {
+        let now = Instant::now();
+        let left = self.end?.saturating_duration_since(now);
+        let share = weight as f64 / self.weight.max(1) as f64;
+        self.weight = self.weight.saturating_sub(weight);
+        Some(now + left.mul_f64(share.min(1.0)))
+    }
+
+    /// How long a row may be driven that is one of `self.weight`.
+    fn row(&mut self) -> Duration {
+        self.part(1)
+            .map_or(ROW, |until| until.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Something that was tried, several times if need be.
+#[derive(Debug, PartialEq)]
+enum Attempt<T> {
+    /// It was done.
+    Done(T),
+    /// It failed each time, and a thread had been held up for long enough to explain it.
+    Disturbed(String),
+}
+
+/// Does `once`, again if it fails and the machine may be the reason.
+///
+/// # Errors
+/// If it fails and the machine is not the reason.
+fn repeated<T>(mut once: impl FnMut() -> Result<T, Failure>) -> Result<Attempt<T>, String> {
+    let mut explained = false;
+    let mut last = String::new();
+    for _ in 0..ATTEMPTS {
+        match once() {
+            Ok(done) => return Ok(Attempt::Done(done)),
+            Err(Failure::Wrong(what)) => return Err(what),
+            Err(failure) => {
+                explained |= failure.is_explained();
+                last = failure.to_string();
+            }
+        }
+    }
+    let message = format!("{ATTEMPTS} times in turn: {last}");
+    match explained {
+        true => Ok(Attempt::Disturbed(message)),
+        false => Err(message),
+    }
+}
+
+/// What to know about `got` of `wanted` samples that were taken while a row was driven.
+fn note(sampled: Attempt<Sampled>, got: usize, wanted: usize) -> Option<String> {
+    let sampled = match sampled {
+        Attempt::Done(sampled) => sampled,
+        Attempt::Disturbed(why) => return Some(format!("DISTURBED: {why}")),
+    };
+    let mut notes = Vec::new();
+    if !sampled.enough {
+        notes.push(format!("{got} of {wanted} samples when the time was up"));
+    }
+    if sampled.disturbed > 0 {
+        notes.push(format!(
+            "disturbed: a thread waited for its core in {} of {} slices",
+            sampled.disturbed, sampled.slices
+        ));
+    }
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+fn failed(wanted: &Wanted, name: &str, why: String) -> PanelResult {
+    let panel = wanted.panel(name, Direction::Receive, wanted.base);
+    PanelResult::failed(&panel, why)
 }
 
 fn settled(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
@@ -159,7 +253,16 @@ fn settled(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
 }
 
 impl Panel {
-    fn run(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<PanelResult, String> {
+    /// Slices that it takes.
+    fn weight(&self) -> usize {
+        self.entries.len() * (self.rounds + 2)
+    }
+
+    fn run(
+        &self,
+        until: Option<Instant>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<PanelResult, Failure> {
         if self.entries.is_empty() {
             return Ok(PanelResult::empty(self));
         }
@@ -171,7 +274,7 @@ impl Panel {
         }
         let before = topology::line_transfer_ns();
         let slice = self.workload.slice;
-        let measured = slices::measure(rows, slice, self.rounds, progress)?;
+        let measured = slices::measure_until(rows, slice, self.rounds, until, progress)?;
         let after = topology::line_transfer_ns();
         Ok(PanelResult::new(self, &measured, [before, after]))
     }
@@ -191,21 +294,36 @@ fn shares(
         workload,
         rows: Vec::new(),
     };
-    let cores = wanted.cores.iter().copied().max().unwrap_or(1);
-    let entries = wanted.entries(Direction::Receive, &["replicated*"], "", workload);
-    let several = entries.iter().filter(|e| e.cores == cores && cores > 1);
-    for entry in several {
+    let entries = share_entries(wanted);
+    let mut clock = Clock::new(wanted, entries.len());
+    for entry in entries {
         let before = topology::line_transfer_ns();
-        let row = (entry.variant.make)(Direction::Receive, &workload, cores)?;
-        let mut row = settled(row, workload.segment_bytes)?;
-        let log = ShareLog::of(&mut row, load_share::EVERY, SHARE_SAMPLES);
-        slices::sample(row, workload.slice, &mut || {
-            progress(log.taken(), SHARE_SAMPLES);
-            log.is_full()
+        let within = clock.row();
+        let mut log = None;
+        let sampled = repeated(|| {
+            let row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
+            let mut row = settled(row, workload.segment_bytes)?;
+            let log = log.insert(ShareLog::of(&mut row, load_share::EVERY, SHARE_SAMPLES));
+            slices::sample(row, workload.slice, within, &mut || {
+                progress(log.taken(), SHARE_SAMPLES);
+                log.is_full()
+            })
         })?;
-        result.rows.push(log.result(entry.variant.name, before));
+        let log = log.ok_or("no row was made")?;
+        let note = note(sampled, log.taken(), SHARE_SAMPLES);
+        result
+            .rows
+            .push(log.result(entry.variant.name, before, note));
     }
     Ok((!result.rows.is_empty()).then_some(result))
+}
+
+/// The rows of [`shares`].
+fn share_entries(wanted: &Wanted) -> Vec<Entry> {
+    let cores = wanted.cores.iter().copied().max().unwrap_or(1);
+    let mut entries = wanted.entries(Direction::Receive, &["replicated*"], "", wanted.base);
+    entries.retain(|entry| entry.cores == cores && cores > 1);
+    entries
 }
 
 #[cfg(test)]
@@ -228,7 +346,82 @@ mod tests {
             variants: vec!["single".to_owned(), "smoltcp".to_owned()],
             cores: vec![1],
             side_rounds: 1,
+            budget: None,
         }
+    }
+
+    fn timing(held_up_ms: u64) -> Failure {
+        Failure::Timing {
+            what: "it stands still".to_owned(),
+            held_up: Duration::from_millis(held_up_ms),
+        }
+    }
+
+    #[test]
+    fn what_may_be_the_machine_is_tried_again() {
+        let mut attempts = 0;
+        let done = repeated(|| {
+            attempts += 1;
+            match attempts {
+                3 => Ok(7),
+                _ => Err(timing(0)),
+            }
+        });
+        assert_eq!(done, Ok(Attempt::Done(7)));
+        let disturbed = repeated(|| Err::<(), _>(timing(300)));
+        assert!(
+            matches!(disturbed, Ok(Attempt::Disturbed(_))),
+            "{disturbed:?}"
+        );
+        // Nothing held it up, three times.
+        assert!(repeated(|| Err::<(), _>(timing(0))).is_err());
+    }
+
+    #[test]
+    fn wrong_bytes_fail_at_once() {
+        let mut attempts = 0;
+        let failed = repeated(|| {
+            attempts += 1;
+            Err::<(), _>(Failure::Wrong("wrong bytes".to_owned()))
+        });
+        assert_eq!((failed, attempts), (Err("wrong bytes".to_owned()), 1));
+    }
+
+    /// A machine on which nothing moves in time ends in rows that say so.
+    #[test]
+    fn rows_without_time_say_how_few_samples_they_have() {
+        let wanted = Wanted {
+            cores: vec![2],
+            variants: vec!["replicated".to_owned()],
+            budget: Some(Duration::ZERO),
+            ..brief()
+        };
+        for name in ["load-share", "stall", "joining"] {
+            let experiment = EXPERIMENTS.iter().find(|e| e.name == name).unwrap();
+            let result = experiment.run(&wanted, &mut |_, _, _| ());
+            assert!(result.panels.is_empty(), "{:?}", result.panels);
+            let table = result.table();
+            let says_so = ["samples when the time was up", "DISTURBED"];
+            assert!(says_so.iter().any(|words| table.contains(words)), "{table}");
+        }
+    }
+
+    #[test]
+    fn parts_share_what_is_left_of_the_time() {
+        let wanted = Wanted {
+            budget: Some(Duration::from_secs(40)),
+            ..brief()
+        };
+        let mut clock = Clock::new(&wanted, 4);
+        let (first, end) = (clock.part(1).unwrap(), clock.end.unwrap());
+        assert!(first - Instant::now() <= Duration::from_secs(10));
+        assert!(end - first >= Duration::from_secs(29));
+        let rest = clock.part(3).unwrap();
+        assert!(
+            end.max(rest) - end.min(rest) < Duration::from_millis(1),
+            "some is left over"
+        );
+        assert_eq!(Clock::new(&brief(), 4).part(1), None);
     }
 
     /// Every experiment can be run, and says of every target what became of it.

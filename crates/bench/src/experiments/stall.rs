@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Experiment, settled};
+use super::{Ask, Clock, Experiment, note, repeated, settled};
 use crate::record::{StallRow, StallsResult};
 use crate::seats::Direction;
 use crate::seats::stall::{STALL, StallLog};
@@ -21,7 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 pub(super) const STALLS: usize = 12;
 
 /// A slice holds several stalls, so that few of them are cut by its end.
-const SLICE: Duration = Duration::from_secs(2);
+pub(super) const SLICE: Duration = Duration::from_secs(2);
 
 /// Requests that the log holds, unless more were asked for: 100 ms in runs of 8 full segments at 40 Gbit/s.
 const LOG: usize = 1 << 16;
@@ -47,25 +47,33 @@ pub(super) fn stalls(
         false => ["replicated*"],
     };
     let cores = wanted.cores.iter().copied().max().unwrap_or(1);
+    let mut rows = Vec::new();
     for direction in [Direction::Receive, Direction::Send] {
-        for entry in wanted.entries(direction, &names, "", workload) {
-            if entry.cores != cores || cores == 1 {
-                continue;
-            }
+        let mut entries = wanted.entries(direction, &names, "", workload);
+        entries.retain(|entry| entry.cores == cores && cores > 1);
+        rows.extend(entries.into_iter().map(|entry| (direction, entry)));
+    }
+    let mut clock = Clock::new(wanted, rows.len());
+    for (direction, entry) in rows {
+        let within = clock.row();
+        let mut log = None;
+        let sampled = repeated(|| {
             let row = (entry.variant.make)(direction, &workload, cores)?;
             let mut row = settled(row, workload.segment_bytes)?;
-            let log = StallLog::of(&mut row, STALLS, workload.seed);
-            slices::sample(row, workload.slice, &mut || {
+            let log = log.insert(StallLog::of(&mut row, STALLS, workload.seed));
+            slices::sample(row, workload.slice, within, &mut || {
                 progress(log.taken(), STALLS);
                 log.is_full()
-            })?;
-            result.rows.push(StallRow {
-                variant: entry.variant.name,
-                direction,
-                cores,
-                samples: log.samples(),
-            });
-        }
+            })
+        })?;
+        let log = log.ok_or("no row was made")?;
+        result.rows.push(StallRow {
+            variant: entry.variant.name,
+            direction,
+            cores,
+            samples: log.samples(),
+            note: note(sampled, log.taken(), STALLS),
+        });
     }
     Ok((!result.rows.is_empty()).then_some(result))
 }

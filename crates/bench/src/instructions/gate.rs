@@ -18,9 +18,9 @@ const FEW: f64 = 3.0;
 
 const HEAD: &str = "\
 # Instructions per unit (a call, a segment) of the key cases, and what they were counted with.
-# `cargo bench -p dominoes-bench --bench instructions -- --check` fails if one differs by more than 3 %
+# `cargo bench instructions -- --check` fails if one differs by more than 3 %
 # (or 3 instructions, if that is more).
-# `cargo bench -p dominoes-bench --bench instructions -- --accept` writes this file anew: a change of it belongs into
+# `cargo bench instructions -- --accept` writes this file anew: a change of it belongs into
 # the change of code that causes it.
 
 ";

@@ -86,6 +86,20 @@ impl Drop for Namespace {
     }
 }
 
+/// Whether namespaces, interfaces and settings can be made here; leaves nothing behind.
+///
+/// # Errors
+/// Without a privilege or a program, with its name.
+pub(crate) fn can_run() -> Outcome<()> {
+    for (program, version) in [("ip", "-V"), ("ethtool", "--version")] {
+        run(Command::new(program).arg(version)).map_err(|error| format!("{program}: {error}"))?;
+    }
+    let namespace = Namespace::new("probe")?;
+    let pair = "link add probe0 type veth peer name probe1";
+    namespace.ip(pair)?;
+    CubicAllowed::new().map(drop)
+}
+
 fn ip(arguments: &str) -> Outcome<()> {
     run(Command::new("ip").args(arguments.split(' ')))
 }

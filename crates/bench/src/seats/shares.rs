@@ -90,7 +90,12 @@ impl ShareLog {
     }
 
     /// The samples, of the row that is called so.
-    pub(crate) fn result(&self, variant: &'static str, line_transfer_ns: Option<f64>) -> SharesRow {
+    pub(crate) fn result(
+        &self,
+        variant: &'static str,
+        line_transfer_ns: Option<f64>,
+        note: Option<String>,
+    ) -> SharesRow {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let cores = self.posted.len();
         let of = |id: usize| Spread::of(taken.samples.iter().map(|sample| sample.share[id]));
@@ -100,6 +105,7 @@ impl ShareLog {
             line_transfer_ns,
             share: (0..cores).filter_map(of).collect(),
             samples: taken.samples.clone(),
+            note,
         }
     }
 }
@@ -124,7 +130,7 @@ mod tests {
         log.post(0, 1_100, 10, at(4));
         assert_eq!(log.taken(), 0, "not due");
         log.post(0, 1_100, 11, at(1_000_002));
-        let row = log.result("x", None);
+        let row = log.result("x", None, None);
         assert_eq!(row.samples.len(), 1);
         assert_eq!(row.samples[0].share, [0.25, 0.75]);
         assert_eq!(row.samples[0].ms, 1.0);

@@ -1,6 +1,7 @@
 //! Timers in a wheel, a heap and a map, doing the same.
 
 use dominoes::{TimerId, Wheel};
+use dominoes_bench::svg::{Anchor, Canvas, MARGIN, text_width};
 use dominoes_bench::{record::Spread, topology::Machine};
 use serde::Serialize;
 use std::{
@@ -237,36 +238,35 @@ impl Report {
         fs::create_dir_all(directory)?;
         let json = serde_json::to_string_pretty(self)?;
         fs::write(directory.join("timer.json"), json + "\n")?;
-        fs::write(directory.join("timer.svg"), self.picture())
+        fs::write(directory.join("timer.svg"), self.picture().finish())
     }
 
     /// A bar per row, for cancelling and starting.
-    fn picture(&self) -> String {
-        let most = |row: &Row| row.start_cancel_ns.median;
-        let scale = 500.0 / self.rows.iter().map(most).fold(1.0, f64::max);
-        let mut out = format!(
-            "<svg xmlns='http://www.w3.org/2000/svg' width='800' height='{}' font-family='sans-serif' font-size='11'>\n<rect width='100%' height='100%' fill='white'/>\n<text x='190' y='16'>nanoseconds to cancel a timer and start another</text>\n",
-            40 + 18 * self.rows.len()
-        );
+    fn picture(&self) -> Canvas {
+        const SIZE: f64 = 12.0;
+        const BAR: f64 = 18.0;
+        let mut canvas = Canvas::new(800.0);
+        let heading = "nanoseconds to cancel a timer and start another";
+        let top = canvas.paragraph((MARGIN, MARGIN + 16.0), 16.0, heading) - 8.0;
+        let name = |row: &Row| format!("{} of {}", row.kind, row.running);
+        let names = self.rows.iter().map(|row| text_width(&name(row), SIZE));
+        let left = MARGIN + names.fold(0.0, f64::max) + 8.0;
+        let wide = canvas.width() - left - 60.0;
+        let most = self.rows.iter().map(|row| row.start_cancel_ns.median);
+        let scale = wide / most.fold(1.0, f64::max);
         for (i, row) in self.rows.iter().enumerate() {
-            let y = 28 + 18 * i;
-            let colour = if row.kind == Wheels::NAME {
-                "#c22"
-            } else {
-                "#999"
+            let y = top + BAR * i as f64;
+            let colour = match row.kind == Wheels::NAME {
+                true => "#c22222",
+                false => "#999999",
             };
             let ns = row.start_cancel_ns.median;
-            let _ = writeln!(
-                out,
-                "<text x='180' y='{}' text-anchor='end'>{} of {}</text><rect x='190' y='{y}' width='{:.1}' height='13' fill='{colour}'/><text x='{:.1}' y='{}'>{ns:.0}</text>",
-                y + 11,
-                row.kind,
-                row.running,
-                ns * scale,
-                196.0 + ns * scale,
-                y + 11
-            );
+            let base = y + 0.7 * BAR;
+            canvas.text((left - 8.0, base), SIZE, Anchor::End, &name(row));
+            canvas.rect((left, y + 2.0), (ns * scale, BAR - 4.0), colour);
+            let end = (left + ns * scale + 6.0, base);
+            canvas.text(end, SIZE, Anchor::Start, &format!("{ns:.0}"));
         }
-        out + "</svg>\n"
+        canvas
     }
 }
