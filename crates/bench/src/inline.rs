@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use dominoes_drivers::memory::peer::headers::Ends;
-use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm, Failure, Processor, Search, StreamId};
+#[cfg(feature = "report")]
+use dominoes_netstack::processor::Search;
+use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm, Failure, Processor, StreamId};
 
 use crate::workload::{self, Processing, Workload};
 
@@ -66,7 +68,10 @@ pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>
     key.copy_from_slice(&workload::bytes(!workload.seed, 32));
     let inner: Box<dyn Processor> = match workload.processing {
         Processing::None => return Ok(None),
+        #[cfg(feature = "report")]
         Processing::Search => Box::new(search(workload)?),
+        #[cfg(not(feature = "report"))]
+        Processing::Search => return Err("a search needs the feature `report`".to_owned()),
         Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key)),
         Processing::Aes256Gcm => {
             let gcm = Aes256Gcm::new(&key, workload.segment_bytes as u32);
@@ -81,6 +86,7 @@ pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>
 }
 
 /// For some words that are found in every segment, and some that hardly ever are.
+#[cfg(feature = "report")]
 fn search(workload: &Workload) -> Result<Search, String> {
     let payload = workload.payload();
     let mut needles: Vec<Vec<u8>> = payload.chunks_exact(8).step_by(40).map(Vec::from).collect();

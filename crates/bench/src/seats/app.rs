@@ -191,6 +191,7 @@ impl App {
     }
 
     /// As [`App::check`], of a stack that may reorder what arrives, and says so to the peer.
+    #[cfg(feature = "report")]
     pub(crate) fn check_reordering(&self) -> Result<(), String> {
         self.check_streams()?;
         self.peer.check_reordering().map_err(|e| e.to_string())

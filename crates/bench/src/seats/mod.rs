@@ -4,6 +4,7 @@ mod app;
 pub mod groups;
 pub(crate) mod joining;
 pub mod limit;
+#[cfg(feature = "report")]
 pub mod locked;
 pub mod replicated;
 pub mod sharded;
@@ -266,6 +267,7 @@ pub const VARIANTS: &[Variant] = &[
         can: |_, workload| processes(workload),
         make: single::row,
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "locked-mutex",
         about: "one state behind a mutex, any core takes any packet",
@@ -273,6 +275,7 @@ pub const VARIANTS: &[Variant] = &[
         can: |_, workload| processes(workload),
         make: locked::mutex,
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "locked-mcs",
         about: "the same behind a queue lock",
