@@ -5,7 +5,8 @@
 //! if a key count differs from `instructions.toml` by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was
 //! counted is in `target/instructions`. It takes less than a minute, on a busy machine, too.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools};
@@ -91,7 +92,7 @@ fn run(options: &Options) -> Result<(), String> {
         ));
     }
     let accepted = Accepted::read(&file);
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("instructions");
+    let directory = directory();
     let (counted, processor) = callgrind::count(&["--count", &options.filter], &cases, &directory)?;
     let tools = Tools::here(valgrind, processor);
     let report = Report::new(tools.clone(), &cases, &counted, accepted.as_ref().ok());
@@ -114,6 +115,20 @@ fn run(options: &Options) -> Result<(), String> {
         check(&accepted?, &now, all)?;
     }
     Ok(())
+}
+
+/// `target/instructions`, or a temporary directory if this user cannot write there.
+fn directory() -> PathBuf {
+    let usual = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("instructions");
+    let probe = usual.join("instructions.json");
+    let made = fs::create_dir_all(&usual).and_then(|()| {
+        let mut file = fs::OpenOptions::new();
+        file.create(true).append(true).open(probe)
+    });
+    match made {
+        Ok(_) => usual,
+        Err(_) => std::env::temp_dir().join(format!("instructions-{}", std::process::id())),
+    }
 }
 
 fn check(accepted: &Accepted, now: &Accepted, all: bool) -> Result<(), String> {

@@ -94,10 +94,9 @@ pub(crate) fn can_run() -> Outcome<()> {
     for (program, version) in [("ip", "-V"), ("ethtool", "--version")] {
         run(Command::new(program).arg(version)).map_err(|error| format!("{program}: {error}"))?;
     }
+    let _cubic = CubicAllowed::new()?;
     let namespace = Namespace::new("probe")?;
-    let pair = "link add probe0 type veth peer name probe1";
-    namespace.ip(pair)?;
-    CubicAllowed::new().map(drop)
+    namespace.ip("link add probe0 type veth peer name probe1")
 }
 
 fn ip(arguments: &str) -> Outcome<()> {
