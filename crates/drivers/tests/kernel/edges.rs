@@ -7,9 +7,9 @@ use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::{Gso, GsoKind, RxChecksum, TxChecksum, TxFrame, TxMeta, complete_checksum};
 
-use crate::support::packet::{self, experiment, is_experiment};
-use crate::support::{PATIENCE, Port};
-use crate::{Instant, Missing, OPEN, Trial, Veth, ip, open_xdp};
+use super::support::packet::{self, experiment, is_experiment};
+use super::support::{PATIENCE, Port};
+use super::{Instant, Missing, OPEN, Trial, Veth, ip, open_xdp};
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     vec![

@@ -11,9 +11,9 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{DeviceError, TxFrame};
 
-use crate::support::packet::{experiment, is_experiment};
-use crate::support::{PATIENCE, Port};
-use crate::{
+use super::support::packet::{experiment, is_experiment};
+use super::support::{PATIENCE, Port};
+use super::{
     Missing, OPEN, Trial, Veth, arp_request, bring_up, has_program, ip, is_arp_reply, try_ip,
 };
 

@@ -8,8 +8,8 @@ use dominoes_drivers::phy::FromPhy;
 use dominoes_drivers::{Device, DeviceError};
 use smoltcp::phy::{Medium, RawSocket, TunTapInterface};
 
-use crate::support::{Port, behaviour};
-use crate::{Instant, Missing, NEXT_SUBNET, PATIENCE, Trial, Veth, bring_up, ip, try_ip};
+use super::support::{Port, behaviour};
+use super::{Instant, Missing, NEXT_SUBNET, PATIENCE, Trial, Veth, bring_up, ip, try_ip};
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 7];
 
