@@ -155,7 +155,7 @@ impl PeerTx {
         // ORDERING: Relaxed, frames on their way may be compared or not.
         let verify = self.shared.verify.load(Ordering::Relaxed);
         if verify != 0 {
-            self.verify(verify, index, frame, header);
+            self.verify(verify, index, frame);
         }
         // A header that claims to be longer than its frame counts as no payload in order; `verify` tells.
         let len = frame.len().wrapping_sub(header.headers_len);
@@ -199,8 +199,12 @@ impl PeerTx {
     }
 
     /// Compares a frame with what it should be, as far as `what` says.
-    #[inline(never)]
-    fn verify(&self, what: u8, index: usize, frame: &TxFrame<'_>, header: TcpHeader) {
+    #[cold]
+    fn verify(&self, what: u8, index: usize, frame: &TxFrame<'_>) {
+        // Read again: what is passed is stored by the caller also where it does not call.
+        let Some(header) = TcpHeader::read(frame.head) else {
+            return;
+        };
         if !(HEADERS_LEN..=frame.len()).contains(&header.headers_len) {
             return Self::fault(&self.shared.faults.unexpected);
         }
