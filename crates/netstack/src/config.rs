@@ -176,13 +176,14 @@ pub struct Limits {
     /// [`SocketError::NoRoom`](crate::SocketError::NoRoom);
     /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both.
     ///
-    /// Memory comes with use. At the start a stack takes 41 octets for each of them, 0.6 MiB by default and 2.6 MiB for
+    /// Memory comes with use. At the start a stack takes 44 octets for each of them, 0.7 MiB by default and 2.8 MiB for
     /// 65,536, and reserves address space for [`Limits::CONNECTION_BASE`] octets each at most, which are touched when as
     /// many connections are open as never before. A connection that has carried no payload takes at most those and
     /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news of it. Its
     /// `receive_buffer` comes with the first octet that arrives, with 8 octets for each request in flight; its `send_buffer`
     /// with the first that is written. Both stay for the next connection in its place, so the most that a stack can
-    /// come to is as many of both as `connections` says.
+    /// come to is as many of both as `connections` says. A replica that joins a running group is given a copy of the state,
+    /// about 1 KiB for each connection that is open; its giver does nothing else meanwhile.
     pub connections: u32,
     /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,

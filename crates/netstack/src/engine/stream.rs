@@ -47,7 +47,7 @@ use core::mem::MaybeUninit;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::{NonZero, NonZeroU64};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Once, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use dominoes::EventCount;
@@ -467,7 +467,7 @@ impl Handle {
 /// Memory of a stream, which may not be made yet.
 struct Slot(UnsafeCell<MaybeUninit<Stream>>);
 
-// SAFETY: a slot is written once, by `StreamTable::make` under its lock, and read by those alone who know that it was
+// SAFETY: a slot is written once, in `StreamTable::make`, and read by those alone who know that it was
 // (`StreamTable::made`); after that it is a `Stream`, which is `Sync`.
 unsafe impl Sync for Slot where Stream: Sync {}
 // SAFETY: as above; it may be dropped on any thread, as a `Stream` may.
@@ -486,10 +486,8 @@ pub(crate) struct StreamTable {
 /// Which streams of a row are made.
 struct Made {
     slots: Arc<[Slot]>,
-    /// A bit for each.
-    bits: Box<[AtomicU64]>,
-    /// One is made at a time.
-    making: Mutex<()>,
+    /// For each, whether it is made.
+    once: Box<[Once]>,
     /// Places of each group.
     each: u32,
 }
@@ -503,8 +501,7 @@ impl StreamTable {
         let slots = unsafe { slots.assume_init() };
         let made = Made {
             slots: Arc::clone(&slots),
-            bits: (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            making: Mutex::new(()),
+            once: (0..len).map(|_| Once::new()).collect(),
             each,
         };
         StreamTable {
@@ -530,41 +527,29 @@ impl StreamTable {
     fn make(&self, group: u16, index: u32) -> Option<u32> {
         let number = u32::from(group) * self.made.each + index;
         let slot = self.slots.get(number as usize)?;
-        let _making = self
-            .made
-            .making
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (word, bit) = (&self.made.bits[number as usize / 64], 1 << (number % 64));
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            // SAFETY: it was not made, so nobody refers to it, and the lock keeps others from making it.
+        self.made.once[number as usize].call_once(|| {
+            // SAFETY: it was not made, so nobody refers to it, and `call_once` lets one thread do this, once.
             unsafe { (*slot.0.get()).write(Stream::new(number, group, index)) };
-            // ORDERING: Release, pairs with the Acquire in `StreamTable::all`.
-            word.fetch_or(bit, Ordering::Release);
-        }
+        });
         Some(number)
     }
 
     /// Those that are made.
     fn all(&self) -> impl Iterator<Item = &Stream> {
-        let words = self.made.bits.iter().zip(self.slots.chunks(64));
-        words.flat_map(|(word, slots)| {
-            // ORDERING: Acquire, pairs with the Release in `make`.
-            let word = word.load(Ordering::Acquire);
-            let slots = slots.iter().enumerate();
-            let made = slots.filter(move |(at, _)| word & 1 << at != 0);
-            // SAFETY: its bit says that it was made.
-            made.map(|(_, slot)| unsafe { (*slot.0.get()).assume_init_ref() })
-        })
+        let slots = self.made.once.iter().zip(&*self.slots);
+        // ORDERING: the Acquire in `is_completed` pairs with the Release that ends `call_once` in `make`.
+        let made = slots.filter(|(once, _)| once.is_completed());
+        // SAFETY: it was made.
+        made.map(|(_, slot)| unsafe { (*slot.0.get()).assume_init_ref() })
     }
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for (number, slot) in self.slots.iter().enumerate() {
-            if *self.bits[number / 64].get_mut() & 1 << (number % 64) != 0 {
-                // SAFETY: it was made. Every `StreamTable` has a part in this `Made`, so the last of them goes now, and what it lent
-                // with it: nobody refers to the stream.
+        for (once, slot) in self.once.iter().zip(&*self.slots) {
+            if once.is_completed() {
+                // SAFETY: it was made. Every `StreamTable` has a part in this `Made`, so the last of them goes now, and what
+                // it lent with it: nobody refers to the stream.
                 unsafe { (*slot.0.get()).assume_init_drop() };
             }
         }
