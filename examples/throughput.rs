@@ -9,12 +9,13 @@
 //! little, and the same for every row. The application reads and writes in place. So what is measured is the stack:
 //! TCP, checksums, copies and, in two of the tables, AES-256-GCM for every segment.
 //!
-//! Rows take turns of 100 ms, so whatever else the machine does meets all of them alike. Before its first turn each
-//! row moves 16 MiB of which every octet is compared; during its turns checksums are verified, by the stack of
-//! what it receives and by the peer of what it sends.
+//! Rows take turns of 100 ms, so that other work on the machine slows all of them alike. Before its first turn each
+//! row moves 16 MiB of which every byte is compared. During its turns the stack verifies the checksums (or the
+//! AES-256-GCM tags) of what it receives, and the peer compares the checksums of what it is sent with those it knows;
+//! of what is enciphered, it checks the sequence numbers only.
 //!
 //! How much a second core brings depends on how long a cache line takes from one core to the other. On a virtual
-//! machine that changes at any time; the example measures it between all turns and says what it found.
+//! machine that changes at any time; the example measures it between all turns and reports what it found.
 //! `cargo bench` has many more rows and workloads.
 
 use std::error::Error;
@@ -58,7 +59,7 @@ const TABLES: [(Direction, Processing, &str); 4] = [
     ),
 ];
 
-/// One row of a table, measured.
+/// One row of every table.
 struct Line {
     variant: &'static str,
     cores: usize,
@@ -80,6 +81,7 @@ fn main() -> Outcome<()> {
     for (number, (direction, processing, name)) in TABLES.into_iter().enumerate() {
         let workload = Workload {
             processing,
+            verify_checksums: true,
             ..Workload::default()
         };
         let mut progress = Progress::new(format!("table {} of {}", number + 1, TABLES.len()));
@@ -93,7 +95,7 @@ fn main() -> Outcome<()> {
     }
     seen.explain(machine.cores);
     println!(
-        "\n{} MiB of every row compared octet by octet, all other segments by checksum. {:.0} s.",
+        "\nThe first {} MiB of every row were compared byte by byte, the rest by checksum. {:.0} s.",
         COMPARED >> 20,
         begin.elapsed().as_secs_f64()
     );
@@ -196,7 +198,7 @@ fn bar(share: f64) -> String {
     const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let eighths = (share.clamp(0.0, 1.0) * (8 * BAR) as f64).round() as usize;
     let mut bar = "█".repeat(eighths / 8);
-    if eighths % 8 > 0 {
+    if !eighths.is_multiple_of(8) {
         bar.push(PARTS[eighths % 8]);
     }
     bar
@@ -239,46 +241,48 @@ impl Seen {
         }
     }
 
-    /// Says how far apart the cores are, and what that hides.
+    /// Reports how far apart the cores are, and what hides the gain of a second one, if something does.
     fn explain(&self, cores: usize) {
         println!();
-        if cores < 2 {
-            println!(
-                "This process may use one core, so there is nothing for a second replica to run on: what replicas gain \
-                 does not show here."
-            );
-            return;
-        }
-        let median = |ratios: &[f64]| Spread::of(ratios.iter().copied()).map(|s| s.median);
         if let Some(now) = topology::line_transfer_ns() {
             println!(
-                "A cache line takes {now:.0} ns from one core to the other now ({USUAL_NS} where cores share a cache). \
-                 The cores were near each other in {} of {} rounds, far apart in {}.",
-                self.near, self.rounds, self.far
+                "A cache line takes {now:.0} ns from one core to the other now ({USUAL_NS} where cores share a cache)."
+            );
+            println!(
+                "Of {} rounds the cores were near each other in {}, far apart in {}.",
+                self.rounds, self.near, self.far
             );
         }
-        if let (Some(near), Some(far)) = (median(&self.near_ratios), median(&self.far_ratios)) {
-            println!(
-                "Two cores over one, all tables: {near:.2}x near each other, {far:.2}x far apart."
-            );
+        let median = |ratios: &[f64]| Spread::of(ratios.iter().copied()).map(|s| s.median);
+        let ratios = [
+            (&self.near_ratios, "near each other"),
+            (&self.far_ratios, "far apart"),
+        ];
+        for (ratios, distance) in ratios {
+            if let Some(ratio) = median(ratios) {
+                println!("Two cores {distance}: {ratio:.2}x one core, over all tables.");
+            }
         }
-        if 2 * self.far > self.rounds {
+        if cores < 2 {
             println!(
-                "The host keeps the cores far apart at present, which hides what replicas gain: all they share \
-                 crosses that distance. Another run may find them near each other."
+                "This process may use one core only, so the gain of a second one does not show."
             );
-        }
-        if 4 * self.disturbed > self.rounds {
+        } else if 4 * self.disturbed > self.rounds {
             println!(
-                "The machine is busy: in {} of {} rounds a thread waited for its core, so two cores show less than \
-                 they can do.",
+                "The machine is busy: in {} of {} rounds a thread waited for its core, which hides what a second core \
+                 brings.",
                 self.disturbed, self.rounds
+            );
+        } else if 2 * self.far > self.rounds {
+            println!(
+                "The host keeps the two cores far apart at present, which hides what the second one brings: all that \
+                 replicas share crosses that distance. Another run may find them near each other."
             );
         }
     }
 }
 
-/// Tells on the standard error stream what goes on, if somebody looks.
+/// Shows progress on the standard error stream if that is a terminal.
 struct Progress {
     what: String,
     terminal: bool,

@@ -34,13 +34,7 @@ fn segment(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8) -> Vec<u8> {
 }
 
 /// A segment without options that carries `payload`, an even number of bytes, to our port.
-fn segment_with(
-    remote: (Ipv4Addr, u16),
-    seq: u32,
-    ack: u32,
-    flags: u8,
-    payload: &[u8],
-) -> Vec<u8> {
+fn segment_with(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
     let len = 20 + payload.len() as u16;
     let mut frame = Vec::with_capacity(54 + payload.len());
     frame.extend(Host::mac_of(US));

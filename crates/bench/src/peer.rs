@@ -41,11 +41,15 @@ pub(crate) fn with_period(
         .timestamps(workload.timestamps)
         .checksum_offload(!workload.checksum)
         .payload(payload)
-        .expected(workload.ring(period));
+        .expected(workload.ring(period))
+        .verify_checksums(workload.verify_checksums && role != Role::Free);
     if let Some(processor) = inline::processor(workload)? {
-        config = config.encoding(Encoding::new(move |offset, plain, sent| {
-            processor.send(&inline::name(), offset, plain, sent);
-        }));
+        config =
+            config
+                .verify_checksums(false)
+                .encoding(Encoding::new(move |offset, plain, sent| {
+                    processor.send(&inline::name(), offset, plain, sent);
+                }));
     }
     PeerDevice::new(config).map_err(|e| e.to_string())
 }

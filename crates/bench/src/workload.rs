@@ -49,6 +49,9 @@ pub struct Workload {
     /// Whether TCP checksums are verified and computed in software; otherwise the device vouches for what it
     /// receives and finishes what it sends, as cards do.
     pub checksum: bool,
+    /// Whether the peer compares the checksums of what it is sent with those it knows beforehand, where it can know
+    /// them: not of what is enciphered.
+    pub verify_checksums: bool,
     /// Connections that share the payload.
     pub connections: usize,
     /// What is done with the payload besides moving it.
@@ -75,6 +78,7 @@ impl Default for Workload {
             merge: true,
             timestamps: false,
             checksum: true,
+            verify_checksums: false,
             connections: 1,
             processing: Processing::None,
             seed: 1,
