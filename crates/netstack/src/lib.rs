@@ -77,6 +77,11 @@
 //! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](variants::replicated::Group::replay)
 //! apply it again, with any number of replicas. What left then leaves again, to the octet.
 
+/// The README's example, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod config;
 pub mod digest;
 pub mod effect;
