@@ -374,7 +374,7 @@ const fn role(we_open: bool) -> &'static str {
 
 #[test]
 fn conversations_with_smoltcp_arrive_whole_in_both_roles() {
-    let command = "cargo test --release --test main conversations_with_smoltcp";
+    let command = "cargo test --release -p dominoes-tests --test main conversations_with_smoltcp";
     let done = Cases::new("DIFFERENTIAL", command, 1_000).run(conversation);
     let stopped = done.iter().filter(|ended| !**ended).count();
     println!(

@@ -22,7 +22,7 @@
 //! see another one, set `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
 //!
 //! ```text
-//! sudo -E env "PATH=$PATH" cargo test --release --test host
+//! sudo -E env "PATH=$PATH" cargo test --release -p dominoes-tests --test host
 //! ```
 
 #[path = "host/clients.rs"]
@@ -349,7 +349,7 @@ impl Needs {
                 Err(failed) => {
                     let reason = format!(
                         "needs root for network namespaces: {}; \
-                         try: sudo -E env \"PATH=$PATH\" cargo test --test host",
+                         try: sudo -E env \"PATH=$PATH\" cargo test -p dominoes-tests --test host",
                         one_line(&failed)
                     );
                     needs.tap = Some(reason.clone());
@@ -482,7 +482,7 @@ fn missing_xdp() -> Option<String> {
     let enough = held & NET_ADMIN != 0 && held & (BPF | SYS_ADMIN) != 0;
     (!enough).then(|| {
         "needs CAP_BPF and CAP_NET_ADMIN; \
-         try: sudo -E env \"PATH=$PATH\" cargo test --test host"
+         try: sudo -E env \"PATH=$PATH\" cargo test -p dominoes-tests --test host"
             .to_owned()
     })
 }

@@ -228,7 +228,8 @@ fn run(cases: Cases, about: About) -> Tally {
 
 #[test]
 fn every_connection_over_a_bad_wire_ends_with_every_octet() {
-    let command = "cargo test --release --test main every_connection_over_a_bad_wire";
+    let command =
+        "cargo test --release -p dominoes-tests --test main every_connection_over_a_bad_wire";
     let cases = wanted("SIMULATION_CONNECTIONS", 2_000).div_ceil(CONNECTIONS);
     let sum = run(Cases::new("SIMULATION", command, cases), About::Wires);
     if sum.connections >= 1_000 {
@@ -239,7 +240,7 @@ fn every_connection_over_a_bad_wire_ends_with_every_octet() {
 
 #[test]
 fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_octet() {
-    let command = "cargo test --release --test main every_schedule_of_stalls";
+    let command = "cargo test --release -p dominoes-tests --test main every_schedule_of_stalls";
     let cases = wanted("SCHEDULES", 400).div_ceil(CONNECTIONS);
     let sum = run(Cases::new("SCHEDULES", command, cases), About::Members);
     if sum.connections >= 400 {

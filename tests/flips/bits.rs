@@ -131,7 +131,7 @@ fn flip(seed: u64) -> Result<Option<Outcome>, String> {
 
 #[test]
 fn every_flipped_bit_is_found_in_time_or_has_come_to_nothing() {
-    let command = "cargo test --release --test main every_flipped_bit";
+    let command = "cargo test --release -p dominoes-tests --test main every_flipped_bit";
     let outcomes = Cases::new("FLIPS", command, 1_000).run(flip);
     let mut fates: BTreeMap<Fate, u64> = BTreeMap::new();
     let mut fields: BTreeMap<&str, u64> = BTreeMap::new();

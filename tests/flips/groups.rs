@@ -131,7 +131,7 @@ fn fates(name: &'static str, command: &'static str, replicas: usize) -> BTreeMap
 
 #[test]
 fn of_three_replicas_the_one_that_changed_is_found_in_time_and_repaired() {
-    let command = "cargo test --release --test main of_three_replicas_the_one";
+    let command = "cargo test --release -p dominoes-tests --test main of_three_replicas_the_one";
     let fates = fates("GROUPS", command, 3);
     let count = |fate| fates.get(&fate).copied().unwrap_or(0);
     let all: u64 = fates.values().sum();
@@ -143,7 +143,7 @@ fn of_three_replicas_the_one_that_changed_is_found_in_time_and_repaired() {
 
 #[test]
 fn of_two_replicas_that_differ_it_is_said_that_they_do() {
-    let command = "cargo test --release --test main of_two_replicas_that_differ";
+    let command = "cargo test --release -p dominoes-tests --test main of_two_replicas_that_differ";
     let fates = fates("GROUPS", command, 2);
     let count = |fate| fates.get(&fate).copied().unwrap_or(0);
     let all: u64 = fates.values().sum();

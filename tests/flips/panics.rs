@@ -142,7 +142,8 @@ fn case(seed: u64) -> Result<Tally, String> {
 
 #[test]
 fn a_panic_closes_its_connection_alike_in_all_replicas_and_no_other() {
-    let command = "cargo test --release --test main a_panic_closes_its_connection";
+    let command =
+        "cargo test --release -p dominoes-tests --test main a_panic_closes_its_connection";
     let tallies = Cases::new("PANICS", command, 300).run(case);
     let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
     let (panicked, fatal) = (sum(|t| t.panicked), sum(|t| t.fatal));

@@ -226,6 +226,7 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
 }
 
 /// As [`sum_short`], and copies them to `to`, which is as long: calling for a copy would cost more.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
     let (words, last) = from.as_chunks::<8>();

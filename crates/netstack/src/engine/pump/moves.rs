@@ -45,7 +45,7 @@ pub(crate) struct Stray {
 pub(crate) enum Note {
     /// Somebody wants this connection to go to that group.
     #[cfg_attr(
-        not(feature = "migration"),
+        not(any(feature = "migration", feature = "testkit")),
         expect(dead_code, reason = "only connections that may move are asked to")
     )]
     Go { conn: ConnId, flow: Flow, to: u16 },
