@@ -251,7 +251,7 @@ fn counted_app(app: &mut App) -> Result<(), SocketError> {
             let room = app.writer.room()? / app.segment * app.segment;
             let len = left.min(room);
             if len > 0 && (len == left || len >= CHUNK) {
-                app.done += app.writer.write_as_is(len)? as u64;
+                app.done += app.writer.write_again(len)? as u64;
             }
             Ok(())
         }
@@ -314,7 +314,7 @@ impl<S: Stack> Lane<S> {
                     done: 0,
                     upto: 0,
                 };
-                return Lane {
+                let mut lane = Lane {
                     before: stack.pump_stats(),
                     stack,
                     setting,
@@ -324,9 +324,35 @@ impl<S: Stack> Lane<S> {
                     warming: true,
                     _listener: listener,
                 };
+                if setting.using == Use::Send {
+                    lane.fill();
+                }
+                return lane;
             }
         }
         panic!("the connection was not established");
+    }
+
+    /// Writes as much as the send ring holds, once: only what the connection wrote may be written again.
+    fn fill(&mut self) {
+        let segments = self.app.ring.div_ceil(self.app.segment).next_multiple_of(2);
+        let octets = vec![0; segments * self.app.segment];
+        let mut rest = &octets[..];
+        while !rest.is_empty() {
+            self.now += Duration::from_micros(1);
+            self.stack.turn(self.now);
+            let room = self.app.writer.room().expect("the connection is open");
+            let whole = (room / self.app.segment * self.app.segment).min(rest.len());
+            if whole > 0 {
+                let taken = self.app.writer.try_write(&rest[..whole]);
+                rest = &rest[taken.expect("there is room")..];
+            }
+        }
+        (self.app.done, self.app.upto) = (octets.len() as u64, octets.len() as u64);
+        while !self.app.is_done() {
+            self.now += Duration::from_micros(1);
+            self.stack.turn(self.now);
+        }
     }
 
     /// Brings so many segments through. `segments` is even, so that none waits for an acknowledgment of its own.

@@ -50,7 +50,7 @@ struct End {
     write: usize,
     /// What is written is a multiple of this.
     whole: usize,
-    /// What lies in the send ring at first; empty once it does.
+    /// What is written first: as much as the send ring holds, in whole records. Empty once it was.
     first: Vec<u8>,
     ended: Option<SocketError>,
 }
@@ -89,9 +89,9 @@ impl App {
                         whole: workload.whole(),
                         first: if direction.sends() {
                             let ring = workload.ring_bytes as usize;
-                            let whole = workload.whole();
                             let mut first = workload.ring(ring);
-                            first.truncate(ring / whole * whole);
+                            let all = ring.next_multiple_of(workload.whole());
+                            first.extend_from_within(..all - ring);
                             first
                         } else {
                             Vec::new()
@@ -263,15 +263,17 @@ impl End {
 
     fn send(&mut self) -> Result<bool, SocketError> {
         let room = self.writer.room()?;
+        let whole = room / self.whole * self.whole;
         if !self.first.is_empty() {
-            let taken = self.writer.try_write(&self.first)?;
+            let len = whole.min(self.first.len());
+            let taken = self.writer.try_write(&self.first[..len])?;
             self.first.drain(..taken);
-            return Ok(true);
+            return Ok(taken > 0);
         }
         if room < self.write {
             return Ok(false);
         }
-        self.writer.write_as_is(room / self.whole * self.whole)?;
+        self.writer.write_again(whole)?;
         Ok(true)
     }
 }

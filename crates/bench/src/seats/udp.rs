@@ -137,7 +137,7 @@ impl App {
         for i in 0..BURST {
             let sent = match &self.expected {
                 Some(payload) => self.sender.try_send(payload),
-                None => self.sender.try_send_as_is(self.workload.segment_bytes),
+                None => self.sender.try_send_again(self.workload.segment_bytes),
             };
             match sent {
                 Err(SocketError::WouldBlock) => return Ok(i > 0),

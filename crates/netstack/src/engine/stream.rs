@@ -1249,7 +1249,8 @@ impl<'a> StreamRef<'a> {
     /// window can open by something worth telling while it is less than half open.
     pub(crate) fn read(&self, len: usize, seen: &mut Seen, mss: u32) -> bool {
         let read = self.place.app.read.load(Ordering::Relaxed) + len as u64;
-        debug_assert!(read <= seen.end);
+        // The memory behind `seen.end` is still written to, so no caller is trusted with this.
+        assert!(read <= seen.end, "more is given back than was received");
         // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before it.
         self.place.app.read.store(read, Ordering::Release);
         let size = u64::from(self.place.stack.limit.load(Ordering::Relaxed));
@@ -1292,8 +1293,17 @@ impl<'a> StreamRef<'a> {
         self.place.app.written.fetch_max(offset, Ordering::Release);
     }
 
-    /// Declares `len` more octets of the send ring written, whatever lies there; returns how many fit.
-    pub(crate) fn write_as_is(&self, len: usize) -> usize {
+    /// Whether all of the send ring was written in this stream, so that no octet in it is another one's.
+    pub(crate) fn was_filled(&self) -> bool {
+        self.place.app.written.load(Ordering::Relaxed) >= self.streams.send_len as u64
+    }
+
+    /// Declares `len` more octets of the send ring written, which this stream wrote there one round before; returns how many
+    /// fit. None until there was such a round.
+    pub(crate) fn write_again(&self, len: usize) -> usize {
+        if !self.was_filled() {
+            return 0;
+        }
         let len = len.min(self.writable());
         let written = self.place.app.written.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `progress`.

@@ -15,6 +15,8 @@ pub struct ReadHalf {
     seen: Seen,
     patience: Patience,
     shut: bool,
+    /// Octets that were lent last, and not consumed since.
+    lent: usize,
 }
 
 impl ReadHalf {
@@ -24,6 +26,7 @@ impl ReadHalf {
             seen: Seen::default(),
             patience: Patience::default(),
             shut: false,
+            lent: 0,
         }
     }
 
@@ -56,8 +59,11 @@ impl ReadHalf {
     /// # Errors
     /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
     pub fn try_fill(&mut self) -> Result<&[u8], SocketError> {
-        let (a, b) = self.try_fill_all()?;
-        Ok(if a.is_empty() { b } else { a })
+        self.lent = 0;
+        let (a, b) = fill_all(&self.half, &mut self.seen, self.shut)?;
+        let part = if a.is_empty() { b } else { a };
+        self.lent = part.len();
+        Ok(part)
     }
 
     /// All received octets in place: those that lie in a row, and those behind the place where the ring begins
@@ -66,56 +72,21 @@ impl ReadHalf {
     /// # Errors
     /// As [`ReadHalf::try_fill`].
     pub fn try_fill_all(&mut self) -> Result<(&[u8], &[u8]), SocketError> {
-        if self.shut {
-            return Ok((&[], &[]));
-        }
-        let stream = self.half.stream()?;
-        let life = stream.life();
-        let end = stream.peer_end();
-        stream.look(&mut self.seen);
-        let world = &*self.half.world;
-        match &world.streams.inline {
-            None => self.seen.end = self.seen.arrived,
-            Some(inline) => inline.open(world, &stream, &mut self.seen),
-        }
-        let (a, b) = stream.received(&self.seen);
-        if !a.is_empty() || !b.is_empty() {
-            return Ok((a, b));
-        }
-        if end == Some(self.seen.end) {
-            return Ok((&[], &[]));
-        }
-        if let Some(inline) = &world.streams.inline {
-            if end == Some(self.seen.arrived) {
-                inline.truncated(world, &stream, self.seen.end);
-            }
-            if stream.failed_at() <= self.seen.end {
-                return Err(SocketError::Processing);
-            }
-        }
-        if self.half.world.is_down() {
-            return Err(SocketError::Down);
-        }
-        match life.ending() {
-            // News of the end may overtake octets that came before it.
-            Some(ending) if stream.ended_at() <= self.seen.end => {
-                // A unit that came early may fail before what it waits for is there.
-                let failed = ending == Ending::Aborted && stream.has_failed();
-                Err(if failed {
-                    SocketError::Processing
-                } else {
-                    ending.into()
-                })
-            }
-            _ => Err(SocketError::WouldBlock),
-        }
+        self.lent = 0;
+        let (a, b) = fill_all(&self.half, &mut self.seen, self.shut)?;
+        self.lent = a.len() + b.len();
+        Ok((a, b))
     }
 
-    /// The first `len` octets of what [`ReadHalf::try_fill`] gave have been used.
+    /// The first `len` octets of what the last call lent or showed have been used: of [`ReadHalf::try_fill`],
+    /// [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or one of the waiting ones. Several calls may share them.
     ///
     /// # Panics
     /// If there were not so many.
     pub fn consume(&mut self, len: usize) {
+        let lent = self.lent;
+        assert!(len <= lent, "{len} octets are given back of {lent}");
+        self.lent = lent - len;
         let Ok(stream) = self.half.stream() else {
             return;
         };
@@ -161,7 +132,9 @@ impl ReadHalf {
             return Ok(0);
         }
         let (mut a, mut b) = self.try_fill_all()?;
-        Ok(copy(&mut a, &mut b, into))
+        let len = copy(&mut a, &mut b, into);
+        self.lent = len;
+        Ok(len)
     }
 
     /// As [`ReadHalf::try_peek`], and waits for octets.
@@ -222,6 +195,57 @@ impl BufRead for ReadHalf {
 
     fn consume(&mut self, len: usize) {
         ReadHalf::consume(self, len);
+    }
+}
+
+/// What [`ReadHalf::try_fill_all`] gives.
+fn fill_all<'s>(
+    half: &'s Half,
+    seen: &'s mut Seen,
+    shut: bool,
+) -> Result<(&'s [u8], &'s [u8]), SocketError> {
+    if shut {
+        return Ok((&[], &[]));
+    }
+    let stream = half.stream()?;
+    let life = stream.life();
+    let end = stream.peer_end();
+    stream.look(seen);
+    let world = &*half.world;
+    match &world.streams.inline {
+        None => seen.end = seen.arrived,
+        Some(inline) => inline.open(world, &stream, seen),
+    }
+    let (a, b) = stream.received(seen);
+    if !a.is_empty() || !b.is_empty() {
+        return Ok((a, b));
+    }
+    if end == Some(seen.end) {
+        return Ok((&[], &[]));
+    }
+    if let Some(inline) = &world.streams.inline {
+        if end == Some(seen.arrived) {
+            inline.truncated(world, &stream, seen.end);
+        }
+        if stream.failed_at() <= seen.end {
+            return Err(SocketError::Processing);
+        }
+    }
+    if half.world.is_down() {
+        return Err(SocketError::Down);
+    }
+    match life.ending() {
+        // News of the end may overtake octets that came before it.
+        Some(ending) if stream.ended_at() <= seen.end => {
+            // A unit that came early may fail before what it waits for is there.
+            let failed = ending == Ending::Aborted && stream.has_failed();
+            Err(if failed {
+                SocketError::Processing
+            } else {
+                ending.into()
+            })
+        }
+        _ => Err(SocketError::WouldBlock),
     }
 }
 

@@ -456,19 +456,25 @@ impl UdpSender {
         };
         queue.write(&header.to_bytes());
         write(&queue);
-        queue.write_as_is(record - HEADER - octets);
+        // What pads a record is overwritten, too: it may be sent again.
+        queue.write(&[0; HEADER][..record - HEADER - octets]);
         place.world.raise_socket(&queue);
         Ok(())
     }
 
-    /// As [`UdpSender::try_send`], of `len` octets, whatever lies in the ring there: for measuring without a copy.
+    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of it
+    /// ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records included. They lie there
+    /// already, so nothing is copied: for measuring.
     ///
     /// # Errors
-    /// As [`UdpSender::try_send`].
-    pub fn try_send_as_is(&mut self, len: usize) -> Result<(), SocketError> {
+    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as the queue holds.
+    pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
         let remote = self.remote.ok_or(SocketError::NotConnected)?;
+        if !self.place.queue()?.was_filled() {
+            return Err(SocketError::Invalid);
+        }
         self.put_by(len, remote, |queue| {
-            queue.write_as_is(len);
+            queue.write_again(len);
         })
     }
 

@@ -83,14 +83,16 @@ impl WriteHalf {
         Ok(len)
     }
 
-    /// Declares up to `len` octets written, whatever lies in the ring there: for measuring without a copy.
-    /// Returns how many there was room for.
+    /// Writes up to `len` bytes again that this connection wrote one length of the send buffer
+    /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) before. They lie in the ring already, so nothing is copied:
+    /// for measuring. Returns how many there was room for; 0 until the connection has written as much as the buffer
+    /// holds.
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`], but for `WouldBlock`.
-    pub fn write_as_is(&mut self, len: usize) -> Result<usize, SocketError> {
+    pub fn write_again(&mut self, len: usize) -> Result<usize, SocketError> {
         let stream = self.check()?;
-        let len = stream.write_as_is(len);
+        let len = stream.write_again(len);
         if len > 0 {
             self.half.world.raise(&stream);
         }
