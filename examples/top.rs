@@ -1,16 +1,24 @@
 //! A running stack, live: its threads, the log, whose work it was, and its connections.
 //!
-//! Without a device it looks at a stack in memory with a load of its own, and needs no privileges; `q` ends it:
+//! Without a device it looks at a stack in memory with a load of its own, and needs no privileges:
 //!
 //! ```text
 //! cargo run --release --example top                  # live, in a terminal
-//! cargo run --release --example top -- --once        # one frame, as text
+//! cargo run --release --example top -- --once        # one frame as text, in a terminal or not
 //! ```
 //!
+//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or SIGTERM ends the live view: it
+//! restores the terminal, sends FIN on every connection, and resets after a second those that are left. A second signal
+//! ends it at once. Without a terminal on standard input and output there is no live view, and it exits with an error.
+//!
+//! All columns take 107 characters. A narrower terminal shows fewer of them: at 80 the addresses with their ports, the
+//! state, the round-trip time and the rates.
+//!
 //! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one) it serves discard (port
-//! 9) and an endless stream of octets (port 19) to whoever comes:
+//! 9) and an endless stream of octets (port 19); the second command runs in another terminal:
 //!
 //! ```text
+//! cargo build --release --example top
 //! sudo target/release/examples/top --packet veth0
 //! sudo ip netns exec peer nc 10.78.0.1 19 >/dev/null
 //! ```
@@ -23,11 +31,15 @@
 mod frame;
 #[path = "top/load.rs"]
 mod load;
+#[path = "common/signals.rs"]
+mod signals;
 
 use std::error::Error;
+use std::io::{IsTerminal, stdin, stdout};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
@@ -35,12 +47,23 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::{Stack, StackError};
 use frame::Look;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::terminal;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Time between two frames.
 const REFRESH: Duration = Duration::from_millis(500);
+/// How often the live view looks whether a signal came.
+const GLANCE: Duration = Duration::from_millis(100);
+/// What peers have to acknowledge everything when the stack ends.
+const GRACE: Duration = Duration::from_secs(1);
+/// Columns of a frame that no terminal shows.
+const COLUMNS: u16 = 120;
+
+const NO_TERMINAL: &str = "\
+the live view needs a terminal on standard input and standard output; without one, print one frame as text:
+  cargo run --release --example top -- --once";
 
 const USAGE: &str = "\
 A running stack, live. Without a device: in memory, with a load of its own.
@@ -135,6 +158,11 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
+    let terminal = stdin().is_terminal() && stdout().is_terminal();
+    if !terminal && !options.once {
+        return Err(NO_TERMINAL.into());
+    }
+    let end_requested = signals::end_requested()?;
     let builder = Stack::builder(&options.addr)
         .replicas(options.replicas)
         .groups(options.groups);
@@ -155,37 +183,63 @@ fn run(options: &Options) -> Outcome<()> {
         once(&stack, &title);
         Ok(())
     } else {
-        live(&stack, &title)
+        live(&stack, &title, &end_requested)
     };
     drop(peer);
-    stack.shutdown();
+    // Sends FIN on every connection, and after the grace resets those that are left.
+    if let Err(error) = stack.close(GRACE) {
+        eprintln!("top: {error}");
+    }
     shown
 }
 
 fn once(stack: &Stack, title: &str) {
     let before = Look::at(stack);
     thread::sleep(REFRESH);
-    print!("{}", frame::text(title, &before, &Look::at(stack)));
+    let columns = if stdout().is_terminal() {
+        terminal::size().map_or(COLUMNS, |(columns, _)| columns)
+    } else {
+        COLUMNS
+    };
+    print!("{}", frame::text(title, &before, &Look::at(stack), columns));
 }
 
-/// Draws until somebody presses `q`.
-fn live(stack: &Stack, title: &str) -> Outcome<()> {
+/// Draws until a key or a signal ends it.
+fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
+    let title = format!("{title}; q ends");
     let mut terminal = ratatui::try_init()?;
     let shown = (|| -> Outcome<()> {
         let mut before = Look::at(stack);
-        loop {
-            if event::poll(REFRESH)?
-                && let Event::Key(key) = event::read()?
-                && key.kind == KeyEventKind::Press
-                && matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
-            {
-                return Ok(());
-            }
+        while !await_end(end_requested)? {
             let now = Look::at(stack);
-            terminal.draw(|area| frame::draw(area, &format!("{title}; q ends"), &before, &now))?;
+            terminal.draw(|area| frame::draw(area, &title, &before, &now))?;
             before = now;
         }
+        Ok(())
     })();
     ratatui::restore();
     shown
+}
+
+/// Waits until it is time for the next frame, a key is pressed, or the size of the terminal changes. Returns whether the view
+/// is to end.
+fn await_end(end_requested: &AtomicBool) -> Outcome<bool> {
+    let next = Instant::now() + REFRESH;
+    while Instant::now() < next && !end_requested.load(Relaxed) {
+        if event::poll(GLANCE)? {
+            return Ok(matches!(event::read()?, Event::Key(key) if ends(key)));
+        }
+    }
+    Ok(end_requested.load(Relaxed))
+}
+
+/// Whether this key ends the view. A terminal that hands over each key sends no signal for Ctrl-C.
+fn ends(key: KeyEvent) -> bool {
+    let ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press
+        && match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => true,
+            KeyCode::Char('c') => ctrl,
+            _ => false,
+        }
 }

@@ -12,6 +12,27 @@ use std::time::Duration;
 use dominoes_netstack::Stack;
 use frame::Look;
 
+/// The frame of `stack` once it has four established connections, in this many columns; and both addresses of each of them.
+fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
+    let first = Look::at(stack);
+    for _ in 0..200 {
+        let text = frame::text("a test", &first, &Look::at(stack), width);
+        if text.matches("Established").count() == 4 {
+            let connections = stack.connections(200);
+            let both = connections.iter().map(|one| [one.local, one.remote]);
+            return (
+                text,
+                both.map(|both| both.map(|one| one.to_string())).collect(),
+            );
+        }
+        sleep(Duration::from_millis(50));
+    }
+    panic!(
+        "four connections are not established:\n{}",
+        frame::text("a test", &first, &Look::at(stack), width)
+    );
+}
+
 /// The first number behind `word`, in a line that begins with it.
 fn second(text: &str, word: &str) -> String {
     let line = text.lines().find(|line| line.starts_with(word));
@@ -37,7 +58,7 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
         // On a busy machine it takes a while until every thread has told something.
         for _ in 0..200 {
             sleep(Duration::from_millis(50));
-            text = frame::text("a test", &first, &Look::at(&stack));
+            text = frame::text("a test", &first, &Look::at(&stack), 120);
             if works(&text) && text.matches("Established").count() == 4 {
                 break;
             }
@@ -49,5 +70,66 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
         assert_eq!(text.matches("10.78.0.1:9 ").count(), 3, "{text}");
         assert_eq!(text.contains("log: "), names.len() > 1, "{text}");
         drop(peer);
+    }
+}
+
+/// The addresses are as long as they get, and the names of the threads have a number more than usual.
+#[test]
+fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
+    const ADDRESS: &str = "198.198.198.198/16";
+    let (device, far) = load::wire();
+    let builder = Stack::builder(ADDRESS).replicas(2).groups(2);
+    let stack = builder.start(device).unwrap();
+    load::serve(&stack).unwrap();
+    let peer = load::drive(far, ADDRESS).unwrap();
+    let heads = [
+        (
+            80,
+            &["local", "remote", "state", "rtt", "in/s", "out/s"][..],
+        ),
+        (
+            120,
+            &[
+                "local",
+                "remote",
+                "state",
+                "cwnd",
+                "rtt",
+                "octets in",
+                "in/s",
+                "octets out",
+                "out/s",
+            ],
+        ),
+    ];
+    for (width, names) in heads {
+        // The peer's ports of its own have five digits, in the column of one's own as in that of the remote.
+        for stack in [&stack, &peer] {
+            let (text, connections) = frame_of_four(stack, width);
+            assert_eq!(connections.len(), 4, "{text}");
+            for both in connections {
+                let [local, remote] = &both;
+                let shown = text.lines().any(|line| {
+                    let mut words = line.split_whitespace();
+                    words.next() == Some(local) && words.next() == Some(remote)
+                });
+                assert!(shown, "{width} columns, {both:?}:\n{text}");
+            }
+            let head = text.lines().find(|line| line.starts_with("local"));
+            let head = head.unwrap_or_else(|| panic!("no head:\n{text}"));
+            let words: Vec<&str> = head.split_whitespace().collect();
+            assert_eq!(words.join(" "), names.join(" "), "{width} columns:\n{text}");
+            assert!(
+                text.lines()
+                    .all(|line| line.chars().count() <= usize::from(width))
+            );
+            let summary = text.lines().nth(2).unwrap_or_default();
+            let whole = summary.ends_with(" segments with bad checksums");
+            assert!(whole, "{width} columns:\n{text}");
+        }
+        let (text, _) = frame_of_four(&stack, width);
+        for name in ["group 0 replica 0 ", "group 1 replica 1 "] {
+            assert!(text.contains(name), "{width} columns, {name}:\n{text}");
+        }
     }
 }

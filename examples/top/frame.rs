@@ -44,7 +44,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Look, now: &Look
     let threads = now.threads.domains.len() as u16 + 3;
     let channels = now.threads.channels.len() as u16;
     let [head, log, upper, lower] = Layout::vertical([
-        Constraint::Length(2),
+        Constraint::Length(3),
         Constraint::Length(channels),
         Constraint::Length(threads),
         Constraint::Min(3),
@@ -70,12 +70,15 @@ fn summary(title: &str, before: &Look, now: &Look, span: Duration) -> Paragraph<
     let text = vec![
         Line::styled(title.to_owned(), Style::new().add_modifier(Modifier::BOLD)),
         Line::raw(format!(
-            "{frames} frames/s in, {} segments in {} runs, {} opened, {} closed, {} dropped by checksum",
+            "{frames} frames/s in, {} segments in {} runs",
             short(pump.segments),
             short(pump.runs),
-            state.opened,
-            state.closed,
-            state.bad_checksum,
+        )),
+        Line::raw(format!(
+            "{} connections opened, {} closed, {} segments with bad checksums",
+            short(state.opened),
+            short(state.closed),
+            short(state.bad_checksum),
         )),
     ];
     Paragraph::new(text)
@@ -85,8 +88,78 @@ fn block(title: &str) -> Block<'_> {
     Block::new().borders(Borders::TOP).title(title)
 }
 
-fn head(names: &'static [&'static str]) -> Row<'static> {
-    Row::new(names.iter().copied()).style(Style::new().add_modifier(Modifier::BOLD))
+/// A column of a table.
+struct Column {
+    name: &'static str,
+    width: u16,
+    /// Columns of lower ranks are the last to be left out of a narrow terminal.
+    rank: u8,
+}
+
+const fn column(name: &'static str, width: u16, rank: u8) -> Column {
+    Column { name, width, rank }
+}
+
+/// All of them take 84 characters; those that an 80-column terminal shows take 73.
+const THREADS: [Column; 8] = [
+    // `group 10 replica 1`
+    column("thread", 18, 0),
+    column("requests/s", 10, 1),
+    column("requests", 10, 7),
+    // Three digits, a percent sign and ten marks.
+    column("primary", 16, 2),
+    column("steals", 6, 4),
+    column("waits", 6, 5),
+    column("parks", 6, 6),
+    column("lag", 5, 3),
+];
+
+/// All of them take 107 characters; those that an 80-column terminal shows take 78.
+const CONNECTIONS: [Column; 9] = [
+    // `198.198.198.198:65535`
+    column("local", 21, 0),
+    column("remote", 21, 0),
+    column("state", 11, 1),
+    column("cwnd", 7, 5),
+    column("rtt", 6, 4),
+    column("octets in", 9, 6),
+    column("in/s", 7, 2),
+    column("octets out", 10, 7),
+    column("out/s", 7, 3),
+];
+
+/// Which of `columns` a table of `width` shows: those of the lowest ranks that fit with a space between them, and those of
+/// rank 0 in any case.
+fn shown(columns: &[Column], width: u16) -> Vec<usize> {
+    let mut ranked: Vec<usize> = (0..columns.len()).collect();
+    ranked.sort_by_key(|&i| columns[i].rank);
+    let mut taken = 0;
+    let fits = |&i: &usize| {
+        taken += columns[i].width + 1;
+        taken <= width + 1 || columns[i].rank == 0
+    };
+    let mut shown: Vec<usize> = ranked.into_iter().take_while(fits).collect();
+    shown.sort_unstable();
+    shown
+}
+
+/// Draws a table of those `columns` that fit; each row has a cell for every one of them.
+fn draw_table<const N: usize>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    title: &str,
+    columns: &[Column; N],
+    rows: impl Iterator<Item = [String; N]>,
+) {
+    let shown = shown(columns, area.width);
+    let rows =
+        rows.map(|cells| Row::new(shown.iter().map(|&i| cells[i].clone()).collect::<Vec<_>>()));
+    let widths = shown.iter().map(|&i| Constraint::Length(columns[i].width));
+    let head = Row::new(shown.iter().map(|&i| columns[i].name));
+    let table = Table::new(rows, widths)
+        .header(head.style(Style::new().add_modifier(Modifier::BOLD)))
+        .block(block(title));
+    frame.render_widget(table, area);
 }
 
 fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, span: Duration) {
@@ -94,7 +167,7 @@ fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, sp
     let rows = now.threads.domains.iter().zip(parts).enumerate();
     let rows = rows.map(|(i, (domain, part))| {
         let handled = before.threads.domains.get(i).map_or(0, |old| old.handled);
-        Row::new([
+        [
             domain.name.clone(),
             rate(domain.handled.saturating_sub(handled), span),
             short(domain.handled),
@@ -103,23 +176,9 @@ fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, sp
             short(domain.waits),
             short(domain.parks),
             domain.lag.to_string(),
-        ])
+        ]
     });
-    let widths = [16, 12, 10, 20, 8, 8, 8, 6].map(Constraint::Length);
-    let names = &[
-        "thread",
-        "requests/s",
-        "requests",
-        "primary",
-        "steals",
-        "waits",
-        "parks",
-        "lag",
-    ];
-    let table = Table::new(rows, widths)
-        .header(head(names))
-        .block(block("threads "));
-    frame.render_widget(table, area);
+    draw_table(frame, area, "threads ", &THREADS, rows);
 }
 
 fn draw_connections(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, span: Duration) {
@@ -128,7 +187,7 @@ fn draw_connections(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look
         let same = |old: &&ConnectionStats| old.conn == one.conn && old.remote == one.remote;
         let old = before.connections.iter().find(same);
         let (received, acknowledged) = old.map_or((0, 0), |old| (old.received, old.acknowledged));
-        Row::new([
+        [
             one.local.to_string(),
             one.remote.to_string(),
             format!("{:?}", one.state),
@@ -139,24 +198,9 @@ fn draw_connections(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look
             rate(one.received.saturating_sub(received), span),
             short(one.acknowledged),
             rate(one.acknowledged.saturating_sub(acknowledged), span),
-        ])
+        ]
     });
-    let widths = [21, 21, 12, 8, 8, 10, 10, 10, 10].map(Constraint::Length);
-    let names = &[
-        "local",
-        "remote",
-        "state",
-        "cwnd",
-        "rtt",
-        "octets in",
-        "in/s",
-        "octets out",
-        "out/s",
-    ];
-    let table = Table::new(rows, widths)
-        .header(head(names))
-        .block(block(&title));
-    frame.render_widget(table, area);
+    draw_table(frame, area, &title, &CONNECTIONS, rows);
 }
 
 /// A number in a few digits.
@@ -182,17 +226,16 @@ fn bar(part: f64) -> String {
     "#".repeat(full.min(10)) + &".".repeat(10 - full.min(10))
 }
 
-/// The frame as lines of text, without a terminal.
-pub(crate) fn text(title: &str, before: &Look, now: &Look) -> String {
-    let lines = 8 + now.threads.domains.len() + now.connections.len();
-    let backend = TestBackend::new(124, lines as u16);
+/// The frame as lines of text of at most `width` characters, without a terminal.
+pub(crate) fn text(title: &str, before: &Look, now: &Look, width: u16) -> String {
+    let lines = 10 + now.threads.domains.len() + now.connections.len();
+    let backend = TestBackend::new(width, lines as u16);
     // Drawing into memory has nothing to fail at.
     let mut terminal = Terminal::new(backend).expect("memory is there");
     let drawn = terminal.draw(|frame| draw(frame, title, before, now));
     let buffer = drawn.expect("memory is there").buffer;
-    let width = usize::from(buffer.area.width);
     let cells: Vec<&str> = buffer.content.iter().map(|cell| cell.symbol()).collect();
-    let lines = cells.chunks(width).map(|line| line.concat());
+    let lines = cells.chunks(usize::from(width)).map(|line| line.concat());
     let lines = lines.map(|line| line.trim_end().to_owned() + "\n");
     lines.collect::<String>().trim_end().to_owned() + "\n"
 }

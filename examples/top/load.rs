@@ -1,7 +1,7 @@
 //! A load of its own: a second stack at the other end of a device in memory, and applications on both.
 
 use std::io::{self, BufRead, Read, Write};
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::thread;
 use std::time::Duration;
 
@@ -43,16 +43,19 @@ fn accept(listener: &TcpListener, service: Serve) {
     }
 }
 
-/// Connects a second stack to `address`: two connections that send as fast as they can, one that receives, and one that is
-/// in no hurry. They end with either stack.
+/// Connects a second stack to the one at `address`, an address and its prefix: two connections that send as fast as they
+/// can, one that receives, and one that sends a line now and then. They end with either stack.
 pub(crate) fn drive(
     device: MemoryDevice,
     address: &str,
 ) -> Result<Stack, Box<dyn std::error::Error>> {
-    let stack = Stack::builder("10.78.0.2/24")
+    let (ip, prefix) = address
+        .split_once('/')
+        .ok_or("an address without a prefix")?;
+    let ip = ip.parse()?;
+    let stack = Stack::builder(&format!("{}/{prefix}", neighbor(ip)))
         .limits(Limits::default())
         .start(device)?;
-    let ip = address.split('/').next().unwrap_or_default().parse()?;
     let to = |port| SocketAddrV4::new(ip, port);
     for _ in 0..2 {
         let stream = stack.connect(to(DISCARD))?;
@@ -63,6 +66,14 @@ pub(crate) fn drive(
     let stream = stack.connect(to(DISCARD))?;
     thread::spawn(move || chat(stream));
     Ok(stack)
+}
+
+/// An address in the same network that is neither the network's nor its broadcast address, given that `ip` is neither and
+/// that the network has at least two hosts.
+fn neighbor(ip: Ipv4Addr) -> Ipv4Addr {
+    let ip = u32::from(ip);
+    // The two hosts of a /30 are the 1st and the 2nd of four addresses.
+    Ipv4Addr::from(if ip % 4 < 2 { ip + 1 } else { ip - 1 })
 }
 
 fn discard(mut stream: TcpStream) -> io::Result<()> {
