@@ -6,8 +6,11 @@
 //! cargo run --release --example http_server
 //! ```
 //!
-//! With a device it serves until it is killed, or for `--seconds N`. The kernel of this machine is the client. Over
-//! a TAP, whose other end is the kernel:
+//! The package is `dominoes-services`; the command works from the workspace root.
+//!
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no connection any more,
+//! sends FIN on every open one, resets after a second those that are left, and exits with code 0. A second signal ends
+//! it at once. The kernel of this machine is the client. Over a TAP, whose other end is the kernel:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
@@ -30,7 +33,7 @@
 //! sudo target/release/examples/http_server --interface veth0 --root /tmp --replicas 2
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, with `sudo ip netns exec peer` before them in
+//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, in another terminal, and with `sudo ip netns exec peer` before them in
 //! the second case:
 //!
 //! ```text
@@ -49,6 +52,8 @@ mod files;
 mod http;
 #[path = "http_server/self_test.rs"]
 mod self_test;
+#[path = "common/signals.rs"]
+mod signals;
 
 use std::error::Error;
 use std::fs;
@@ -57,7 +62,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,6 +81,8 @@ const CONNECTIONS: usize = 64;
 const CHUNK: usize = 256 << 10;
 /// Octets that are read and thrown away after a final answer, so that the client gets to see it.
 const LINGER: u64 = 16 << 20;
+/// What peers have to acknowledge everything when the server ends.
+const GRACE: Duration = Duration::from_secs(1);
 /// How often the stack is looked after.
 const GLANCE: Duration = Duration::from_millis(100);
 
@@ -185,6 +192,7 @@ fn run(options: &Options) -> Outcome<()> {
             (builder.start(device)?, format!("{name} (AF_PACKET)"))
         }
     };
+    let end_requested = signals::end_requested()?;
     let listener = stack.listen(options.port, 64)?;
     println!(
         "listening on {}, {} replica{}, device {device}",
@@ -196,10 +204,10 @@ fn run(options: &Options) -> Outcome<()> {
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let watched = watch(&stack, end);
-    // Ends what waits: the listener, and every connection, once its peer has all that was written.
-    if let Err(error) = stack.close(Duration::from_secs(1)) {
-        eprintln!("{error}");
+    let watched = watch(&stack, &end_requested, end);
+    // Ends the listener, sends FIN on every connection, and after the grace resets those that are left.
+    if let Err(error) = stack.close(GRACE) {
+        eprintln!("http_server: {error}");
     }
     server
         .join()
@@ -207,9 +215,9 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// Looks after a stack until the time is over, its device is gone, or its replicas disagree.
-fn watch(stack: &Stack, end: Option<Instant>) -> Outcome<()> {
-    while end.is_none_or(|end| Instant::now() < end) {
+/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or its replicas disagree.
+fn watch(stack: &Stack, end_requested: &AtomicBool, end: Option<Instant>) -> Outcome<()> {
+    while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
             Some(error) if error.is_temporary() => eprintln!("http_server: {error}"),
             Some(error) => return Err(error.into()),

@@ -3,7 +3,13 @@
 //! ```text
 //! cargo run --release --example lossy_wire                      # a test of itself, in memory, no privileges
 //! cargo build --release --example lossy_wire
-//! sudo target/release/examples/lossy_wire tap0 tap1 --loss 1% --delay 5ms --rate 100Mbit --queue 125kB --seed 7 &
+//! sudo target/release/examples/lossy_wire tap0 tap1 --loss 1% --delay 5ms --rate 100Mbit --queue 125kB --seed 7
+//! ```
+//!
+//! The package is `dominoes-examples`; the commands work from the workspace root. It makes the two interfaces and prints
+//! `carrying frames until Ctrl-C or SIGTERM`. Then, in another terminal:
+//!
+//! ```text
 //! sudo ip netns add left;  sudo ip link set tap0 netns left
 //! sudo ip netns add right; sudo ip link set tap1 netns right
 //! sudo ip -n left  addr add 10.9.0.1/24 dev tap0;  sudo ip -n left  link set tap0 up
@@ -12,7 +18,12 @@
 //! ```
 //!
 //! What happens to a frame depends on the seed and on how many came before it on its way, so the same traffic meets
-//! the same fate. It ends when standard input does (or on a signal), and prints what each direction did.
+//! the same fate. On Ctrl-C (SIGINT) or SIGTERM it prints what each direction did, and exits with code 0; the interfaces
+//! go with it. A second signal ends it at once.
+
+#[cfg(target_os = "linux")]
+#[path = "common/signals.rs"]
+mod signals;
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -73,21 +84,9 @@ fn bridge_taps(first: &str, second: &str, config: &LinkConfig) -> Outcome<()> {
     // Without offloads every segment is a frame of its own, with a fate of its own.
     let open = |name: &str| Tap::options().offloads(false).open(name);
     let (first, second) = (open(first)?, open(second)?);
-    let over = AtomicBool::new(false);
-    let stats = thread::scope(|scope| {
-        let ended = scope.spawn(|| {
-            let mut rest = [0; 512];
-            while std::io::stdin().read(&mut rest).is_ok_and(|len| len > 0) {}
-            over.store(true, Ordering::Relaxed);
-        });
-        let stats = bridge(Box::new(first), Box::new(second), config, &over);
-        // An error ends the wire before standard input ends.
-        if stats.is_ok() {
-            let _ = ended.join();
-        }
-        stats
-    })?;
-    print(&stats);
+    let over = signals::end_requested()?;
+    println!("carrying frames until Ctrl-C or SIGTERM");
+    print(&bridge(Box::new(first), Box::new(second), config, &over)?);
     Ok(())
 }
 

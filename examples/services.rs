@@ -6,9 +6,13 @@
 //! cargo run --release --example services
 //! ```
 //!
-//! With a device it serves until it is killed, or for `--seconds N`. Here over one end of a veth pair, whose other end
-//! has a network namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to compute
-//! checksums (`ethtool -K veth0 tx off`):
+//! The package is `dominoes-services`; the command works from the workspace root.
+//!
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no connection any more,
+//! sends FIN on every open one, resets after `--grace N` seconds (by default 1) those that are left, and exits with code
+//! 0. A second signal ends it at once. Here it serves over one end of a veth pair, whose other end has a network
+//! namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to compute checksums
+//! (`sudo ip netns exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -21,7 +25,7 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
-//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, with `sudo ip netns exec peer` before them:
+//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with `sudo ip netns exec peer` before them:
 //!
 //! ```text
 //! iperf3 -c 10.78.0.1            # the kernel sends; with -R it receives, with --bidir both
@@ -48,6 +52,8 @@ mod iperf;
 mod killer;
 #[path = "services/self_test.rs"]
 mod self_test;
+#[path = "common/signals.rs"]
+mod signals;
 #[path = "services/web.rs"]
 mod web;
 
@@ -56,7 +62,7 @@ use std::io::{self, BufRead, Read, Write};
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -121,6 +127,7 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
   --gateway IP        who forwards to other networks [nobody]
   --replicas N        threads that run the stack, each with a copy of its state [2]
   --seconds N         stop after this time [never]
+  --grace N           seconds that peers have to acknowledge everything when it ends [1]
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
@@ -141,6 +148,7 @@ struct Options {
     gateway: Option<Ipv4Addr>,
     replicas: usize,
     seconds: Option<u64>,
+    grace: Duration,
     kill_every: Option<Duration>,
 }
 
@@ -158,6 +166,7 @@ impl Options {
             gateway: None,
             replicas: 2,
             seconds: None,
+            grace: Duration::from_secs(1),
             kill_every: None,
         };
         let mut parser = lexopt::Parser::from_env();
@@ -181,6 +190,7 @@ impl Options {
                 Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("grace") => options.grace = Duration::from_secs(parser.value()?.parse()?),
                 Long("kill-every") => {
                     let seconds: f64 = parser.value()?.parse()?;
                     options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
@@ -257,6 +267,7 @@ fn run(options: &Options) -> Outcome<()> {
         builder = builder.gateway(gateway);
     }
     let stack = builder.start(device)?;
+    let end_requested = signals::end_requested()?;
     let services = Services::start(&stack)?;
     println!(
         "listening on {}, {} replica{}, device {name}",
@@ -270,10 +281,10 @@ fn run(options: &Options) -> Outcome<()> {
     let killer = options
         .kill_every
         .map(|every| Killer::new(every, options.replicas));
-    let watched = watch(&stack, end, killer);
-    // Ends what waits: the listeners, and every connection, once its peer has all that was written.
-    if let Err(error) = stack.close(Duration::from_secs(1)) {
-        eprintln!("{error}");
+    let watched = watch(&stack, &end_requested, end, killer);
+    // Ends the listeners, sends FIN on every connection, and after the grace resets those that are left.
+    if let Err(error) = stack.close(options.grace) {
+        eprintln!("services: {error}");
     }
     services.join()?;
     watched
@@ -313,9 +324,14 @@ impl Services {
     }
 }
 
-/// Looks after a stack until the time is over, its device is gone, or its replicas disagree.
-fn watch(stack: &Stack, end: Option<Instant>, mut killer: Option<Killer>) -> Outcome<()> {
-    while end.is_none_or(|end| Instant::now() < end) {
+/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or its replicas disagree.
+fn watch(
+    stack: &Stack,
+    end_requested: &AtomicBool,
+    end: Option<Instant>,
+    mut killer: Option<Killer>,
+) -> Outcome<()> {
+    while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
             Some(error) if error.is_temporary() => eprintln!("services: {error}"),
             Some(error) => return Err(error.into()),

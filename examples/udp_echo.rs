@@ -2,14 +2,30 @@
 //!
 //! ```text
 //! cargo run --release --example udp_echo            # two stacks, joined in memory; no privileges
-//! cargo run --release --example udp_echo -- tap0    # serves on a TAP interface, as 10.78.0.1/24
 //! ```
 //!
-//! In memory it prints one line for each size of datagrams, those above 1472 octets in fragments, and how long they
-//! took. On a TAP interface, `sudo ip addr add 10.78.0.2/24 dev tap0` and `socat - UDP4:10.78.0.1:7` talk to it.
+//! It prints one line for each size of datagrams, those above 1472 octets in fragments, and how long they took, and ends
+//! after about a second. The package is `dominoes-examples`; the command works from the workspace root.
+//!
+//! With the name of a TAP interface it serves there, as 10.78.0.1/24; the kernel at the other end is the client:
+//!
+//! ```text
+//! sudo ip tuntap add dev tap0 mode tap user $USER
+//! sudo ip addr add 10.78.0.2/24 dev tap0
+//! sudo ip link set tap0 up
+//! cargo run --release --example udp_echo -- tap0
+//! ```
+//!
+//! It prints `listening on 10.78.0.1, UDP port 7, 2 replicas, device tap0`. In another terminal,
+//! `socat - UDP4:10.78.0.1:7` sends each line that is typed and prints the echo. Ctrl-C (SIGINT) or SIGTERM ends it with
+//! code 0; a second signal ends it at once.
+
+#[path = "common/signals.rs"]
+mod signals;
 
 use std::error::Error;
 use std::net::SocketAddrV4;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,15 +39,25 @@ const REPLICAS: usize = 2;
 const COUNT: u32 = 2_000;
 /// Of them under way at a time, so that no queue overflows.
 const WINDOW: u32 = 3;
+/// What datagrams have to leave when the server ends.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often the server looks whether a signal came.
+const GLANCE: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
     if let Some(name) = std::env::args().nth(1) {
         let stack = Stack::builder("10.78.0.1/24")
             .replicas(REPLICAS)
             .start(Tap::open(&name)?)?;
-        println!("echo on 10.78.0.1, UDP port {ECHO}, {REPLICAS} replicas");
-        serve(stack.bind_udp(ECHO)?);
-        return Ok(());
+        let end_requested = signals::end_requested()?;
+        let socket = stack.bind_udp(ECHO)?;
+        println!("listening on 10.78.0.1, UDP port {ECHO}, {REPLICAS} replicas, device {name}");
+        let echo = thread::spawn(move || serve(socket));
+        while !end_requested.load(Relaxed) && !echo.is_finished() {
+            thread::sleep(GLANCE);
+        }
+        stack.close(GRACE)?;
+        return echo.join().map_err(|_| "the server panicked".into());
     }
     let (near, far) = memory::pair(MemoryConfig::default());
     let server = Stack::builder("10.78.0.1/24")
@@ -54,9 +80,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn serve(mut socket: UdpSocket) {
     let mut octets = vec![0; 65_507];
     while let Ok((len, from)) = socket.recv_from(&mut octets) {
-        if socket.send_to(&octets[..len], from).is_err() {
-            return;
-        }
+        // A sender that no route leads to does not end the service.
+        let _ = socket.send_to(&octets[..len], from);
     }
 }
 

@@ -16,6 +16,10 @@
 //!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
 //!   ten seconds.
 //!
+//! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
+//!
+//! - `top` starts the live view without a terminal, and needs no privileges.
+//!
 //! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,xdp,tools` makes
 //! that a failure. Tests run one after the other unless told otherwise, since each keeps all cores busy. In the end
 //! stand the rates that were seen, with the congestion control of who sent: the peer's is the machine's default. To
@@ -33,6 +37,8 @@ mod deaths;
 mod lab;
 #[path = "host/services.rs"]
 mod services;
+#[path = "host/signals.rs"]
+mod signals;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +53,16 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 const LARGE: usize = 200_000_000;
 
 fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((signals::PEER, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
+        return match signals::peer(words) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
     let needs = if arguments.list {
@@ -128,6 +144,22 @@ fn main() -> ExitCode {
             Ok(Completion::Completed)
         }));
     }
+    trials.push(Trial::test(
+        "top::without_a_terminal_it_names_once_and_fails",
+        top_without_a_terminal,
+    ));
+    for &(name, test) in signals::TESTS {
+        let missing = needs.missing("tap", &needs.tap);
+        let name = format!("signals::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            figures.note(&name, &test()?);
+            Ok(Completion::Completed)
+        }));
+    }
     let conclusion = libtest_mimic::run(&arguments, trials);
     figures.print();
     conclusion.exit_code()
@@ -151,6 +183,24 @@ const TESTS: &[(&str, Test)] = &[
         many_short_connections_each_get_their_own_file,
     ),
 ];
+
+/// It needs no privileges. Nothing is drawn, and the message names the way that works.
+fn top_without_a_terminal() -> Result<(), Failed> {
+    let failed = match lab::start_top(&[])?.finish() {
+        Ok(said) => return Err(format!("it succeeds:\n{said}").into()),
+        Err(failed) => failed,
+    };
+    let said = failed.message().unwrap_or_default();
+    if !said.contains("exit status: 1") || !said.contains("--once") || said.contains('\x1b') {
+        return Err(failed);
+    }
+    let said = lab::start_top(&["--once"])?.finish()?;
+    if said.contains("local ") && said.contains("10.78.0.1:19 ") {
+        Ok(())
+    } else {
+        Err(said.into())
+    }
+}
 
 fn ping_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let said = lab.run("ping", &["-q", "-c", "100", "-i", "0.01", OURS])?;

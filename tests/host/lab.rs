@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After this a server ends by itself, should this program be killed.
-const SERVER_SECONDS: &str = "600";
+/// Arguments of the servers over TCP. After 600 s a server ends by itself, should this program be killed.
+const COMMON: &[&str] = &["--addr", "10.78.0.1/24", "--seconds", "600"];
 /// How often something is looked at that does not call.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -33,6 +33,16 @@ pub(crate) enum Device {
     Packet,
     /// The same through AF_XDP, which needs a peer that computes checksums.
     Xdp,
+}
+
+impl Device {
+    /// The name of the interface at either end.
+    fn interface(self) -> &'static str {
+        match self {
+            Device::Tap => "tap0",
+            Device::Packet | Device::Xdp => "veth0",
+        }
+    }
 }
 
 /// A running server and the namespaces around it.
@@ -62,7 +72,8 @@ impl Lab {
             "--interface"
         };
         let program = server_program("http_server", &HTTP_SERVER)?;
-        Lab::start_server(device, program, option, &arguments, root, Some(1))
+        let arguments = [&[option, device.interface()], COMMON, &arguments].concat();
+        Lab::start_server(device, program, &arguments, root, Some(1))
     }
 
     /// The example `services`.
@@ -73,31 +84,39 @@ impl Lab {
             Device::Xdp => "--xdp",
         };
         let program = server_program("services", &SERVICES)?;
-        Lab::start_server(device, program, option, arguments, Temporary::new()?, None)
+        let arguments = [&[option, device.interface()], COMMON, arguments].concat();
+        Lab::start_server(device, program, &arguments, Temporary::new()?, None)
+    }
+
+    /// The example `udp_echo`, over a TAP.
+    pub(crate) fn udp_echo() -> Result<Lab, Failed> {
+        let program = server_program("udp_echo", &UDP_ECHO)?;
+        let arguments = [Device::Tap.interface()];
+        Lab::start_server(Device::Tap, program, &arguments, Temporary::new()?, Some(1))
     }
 
     fn start_server(
         device: Device,
         program: &Path,
-        option: &str,
         arguments: &[&str],
         root: Temporary,
         lines: Option<usize>,
     ) -> Result<Lab, Failed> {
         let peer = Namespace::new("peer")?;
-        let (ours, interface) = match device {
+        let interface = device.interface();
+        let ours = match device {
             Device::Tap => {
-                peer.ip("tuntap add dev tap0 mode tap")?;
-                (None, "tap0")
+                peer.ip(&format!("tuntap add dev {interface} mode tap"))?;
+                None
             }
             Device::Packet | Device::Xdp => {
                 let ours = Namespace::new("ours")?;
                 let name = &peer.name;
                 ours.ip(&format!(
-                    "link add veth0 type veth peer name veth0 netns {name}"
+                    "link add {interface} type veth peer name {interface} netns {name}"
                 ))?;
-                ours.ip("link set veth0 up")?;
-                (Some(ours), "veth0")
+                ours.ip(&format!("link set {interface} up"))?;
+                Some(ours)
             }
         };
         peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
@@ -108,8 +127,7 @@ impl Lab {
             Running::start(command)?.finish()?;
         }
         let mut command = ours.as_ref().unwrap_or(&peer).command(program);
-        command.args([option, interface, "--addr", &format!("{OURS}/24")]);
-        command.args(["--seconds", SERVER_SECONDS]).args(arguments);
+        command.args(arguments);
         let server = Server::start(command)?;
         // The interface of a TAP carries frames once its other end is open, and a moment later says so.
         peer.wait_until_running(interface)?;
@@ -142,6 +160,31 @@ impl Lab {
         match self.server.process.0.try_wait()? {
             None if !complained => Ok(()),
             _ => Err("the server has something to say".into()),
+        }
+    }
+
+    /// Gives the peer's kernel another address.
+    pub(crate) fn add_address(&self, address: &str) -> Result<(), Failed> {
+        self.peer.ip(&format!("addr add {address} dev lo"))?;
+        Ok(())
+    }
+
+    /// The process number of the server.
+    pub(crate) fn server_id(&self) -> u32 {
+        self.server.process.0.id()
+    }
+
+    /// Waits until the server ends by itself, and returns how. Fails when that takes longer than `patience`.
+    pub(crate) fn wait_for_end(&mut self, patience: Duration) -> Result<ExitStatus, Failed> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.server.process.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("the server does not end within {patience:?}").into());
+            }
+            thread::sleep(GLANCE);
         }
     }
 
@@ -414,6 +457,15 @@ fn server_program(
 
 static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+
+/// Starts the example `top` in this program's own namespaces, without a terminal.
+pub(crate) fn start_top(arguments: &[&str]) -> Result<Running, Failed> {
+    let mut command = Command::new(server_program("top", &TOP)?);
+    command.args(arguments);
+    Running::start(command)
+}
 
 fn build_server(name: &str) -> io::Result<PathBuf> {
     // TARGET/PROFILE/deps/host-HASH
