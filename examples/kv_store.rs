@@ -6,8 +6,10 @@
 //! thread of its own. On the way one replica's thread is killed by a panic and a fresh one joins,
 //! and a bit of another one's store is flipped behind its back, which the consistency manager
 //! finds and repairs. At the end each replica's store is compared with what the log says, applied
-//! once more to a plain map, and each reply with what that map replied. Prints what happened; exits
-//! with an error if anything is not as it should be.
+//! once more to a plain map, and each reply with what that map replied. It ends within a second and
+//! prints what happened, on standard error also the message of that panic; it exits with an error
+//! if anything is not as it should be. The package is `dominoes-examples`; the command works from
+//! the workspace root.
 
 use dominoes::{
     ByPosition, Joined, Manager, Observe, PrimaryPolicy, Seat, Seq, Shares, SpinYield,

@@ -7,6 +7,9 @@
 //! way, one replica's thread dies of a panic, and a fresh one takes its seat. At the end every
 //! replica must hold the book, the trades and the volume that the log gives when it is matched once
 //! more on one thread, and every share must be accounted for: bought, sold, or still in the book.
+//! It ends within a second and prints what happened, on standard error also the message of that
+//! panic; it exits with an error if anything is not as it should be. The package is
+//! `dominoes-examples`; the command works from the workspace root.
 
 use dominoes::{Joined, Manager, Observe, Seat, Seq, SpinYield, Subscription, Turn, channel};
 use std::{
