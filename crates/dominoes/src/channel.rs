@@ -137,7 +137,8 @@ impl<T: Send + Sync, W: Wait> Publish<T> for Publisher<T, W> {
 impl<T: Send + Sync, W: Wait> Receive<T> for Subscription<T, W> {
     fn receive(&mut self, limit: usize, mut handler: impl FnMut(&T)) -> Result<usize, NoBatch> {
         let mut batch = self.try_next_batch()?;
-        let end = batch.end_seq().min(batch.first_seq() + limit as u64);
+        let limit = batch.first_seq().saturating_add(limit as u64);
+        let end = batch.end_seq().min(limit);
         let n = (end - batch.first_seq()) as usize;
         batch.iter().take(n).for_each(|(_, entry)| handler(entry));
         batch.truncate(end);

@@ -176,7 +176,7 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
         self.last = end - position;
         self.high_water = self.high_water.max(self.last);
-        Ok(end.min(position + self.batch_limit))
+        Ok(end.min(position.saturating_add(self.batch_limit)))
     }
 
     #[inline]
