@@ -390,6 +390,14 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
     /// # Errors
     /// Gives all collected values back if the channel is closed.
     pub fn push(&mut self, value: T) -> Result<(), Closed<Vec<T>>> {
+        // The batch is complete already if the flush of its last value unwound. One that grew
+        // beyond the capacity would wait for ever.
+        if self.values.len() == self.n
+            && let Err(Closed(mut values)) = self.flush()
+        {
+            values.push(value);
+            return Err(Closed(values));
+        }
         self.values.push(value);
         if self.values.len() == self.n {
             self.flush()
