@@ -153,8 +153,10 @@ fn storage<T>(capacity: usize) -> usize {
         .checked_next_power_of_two()
         .expect("the capacity is far too large");
     if !mem::needs_drop::<T>() && !cfg!(loom) {
+        // A slot takes a byte at least: that of its lap.
+        let size = mem::size_of::<T>().max(1);
         while slots < capacity.saturating_mul(STORAGE_FACTOR)
-            && slots.saturating_mul(2).saturating_mul(mem::size_of::<T>()) <= STORAGE_BYTES
+            && slots.saturating_mul(2).saturating_mul(size) <= STORAGE_BYTES
         {
             slots *= 2;
         }
@@ -1000,13 +1002,15 @@ impl<T, W: Wait> Reader<T, W> {
         let position = ring.prefix();
         // ORDERING: Release, as in `join`.
         ring.cursors[place.place].store(position, Ordering::Release);
-        ring.room.notify();
-        Reader {
+        let reader = Reader {
             place: Some(place),
             ring,
             position,
             end: position,
-        }
+        };
+        // User code, which may panic: the reader leaves then.
+        reader.ring.room.notify();
+        reader
     }
 
     /// A second reader at the same position; `None` if all places are taken.
