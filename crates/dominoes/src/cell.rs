@@ -26,6 +26,11 @@
 //! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most
 //!    `slots` behind it. That makes it a position of the lap now in the array even if the 32-bit
 //!    tag had come round.
+//!
+//! Callbacks and destructors are user code: they panic, and they call back. So a value is moved out
+//! of its slot, and the words that say so are stored, before either sees it. [`Stocker::reclaim`]
+//! opens a chunk again between taking its last value out and handing it over; `Emptying` marks a
+//! chunk as emptied on every way out of [`Attachments::take_out`], which keeps it closed until then.
 
 use crate::{
     Seq,
@@ -36,7 +41,7 @@ use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
     cell::UnsafeCell,
     fmt,
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
     ops::{Deref, DerefMut},
     ptr::NonNull,
     slice,
@@ -326,7 +331,7 @@ impl BegunVerdict<'_> {
     #[inline]
     pub fn set(self, bits: u16) {
         self.verdicts.set(self.seq, bits);
-        core::mem::forget(self);
+        mem::forget(self);
     }
 }
 
@@ -390,7 +395,9 @@ pub struct Stocker<A> {
     next: Seq,
     /// Next position to be taken back.
     head: Seq,
-    /// The chunk of `head` is marked as being taken; its values go out one by one.
+    /// The chunk of `head` is marked as being taken; its values from `head` on have yet to go out.
+    /// False as soon as the last one is out of its slot, before the callback sees it: `head` then
+    /// stands in the next chunk, which may have readers.
     taking: bool,
 }
 
@@ -420,6 +427,17 @@ pub struct Stocker<A> {
 /// assert_eq!(back, [(0, "frame 0".to_string()), (1, "frame 1".to_string())]);
 /// assert!(frames.pin(1).is_none());
 /// assert!(stocker.can_put(4));
+/// ```
+///
+/// Many threads read a value in place, so it must be [`Sync`]; any of them may take it out, so it
+/// must be [`Send`]:
+///
+/// ```compile_fail,E0277
+/// dominoes::attachments::<std::cell::Cell<u32>>(4, 2);
+/// ```
+///
+/// ```compile_fail,E0277
+/// dominoes::attachments::<std::sync::MutexGuard<'static, u32>>(4, 2);
 /// ```
 ///
 /// # Panics
@@ -644,15 +662,37 @@ impl<A> Drop for Emptying<'_, A> {
 
 impl<A> Drop for Attachments<A> {
     fn drop(&mut self) {
-        let stocked = self.stocked.load(Ordering::Relaxed);
-        for seq in self.head.load(Ordering::Relaxed)..stocked {
-            if self.word(seq).load(Ordering::Relaxed) == Chunk::emptied(self.tag(seq)).0 {
-                continue;
-            }
-            // SAFETY: `&mut self`: nobody else is left. Positions `head..stocked` hold values (fact
-            // 1) but for emptied chunks, and each is taken once.
-            drop(unsafe { self.values.take(self.index(seq)) });
+        /// Goes on with the rest when a destructor panics.
+        struct Rest<'a, A> {
+            shared: &'a Attachments<A>,
+            next: Seq,
+            end: Seq,
         }
+        impl<A> Drop for Rest<'_, A> {
+            fn drop(&mut self) {
+                let shared = self.shared;
+                while self.next < self.end {
+                    let seq = self.next;
+                    self.next += 1;
+                    if shared.word(seq).load(Ordering::Relaxed) == Chunk::emptied(shared.tag(seq)).0
+                    {
+                        continue;
+                    }
+                    // SAFETY: `&mut Attachments`: nothing else is left. Positions `head..stocked`
+                    // hold values (fact 1) but for emptied chunks, and each is taken once, since
+                    // `next` has moved past it.
+                    let value = unsafe { shared.values.take(shared.index(seq)) };
+                    let again = Rest { shared, ..*self };
+                    drop(value);
+                    mem::forget(again);
+                }
+            }
+        }
+        drop(Rest {
+            shared: self,
+            next: self.head.load(Ordering::Relaxed),
+            end: self.stocked.load(Ordering::Relaxed),
+        });
     }
 }
 
@@ -719,7 +759,9 @@ impl<A: Send + Sync> Stocker<A> {
     ///
     /// Its values go to `out` in ascending order; one that was [taken out](Attachments::take_out) has
     /// none any more. One call takes at most one chunk; false means
-    /// that nothing was ready. If `out` panics, the rest of the chunk goes out with the next call.
+    /// that nothing was ready. If `out` panics, its value is lost, and the rest of the chunk goes
+    /// out with the next call; after the last value of a chunk there is no rest, and its place is
+    /// free.
     pub fn reclaim(&mut self, out: &mut impl FnMut(Seq, A)) -> bool {
         let shared = &*self.shared;
         let chunk = shared.chunk() as u64;
@@ -753,18 +795,24 @@ impl<A: Send + Sync> Stocker<A> {
             }
             self.taking = true;
         }
-        while self.head < first + chunk {
+        let end = first + chunk;
+        while self.head < end {
             let seq = self.head;
-            self.head += 1;
+            // SAFETY: the chunk is fully stocked and marked as being taken, so nothing reads it
+            // (facts 2 and 3); `head` moves past the position before `out` runs, so it counts as
+            // empty, also if `out` panics.
+            let value = unsafe { shared.values.take(shared.index(seq)) };
+            self.head = seq + 1;
             shared.head.store(self.head, Ordering::Relaxed);
-            // SAFETY: the chunk is fully stocked and marked as being taken, so nobody reads it
-            // (facts 2 and 3); `head` has moved past the position, so it counts as empty, also if
-            // `out` panics.
-            out(seq, unsafe { shared.values.take(shared.index(seq)) });
+            if self.head == end {
+                // `head` now stands in the next chunk, which is not being taken: that must be said
+                // before `out` can panic.
+                self.taking = false;
+                // ORDERING: Release, pairs with the Acquire in `pin`.
+                word.store(Chunk::open(tag.wrapping_add(1)).0, Ordering::Release);
+            }
+            out(seq, value);
         }
-        self.taking = false;
-        // ORDERING: Release, pairs with the Acquire in `pin`.
-        word.store(Chunk::open(tag.wrapping_add(1)).0, Ordering::Release);
         true
     }
 
@@ -783,7 +831,22 @@ impl<A> fmt::Debug for Stocker<A> {
     }
 }
 
-/// Keeps one chunk of [`Attachments`] in place; dropping it lets the chunk go.
+/// Keeps one chunk of [`Attachments`] in place; dropping it lets the chunk go. `Send`, not `Sync`.
+///
+/// What it lends does not outlive it:
+///
+/// ```compile_fail,E0505
+/// let (_stocker, frames) = dominoes::attachments::<String>(4, 2);
+/// let pin = frames.pin(0).unwrap();
+/// let frame = pin.get(0);
+/// drop(pin);
+/// println!("{frame:?}");
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<dominoes::Pin<'_, String>>();
+/// ```
 pub struct Pin<'a, A> {
     shared: &'a Attachments<A>,
     first: Seq,
@@ -853,6 +916,13 @@ impl<A> fmt::Debug for Pin<'_, A> {
 /// drop(mine);
 /// assert_eq!(*pump.try_take().unwrap(), 1);
 /// ```
+///
+/// Threads share the role, and the value goes from one to the other, so it must be [`Send`]:
+///
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<dominoes::Role<std::rc::Rc<u32>>>();
+/// ```
 pub struct Role<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
@@ -919,7 +989,12 @@ impl<T: Default> Default for Role<T> {
     }
 }
 
-/// Possession of a [`Role`].
+/// Possession of a [`Role`]. Threads may share it only if they may share the value:
+///
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<dominoes::RoleGuard<'_, std::cell::Cell<u32>>>();
+/// ```
 pub struct RoleGuard<'a, T> {
     role: &'a Role<T>,
     /// A guard lends `&T` like a `&mut T` would, so it is `Sync` and `Send` exactly when that is.

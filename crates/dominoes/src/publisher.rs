@@ -14,6 +14,13 @@ use std::{fmt, mem, ops::Range, time::Instant};
 ///
 /// Each blocking call waits while the channel is full. It never ends if the calling thread also
 /// owns the slowest subscription: use the `try_` calls there.
+///
+/// A publisher is `Send`, not `Sync`: each thread has its own.
+///
+/// ```compile_fail,E0277
+/// fn sync<T: Sync>() {}
+/// sync::<dominoes::Publisher<u32>>();
+/// ```
 pub struct Publisher<T, W: Wait = SpinYield> {
     writer: Writer<T, W>,
     /// The writer's ring, once more, for waiting with the writer borrowed.

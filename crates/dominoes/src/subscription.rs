@@ -26,6 +26,16 @@ const PATIENCE: Duration = Duration::from_micros(6);
 /// them when its guard is dropped. The other way looks ahead: [`poll`](Self::poll) tells how far
 /// the channel is published, [`get`](Self::get) reads any entry from [`position`](Self::position)
 /// up to there in place, and [`advance_to`](Self::advance_to) releases from the front.
+///
+/// What was lent is not released:
+///
+/// ```compile_fail,E0502
+/// let (_publisher, log) = dominoes::channel::<u32, dominoes::Spin>(4);
+/// let mut subscription = log.subscribe().unwrap();
+/// let entry = subscription.get(0);
+/// subscription.advance_to(1);
+/// println!("{entry:?}");
+/// ```
 pub struct Subscription<T, W: Wait = SpinYield> {
     reader: Reader<T, W>,
     batch_limit: u64,

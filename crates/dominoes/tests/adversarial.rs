@@ -1,0 +1,1136 @@
+//! Programs without `unsafe` that try to reach freed, empty or shared memory.
+//!
+//! User code runs inside calls of the crate: destructors, callbacks, iterators, wait strategies.
+//! Here it panics, lies, calls the same channel again, and forgets guards. Each value owns a box,
+//! so AddressSanitizer (`.ci/sanitize`) sees what a count of drops does not.
+//!
+//! | `unsafe` in | block | test |
+//! |---|---|---|
+//! | `cell.rs` | `Slots: Send`, `Slots: Sync`, `Role: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
+//! | `cell.rs` | `Slots::new`, `Slots::drop`, `Slots::at` | [`entries_of_any_size_and_alignment`], [`a_capacity_that_no_memory_holds`] |
+//! | `cell.rs` | `View::write` | [`an_iterator_that_panics`], [`an_iterator_that_lies_about_its_length`], [`an_iterator_that_uses_the_channel`] |
+//! | `cell.rs` | `Slots::write` | [`entries_of_any_size_and_alignment`], [`a_publisher_that_changes_threads`] |
+//! | `cell.rs` | `Slots::copy_in` | [`batches_of_every_length_at_every_slot`] |
+//! | `cell.rs` | `Slots::get`, `Slots::slice` | [`a_forgotten_guard_keeps_its_entries`], [`a_range_that_is_not_readable`] |
+//! | `cell.rs` | `Slots::take` | all tests of destructors |
+//! | `cell.rs` | `Emptying::next`, `Emptying::drop` | [`a_callback_of_take_out_that_panics`], [`a_callback_of_take_out_that_calls_back`] |
+//! | `cell.rs` | `Attachments::drop` | [`a_destructor_that_panics_while_attachments_go`] |
+//! | `cell.rs` | `Stocker::put` | [`a_callback_of_reclaim_that_panics`] |
+//! | `cell.rs` | `Stocker::reclaim` | [`a_callback_of_reclaim_that_panics`], [`a_callback_of_reclaim_that_calls_back`] |
+//! | `cell.rs` | `Pin::get` | [`a_callback_of_reclaim_that_panics`], [`a_forgotten_pin_keeps_its_chunk`], [`positions_that_no_chunk_holds`] |
+//! | `cell.rs` | `RoleGuard::deref`, `deref_mut` | [`a_role_whose_guard_is_forgotten`] |
+//! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
+//! | `ring.rs` | `Ring::drop` | [`a_destructor_that_panics_while_the_channel_goes`] |
+//! | `ring.rs` | `Writer::try_push` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_wait_strategy_that_panics`] |
+//! | `ring.rs` | `Writer::try_push_all`, `try_push_slice` | [`batches_of_every_length_at_every_slot`] |
+//! | `ring.rs` | `Writer::fill` | as for `View::write` |
+//! | `ring.rs` | `Reader::get`, `Reader::slices` | as for `Slots::get`, and [`a_wait_strategy_that_panics`] |
+#![cfg(not(loom))]
+#![forbid(unsafe_code)]
+
+use dominoes::{
+    Attachments, Batch, Buffered, Inactive, Log, NoBatch, Park, Pin, Publisher, Receive, Role,
+    RoleGuard, SpinYield, Stocker, Subscription, Verdicts, Wait, attachments, channel,
+    channel_with_slots,
+};
+use std::{
+    cell::RefCell,
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Instant,
+};
+
+/// Counts the values that are alive.
+#[derive(Clone, Default)]
+struct Ledger(Arc<AtomicI64>);
+
+type Action = Box<dyn FnOnce() + Send>;
+
+/// A value that owns memory, checks itself, and does something when it is dropped.
+struct Value {
+    number: u64,
+    owned: Box<u64>,
+    ledger: Ledger,
+    action: Mutex<Option<Action>>,
+}
+
+impl Ledger {
+    fn value(&self, number: u64) -> Value {
+        self.0.fetch_add(1, Relaxed);
+        Value {
+            number,
+            owned: Box::new(!number),
+            ledger: self.clone(),
+            action: Mutex::new(None),
+        }
+    }
+
+    /// A value whose destructor runs `action` last.
+    fn acting(&self, number: u64, action: impl FnOnce() + Send + 'static) -> Value {
+        let value = self.value(number);
+        *value.action.lock().unwrap() = Some(Box::new(action));
+        value
+    }
+
+    /// A value whose destructor panics.
+    fn poisoned(&self, number: u64) -> Value {
+        self.acting(number, || unwind())
+    }
+
+    fn alive(&self) -> i64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Value {
+    fn check(&self) {
+        assert_eq!(*self.owned, !self.number, "a value was dropped or torn");
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        self.check();
+        *self.owned = 0;
+        assert!(self.ledger.0.fetch_sub(1, Relaxed) > 0, "dropped twice");
+        let action = self.action.get_mut().unwrap().take();
+        if let Some(action) = action {
+            action();
+        }
+    }
+}
+
+/// Panics without a message.
+fn unwind() -> ! {
+    resume_unwind(Box::new("on purpose"))
+}
+
+/// Whether `call` panics on purpose; any other panic goes on.
+fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(_) => false,
+        Err(payload) if payload.downcast_ref::<&str>() == Some(&"on purpose") => true,
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
+/// Attachments with values at all positions from `first` to `end`.
+fn stock(stocker: &mut Stocker<Value>, ledger: &Ledger, end: u64) {
+    for seq in stocker.next_seq()..end {
+        assert!(stocker.put(seq, ledger.value(seq)).is_ok());
+    }
+}
+
+// Attachments.
+
+#[test]
+fn a_callback_of_reclaim_that_panics() {
+    for (slots, chunk) in [(2, 1), (4, 2), (8, 4), (4, 4), (1, 1)] {
+        for panics_at in 0..chunk {
+            let ledger = Ledger::default();
+            let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
+            stock(&mut stocker, &ledger, slots);
+            (0..slots).for_each(|seq| assert!(shared.done(seq, 1) > 0));
+            let mut out = Vec::new();
+            assert!(unwinds(|| stocker.reclaim(&mut |seq, value| {
+                value.check();
+                if seq == panics_at {
+                    unwind()
+                }
+                out.push(seq);
+            })));
+            assert!(out.iter().copied().eq(0..panics_at));
+            assert_eq!(ledger.alive(), (slots - panics_at - 1) as i64);
+            assert!(shared.pin(0).is_none(), "values of the chunk are out");
+
+            // A reader of the next chunk keeps it, however often the stocker comes by.
+            let pin = (chunk < slots).then(|| shared.pin(chunk).unwrap());
+            let lent = pin.as_ref().map(|pin| pin.get(chunk).unwrap());
+            let mut out = Vec::new();
+            for _ in 0..3 {
+                stocker.reclaim(&mut |seq, value| {
+                    value.check();
+                    out.push(seq);
+                });
+            }
+            if let Some(value) = lent {
+                value.check();
+            }
+            assert!(
+                out.iter().copied().eq(panics_at + 1..chunk),
+                "{out:?} came out of a chunk of {chunk} after {panics_at}"
+            );
+
+            // The place is free, and no value of the next lap comes out before it is done.
+            stock(&mut stocker, &ledger, slots + chunk);
+            let next = shared.pin(slots).unwrap();
+            (slots..slots + chunk).for_each(|seq| next.get(seq).unwrap().check());
+            assert!(!stocker.can_put(slots + chunk));
+            drop((next, pin));
+            while stocker.reclaim(&mut |_, value| value.check()) {}
+            assert_eq!(ledger.alive(), chunk as i64);
+            drop((stocker, shared));
+            assert_eq!(ledger.alive(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_callback_of_reclaim_that_calls_back() {
+    let ledger = Ledger::default();
+    let (mut stocker, shared) = attachments::<Value>(4, 2);
+    stock(&mut stocker, &ledger, 4);
+    shared.done(0, 2);
+    shared.done(2, 2);
+    let verdicts = Verdicts::new(4);
+    let mut out = Vec::new();
+    let again = shared.clone();
+    assert!(stocker.reclaim(&mut |seq, value| {
+        out.push(seq);
+        assert!(again.pin(0).is_none() && again.done_count(1).is_none());
+        assert!(!again.take_out(0, &mut |_, _| unreachable!()));
+        verdicts.set(seq, 1);
+        // The place is open for the next lap with the last value; nothing is there yet.
+        match again.pin(4) {
+            Some(pin) => {
+                assert_eq!(seq, 1);
+                assert!(pin.get(4).is_none() && pin.get(5).is_none() && pin.get(0).is_none());
+            }
+            None => assert_eq!(seq, 0),
+        }
+        if seq == 0 {
+            // The other chunk goes at the same time, by another hand.
+            assert!(again.take_out(2, &mut |_, value| value.check()));
+        }
+        drop(value);
+    }));
+    assert_eq!((out, ledger.alive()), (vec![0, 1], 0));
+    assert!(stocker.reclaim(&mut |_, _| unreachable!("taken out already")));
+    stock(&mut stocker, &ledger, 8);
+    drop((stocker, shared, again));
+    assert_eq!(ledger.alive(), 0);
+}
+
+#[test]
+fn a_callback_of_take_out_that_panics() {
+    for (slots, chunk) in [(2, 1), (4, 2), (4, 4)] {
+        for panics_at in 0..chunk {
+            let ledger = Ledger::default();
+            let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
+            stock(&mut stocker, &ledger, slots);
+            shared.done(0, chunk as u32);
+            let pin = shared.pin(chunk);
+            assert!(unwinds(|| shared.take_out(0, &mut |seq, value| {
+                value.check();
+                if seq == panics_at {
+                    unwind()
+                }
+            })));
+            assert_eq!(
+                ledger.alive(),
+                (slots - chunk) as i64,
+                "the rest is dropped"
+            );
+            assert!(shared.pin(0).is_none());
+            assert!(!shared.take_out(0, &mut |_, _| unreachable!()));
+            assert!(stocker.reclaim(&mut |_, _| unreachable!()));
+            assert!(!stocker.reclaim(&mut |_, _| unreachable!("nothing else is done")));
+            if let Some(pin) = &pin {
+                pin.get(chunk).unwrap().check();
+            }
+            stock(&mut stocker, &ledger, slots + chunk);
+            drop(pin);
+            drop((stocker, shared));
+            assert_eq!(ledger.alive(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_callback_of_take_out_that_calls_back() {
+    let ledger = Ledger::default();
+    let (mut stocker, shared) = attachments::<Value>(4, 2);
+    stock(&mut stocker, &ledger, 4);
+    shared.done(0, 2);
+    shared.done(2, 2);
+    let mut kept = Vec::new();
+    assert!(shared.take_out(0, &mut |seq, value| {
+        // The stocker is another handle, so it may come by now. It finds the chunk closed.
+        assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
+        assert!(!stocker.can_put(4) && stocker.room() == 0);
+        assert!(stocker.put(4, ledger.value(4)).is_err());
+        assert!(shared.pin(seq).is_none());
+        assert!(unwinds(|| shared.take_out(2, &mut |_, _| unwind())) == (seq == 0));
+        kept.push(value);
+    }));
+    kept.iter().for_each(Value::check);
+    assert_eq!(ledger.alive(), 2);
+    assert!(stocker.reclaim(&mut |_, _| unreachable!()));
+    assert!(stocker.reclaim(&mut |_, _| unreachable!()));
+    stock(&mut stocker, &ledger, 8);
+    drop((stocker, shared, kept));
+    assert_eq!(ledger.alive(), 0);
+}
+
+#[test]
+fn a_destructor_that_panics_while_values_are_taken_back() {
+    for poisoned in 0..4 {
+        let ledger = Ledger::default();
+        let (mut stocker, shared) = attachments::<Value>(4, 2);
+        for seq in 0..4 {
+            let value = if seq == poisoned {
+                ledger.poisoned(seq)
+            } else {
+                ledger.value(seq)
+            };
+            assert!(stocker.put(seq, value).is_ok());
+        }
+        shared.done(0, 2);
+        shared.done(2, 2);
+        let mut panics = 0;
+        while stocker.next_seq() < 8 {
+            let went = catch_unwind(AssertUnwindSafe(|| {
+                stocker.reclaim(&mut |_, value| drop(value))
+            }));
+            panics += u32::from(went.is_err());
+            while stocker.can_put(stocker.next_seq()) && stocker.next_seq() < 8 {
+                let seq = stocker.next_seq();
+                assert!(stocker.put(seq, ledger.value(seq)).is_ok());
+                shared.pin(seq).unwrap().get(seq).unwrap().check();
+            }
+        }
+        while stocker.reclaim(&mut |_, value| drop(value)) {}
+        assert_eq!((panics, ledger.alive()), (1, 4));
+        drop((stocker, shared));
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+#[test]
+fn a_destructor_that_panics_while_attachments_go() {
+    for poisoned in 0..4 {
+        let ledger = Ledger::default();
+        let (mut stocker, shared) = attachments::<Value>(4, 2);
+        for seq in 0..4 {
+            let value = if seq == poisoned {
+                ledger.poisoned(seq)
+            } else {
+                ledger.value(seq)
+            };
+            assert!(stocker.put(seq, value).is_ok());
+        }
+        drop(shared);
+        assert!(unwinds(|| drop(stocker)));
+        assert_eq!(
+            ledger.alive(),
+            0,
+            "value {poisoned} panicked, and others stayed"
+        );
+    }
+}
+
+#[test]
+fn a_forgotten_pin_keeps_its_chunk() {
+    let ledger = Ledger::default();
+    let (mut stocker, shared) = attachments::<Value>(4, 2);
+    stock(&mut stocker, &ledger, 4);
+    shared.done(0, 2);
+    shared.done(2, 2);
+    let lent: &Value = {
+        let pin = Box::leak(Box::new(shared.pin(0).unwrap()));
+        pin.get(1).unwrap()
+    };
+    assert!(!stocker.reclaim(&mut |_, _| unreachable!("pinned")));
+    assert!(!shared.take_out(1, &mut |_, _| unreachable!("pinned")));
+    assert!(stocker.put(4, ledger.value(4)).is_err());
+    drop(stocker); // the attachments are still there
+    lent.check();
+    assert_eq!(ledger.alive(), 4);
+    mem::forget(shared.pin(2));
+}
+
+#[test]
+fn positions_that_no_chunk_holds() {
+    let ledger = Ledger::default();
+    let (mut stocker, shared) = attachments::<Value>(4, 2);
+    stock(&mut stocker, &ledger, 3);
+    for seq in [4, 5, 8, u64::MAX, u64::MAX - 1] {
+        assert!(shared.pin(seq).is_none());
+        assert!(!shared.take_out(seq, &mut |_, _| unreachable!()));
+        assert!(shared.done_count(seq).is_none());
+    }
+    // 2^32 laps on, the tag is that of lap 0.
+    let far = (1u64 << 32) * 4;
+    let pin = shared.pin(far).unwrap();
+    assert!(pin.get(far).is_none() && pin.get(0).is_none());
+    assert!(!shared.take_out(far, &mut |_, _| unreachable!()));
+    let pin = shared.pin(3).unwrap();
+    assert!(pin.get(3).is_none() && pin.get(4).is_none() && pin.get(u64::MAX).is_none());
+    pin.get(2).unwrap().check();
+    // A chunk that is reported done before it is stocked stays.
+    shared.done(2, 2);
+    drop(pin);
+    assert!(!shared.take_out(2, &mut |_, _| unreachable!("not stocked")));
+    assert!(!stocker.reclaim(&mut |_, _| unreachable!("not done")));
+    assert!(catch_unwind(AssertUnwindSafe(|| shared.done(2, u32::MAX))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(5, ledger.value(5)))).is_err());
+    assert_eq!(ledger.alive(), 3);
+}
+
+#[test]
+fn a_role_whose_guard_is_forgotten() {
+    let ledger = Ledger::default();
+    let role = Role::new(ledger.value(1));
+    assert!(unwinds(|| {
+        let mut guard = role.try_take().unwrap();
+        *guard = ledger.poisoned(2);
+        assert!(role.try_take().is_none());
+        *guard = ledger.value(3); // drops the poisoned one
+    }));
+    let lent = Box::leak(Box::new(role.try_take().expect("unwinding gave it back")));
+    lent.check();
+    lent.number = 3;
+    assert!(role.try_take().is_none());
+    let value = role.into_inner(); // no guard is borrowed any more
+    value.check();
+    drop(value);
+    assert_eq!(ledger.alive(), 0);
+}
+
+// The ring.
+
+/// Publishes one value, by each of the ways that there are.
+fn publish(way: usize, publisher: &mut Publisher<Value, SpinYield>, value: Value) -> bool {
+    match way {
+        0 => publisher.try_publish(value).is_ok(),
+        1 => publisher.try_publish_all([value]).is_ok(),
+        // Of unknown length, so that it is collected.
+        2 => publisher
+            .try_publish_all(Some(value).into_iter().filter(|_| true))
+            .is_ok(),
+        _ => {
+            let mut buffered = publisher.buffered(2);
+            buffered.push(value).is_ok() && buffered.flush().is_ok()
+        }
+    }
+}
+
+#[test]
+fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
+    for way in 0..4 {
+        for shared in [false, true] {
+            for poisoned in 0..6 {
+                let ledger = Ledger::default();
+                let (mut publisher, log) = channel::<Value, SpinYield>(4);
+                let other = shared.then(|| publisher.clone());
+                let mut subscription = log.subscribe().unwrap();
+                let (mut panics, mut expected) = (0, 0);
+                for number in 0..20 {
+                    let value = if number % 6 == poisoned {
+                        ledger.poisoned(number)
+                    } else {
+                        ledger.value(number)
+                    };
+                    match catch_unwind(AssertUnwindSafe(|| publish(way, &mut publisher, value))) {
+                        Ok(true) => {}
+                        Ok(false) => unreachable!("everything is released"),
+                        Err(_) => panics += 1, // the value is dropped, or published
+                    }
+                    while let Ok(batch) = subscription.try_next_batch() {
+                        for (seq, value) in &batch {
+                            assert_eq!(seq, expected);
+                            value.check();
+                            expected += 1;
+                        }
+                    }
+                    assert!(ledger.alive() <= 4);
+                }
+                assert!(panics > 0, "no destructor ran while publishing");
+                drop((publisher, other));
+                while ledger.alive() > 0 {
+                    unwinds(|| log.tidy());
+                }
+                drop((log, subscription));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_destructor_that_panics_while_a_subscription_leaves() {
+    for poisoned in 0..4 {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel::<Value, SpinYield>(4);
+        let subscription = log.subscribe().unwrap();
+        for number in 0..4 {
+            let value = if number == poisoned {
+                ledger.poisoned(number)
+            } else {
+                ledger.value(number)
+            };
+            assert!(publisher.try_publish(value).is_ok());
+        }
+        assert!(unwinds(|| match poisoned % 2 {
+            0 => drop(subscription),
+            _ => drop(subscription.deactivate()),
+        }));
+        assert_eq!(log.subscribers(), 0);
+        log.tidy();
+        assert_eq!(ledger.alive(), 0);
+        // Every place is there again.
+        let all: Vec<_> = std::iter::from_fn(|| log.subscribe().ok()).collect();
+        assert_eq!(all.len(), dominoes::MAX_SUBSCRIBERS);
+    }
+}
+
+#[test]
+fn a_destructor_that_panics_while_the_channel_goes() {
+    for poisoned in 0..4 {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel::<Value, SpinYield>(4);
+        let subscription = log.subscribe().unwrap();
+        for number in 0..4 {
+            let value = if number == poisoned {
+                ledger.poisoned(number)
+            } else {
+                ledger.value(number)
+            };
+            assert!(publisher.try_publish(value).is_ok());
+        }
+        drop((publisher, log));
+        assert!(unwinds(|| drop(subscription)));
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+thread_local! {
+    /// Handles of the channel under test, for user code that calls back.
+    static HANDLES: RefCell<Vec<Publisher<Value, SpinYield>>> = const { RefCell::new(Vec::new()) };
+}
+
+#[test]
+fn a_destructor_that_uses_the_channel() {
+    for shared in [false, true] {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel::<Value, SpinYield>(4);
+        if shared {
+            HANDLES.set(vec![publisher.clone(), publisher.clone()]);
+        }
+        let mut subscription = log.subscribe().unwrap();
+        let counted = Arc::new(AtomicUsize::new(0));
+        for round in 0..40 {
+            let (handle, of_value, count) = (log.clone(), ledger.clone(), counted.clone());
+            let value = ledger.acting(round, move || {
+                count.fetch_add(1, Relaxed);
+                handle.tidy();
+                let mut joined = handle.subscribe().unwrap();
+                drop(joined.fork());
+                HANDLES.with_borrow_mut(|handles| {
+                    if let Some(other) = handles.first_mut() {
+                        drop(other.try_publish(of_value.value(1000 + round)));
+                        drop(other.try_publish_all([of_value.value(2000 + round)]));
+                    }
+                    if round == 20 {
+                        handles.pop();
+                    }
+                });
+                joined.poll();
+                for seq in joined.position()..joined.end() {
+                    joined.get(seq).unwrap().check();
+                }
+                drop(joined.deactivate().activate());
+            });
+            drop(publisher.try_publish(value));
+            if let Ok(batch) = subscription.try_next_batch() {
+                for (_, value) in &batch {
+                    value.check();
+                }
+            }
+            assert!(log.len() <= 4 && ledger.alive() <= 8);
+        }
+        assert!(counted.load(Relaxed) > 20);
+        HANDLES.set(Vec::new());
+        drop((publisher, subscription));
+        log.tidy();
+        assert!(log.is_closed());
+        drop(log);
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+/// An iterator with a length hint of its own, which asks `step` for each value.
+struct Lying<F> {
+    hint: (usize, Option<usize>),
+    step: F,
+}
+
+impl<F: FnMut() -> Option<Value>> Iterator for Lying<F> {
+    type Item = Value;
+    fn next(&mut self) -> Option<Value> {
+        (self.step)()
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.hint
+    }
+}
+
+impl<F: FnMut() -> Option<Value>> ExactSizeIterator for Lying<F> {
+    fn len(&self) -> usize {
+        self.hint.0
+    }
+}
+
+#[test]
+fn an_iterator_that_panics() {
+    for shared in [false, true] {
+        for panics_at in 0..4 {
+            let ledger = Ledger::default();
+            let (mut publisher, log) = channel::<Value, SpinYield>(4);
+            let _other = shared.then(|| publisher.clone());
+            let mut subscription = log.subscribe().unwrap();
+            for _ in 0..5 {
+                let values = (0..4).map(|n| {
+                    if n == panics_at {
+                        unwind()
+                    }
+                    ledger.value(n)
+                });
+                assert!(unwinds(|| publisher.try_publish_all(values)));
+                let published = subscription.poll() - subscription.position();
+                assert_eq!(published, if shared { 0 } else { panics_at });
+                for seq in subscription.position()..subscription.end() {
+                    subscription.get(seq).unwrap().check();
+                }
+                subscription.advance_to(subscription.end());
+            }
+            drop((publisher, _other, subscription, log));
+            assert_eq!(ledger.alive(), 0);
+        }
+    }
+}
+
+#[test]
+fn an_iterator_that_lies_about_its_length() {
+    for shared in [false, true] {
+        for promised in [0, 1, 3, 4, 5, usize::MAX] {
+            for length in [0, 1, 3, 4, 9] {
+                let ledger = Ledger::default();
+                let (mut publisher, log) = channel::<Value, SpinYield>(4);
+                let _other = shared.then(|| publisher.clone());
+                let mut subscription = log.subscribe().unwrap();
+                let mut left = length;
+                let published = publisher.try_publish_all(Lying {
+                    // The vector that collects would reserve what is promised.
+                    hint: (promised.min(5), Some(promised)),
+                    step: || {
+                        left = u64::checked_sub(left, 1)?;
+                        Some(ledger.value(left))
+                    },
+                });
+                let positions = match published {
+                    Ok(positions) => positions,
+                    Err(refused) => {
+                        drop(refused);
+                        0..0
+                    }
+                };
+                assert_eq!(ledger.alive() as u64, positions.end - positions.start);
+                assert_eq!(subscription.poll(), positions.end);
+                let (head, rest) = subscription.slices(0, positions.end);
+                head.iter().chain(rest).for_each(Value::check);
+                drop((publisher, _other, subscription, log));
+                assert_eq!(ledger.alive(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_iterator_that_uses_the_channel() {
+    for shared in [false, true] {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel::<Value, SpinYield>(4);
+        let mut others = Vec::new();
+        if shared {
+            others.extend([publisher.clone(), publisher.clone()]);
+        }
+        let mut subscription = log.subscribe().unwrap();
+        let (mut joined, mut expected) = (Vec::new(), 0);
+        for round in 0..30 {
+            let mut left = 3;
+            let _ = publisher.try_publish_all(Lying {
+                hint: (3, Some(3)),
+                step: || {
+                    left = u64::checked_sub(left, 1)?;
+                    // In the middle of a batch: join, read, release, publish by another handle.
+                    joined.push(log.subscribe().unwrap());
+                    joined.truncate(2);
+                    joined.iter_mut().for_each(|reader| {
+                        for seq in reader.position()..reader.poll() {
+                            reader.get(seq).unwrap().check();
+                        }
+                        reader.advance_to(reader.end());
+                    });
+                    if let Some(other) = others.first_mut() {
+                        let _ = other.try_publish(ledger.value(100));
+                    }
+                    if round == 20 {
+                        others.pop();
+                    }
+                    while let Ok(batch) = subscription.try_next_batch() {
+                        assert_eq!(batch.first_seq(), expected);
+                        batch.iter().for_each(|(_, value)| value.check());
+                        expected = batch.end_seq();
+                    }
+                    log.tidy();
+                    Some(ledger.value(left))
+                },
+            });
+            joined.clear();
+        }
+        assert!(expected > 40, "{expected} entries");
+        drop((publisher, others, subscription, log));
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+#[test]
+fn batches_of_every_length_at_every_slot() {
+    for shared in [false, true] {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel_with_slots::<Value, SpinYield>(5, 8);
+        let (mut plain, numbers) = channel_with_slots::<u64, SpinYield>(5, 8);
+        let _others = shared.then(|| (publisher.clone(), plain.clone()));
+        let mut subscription = log.subscribe().unwrap();
+        let mut reader = numbers.subscribe().unwrap();
+        let mut next = 0;
+        for step in 0..64 {
+            let n = step % 6;
+            let positions = next..next + n;
+            // Collected, since the length is not known; and copied.
+            let values = positions.clone().map(|seq| ledger.value(seq));
+            let collected = publisher.try_publish_all(values.filter(|_| true));
+            assert!(collected.is_ok_and(|published| published == positions));
+            let copies: Vec<_> = positions.clone().collect();
+            assert_eq!(plain.try_publish_slice(&copies), Ok(positions));
+            next += n;
+            assert_eq!((subscription.poll(), reader.poll()), (next, next));
+            let (head, rest) = subscription.slices(next - n, next);
+            for (value, seq) in head.iter().chain(rest).zip(next - n..) {
+                value.check();
+                assert_eq!((value.number, reader.get(seq)), (seq, Some(&seq)));
+            }
+            subscription.advance_to(next);
+            reader.advance_to(next);
+        }
+        assert!(plain.try_publish_slice(&[0; 6]).is_err());
+        drop((publisher, _others, subscription, log));
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+#[test]
+fn a_forgotten_guard_keeps_its_entries() {
+    let ledger = Ledger::default();
+    let (mut publisher, log) = channel::<Value, SpinYield>(4);
+    let mut subscription = log.subscribe().unwrap();
+    for number in 0..4 {
+        assert!(publisher.try_publish(ledger.value(number)).is_ok());
+    }
+    mem::forget(subscription.try_next_batch().unwrap());
+    mem::forget(publisher.buffered(3));
+    let full = |publisher: &mut Publisher<Value, SpinYield>| {
+        publisher.try_publish(ledger.value(9)).is_err()
+    };
+    assert!(full(&mut publisher));
+    let leaked: &Subscription<_, _> = Box::leak(Box::new(subscription));
+    let lent = leaked.get(0).unwrap();
+    assert!(full(&mut publisher));
+    // Publishers that are forgotten count for ever: the others go on as several.
+    mem::forget(publisher.clone());
+    mem::forget(log.subscribe().unwrap().deactivate());
+    assert!(full(&mut publisher));
+    log.tidy();
+    drop(publisher);
+    lent.check();
+    assert!(!log.is_closed());
+    assert_eq!(ledger.alive(), 4);
+}
+
+#[test]
+fn a_range_that_is_not_readable() {
+    let (mut publisher, log) = channel::<u64, SpinYield>(4);
+    let mut subscription = log.subscribe().unwrap();
+    publisher.publish_slice(&[0, 1, 2]).unwrap();
+    assert_eq!(subscription.get(0), None, "not polled yet");
+    subscription.poll();
+    subscription.advance_to(1);
+    for (from, to) in [
+        (0, 2),
+        (1, 4),
+        (2, 1),
+        (u64::MAX, 0),
+        (0, u64::MAX),
+        (3, u64::MAX),
+    ] {
+        assert!(catch_unwind(AssertUnwindSafe(|| subscription.slices(from, to).0.len())).is_err());
+    }
+    for seq in [0, 3, 4, 1 << 63, u64::MAX] {
+        assert_eq!(subscription.get(seq), None);
+    }
+    for seq in [4, u64::MAX] {
+        assert!(catch_unwind(AssertUnwindSafe(|| subscription.advance_to(seq))).is_err());
+        let mut batch = subscription.try_next_batch().unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(|| batch.release_to(seq))).is_err());
+        batch.truncate(seq);
+        batch.truncate(0);
+        assert_eq!((batch.len(), batch.as_slices().0.len()), (0, 0));
+    }
+    assert_eq!(subscription.slices(1, 3).0, [1, 2]);
+}
+
+#[test]
+fn limits_as_large_as_their_type() {
+    let (mut publisher, log) = channel::<u64, SpinYield>(8);
+    let mut subscription = log.subscribe().unwrap();
+    publisher.publish_slice(&[0, 1, 2, 3]).unwrap();
+    subscription.poll();
+    subscription.advance_to(1);
+    subscription.set_batch_limit(usize::MAX);
+    let batch = subscription.try_next_batch().unwrap();
+    assert_eq!(batch.as_slices().0, [1, 2, 3]);
+    mem::forget(batch);
+    let mut seen = Vec::new();
+    assert_eq!(subscription.receive(usize::MAX, |n| seen.push(*n)), Ok(3));
+    assert_eq!(subscription.try_next_batch().err(), Some(NoBatch::Empty));
+    assert_eq!(seen, [1, 2, 3]);
+}
+
+#[test]
+fn a_batch_that_could_not_be_flushed_is_not_lost() {
+    let ledger = Ledger::default();
+    let (mut publisher, log) = channel::<Value, SpinYield>(2);
+    let mut subscription = log.subscribe().unwrap();
+    for number in 0..2 {
+        assert!(publisher.try_publish(ledger.poisoned(number)).is_ok());
+    }
+    drop(subscription.try_next_batch());
+    drop(subscription.try_next_batch());
+    let mut buffered = publisher.buffered(2);
+    assert!(buffered.push(ledger.value(2)).is_ok());
+    assert!(unwinds(|| buffered.push(ledger.value(3))), "drops value 0");
+    assert!(unwinds(|| buffered.push(ledger.value(4))), "drops value 1");
+    assert_eq!(buffered.len(), 2, "a batch that fits");
+    assert!(buffered.flush().is_ok());
+    assert_eq!((ledger.alive(), subscription.poll()), (2, 4));
+    drop(buffered);
+}
+
+// Wait strategies.
+
+type Hook = Box<dyn FnMut()>;
+
+thread_local! {
+    /// What [`Hooked`] does when it is notified on this thread.
+    static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+}
+
+/// A wait strategy that runs the hook, and asks too often and too seldom whether it may go on.
+#[derive(Default)]
+struct Hooked;
+
+impl Wait for Hooked {
+    fn wait_until(&self, deadline: Option<Instant>, mut ready: impl FnMut() -> bool) -> bool {
+        self.notify();
+        for _ in 0..3 {
+            let _ = ready();
+        }
+        self.notify();
+        // Says so without a reason.
+        deadline.is_none()
+    }
+
+    fn notify(&self) {
+        let hook = HOOK.take();
+        if let Some(mut hook) = hook {
+            // Not while it runs: it may notify.
+            hook();
+            HOOK.set(Some(hook));
+        }
+    }
+}
+
+/// Runs `call` with a hook that panics at notification number `nth`. Whether it came to that.
+fn with_a_panic(nth: u64, call: impl FnOnce()) -> bool {
+    let mut left = nth;
+    HOOK.set(Some(Box::new(move || {
+        if thread::panicking() {
+            return;
+        }
+        match left.checked_sub(1) {
+            Some(less) => left = less,
+            None => unwind(),
+        }
+    })));
+    let panicked = unwinds(call);
+    HOOK.set(None);
+    panicked
+}
+
+#[test]
+fn a_wait_strategy_that_panics() {
+    for (shared, nth) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let ledger = Ledger::default();
+        let (mut publisher, log) = channel::<Value, Hooked>(4);
+        let other = shared.then(|| publisher.clone());
+        let mut subscription = log.subscribe().unwrap();
+        let mut panics = 0;
+        for round in 0..20 {
+            // Looking for room notifies, and publishing does: at most one value is lost, or it is
+            // published all the same.
+            panics += u32::from(with_a_panic(nth, || {
+                let value = ledger.value(round);
+                let _ = match round % 3 {
+                    0 => publisher.try_publish(value).is_ok(),
+                    1 => publisher.try_publish_all([value]).is_ok(),
+                    _ => publisher
+                        .try_publish_all([value].into_iter().filter(|_| true))
+                        .is_ok(),
+                };
+            }));
+            let end = subscription.poll();
+            for seq in subscription.position()..end {
+                subscription.get(seq).unwrap().check();
+            }
+            let releases = end > subscription.position();
+            assert_eq!(
+                with_a_panic(0, || subscription.advance_to(end)),
+                releases,
+                "a release notifies once"
+            );
+            assert_eq!(subscription.position(), end);
+        }
+        assert!(panics > 0);
+        // Joining and leaving: every place is there again.
+        assert!(with_a_panic(0, || drop(log.subscribe())));
+        assert_eq!(log.subscribers(), 1, "the one that could not join is gone");
+        let fork = subscription.fork().unwrap();
+        assert!(with_a_panic(0, || drop(fork)));
+        let fork = subscription.fork().unwrap();
+        assert!(with_a_panic(0, || drop(fork.deactivate())));
+        let resting = subscription.fork().unwrap().deactivate();
+        assert!(with_a_panic(0, || drop(resting.activate())));
+        assert_eq!(log.subscribers(), 1);
+        let all: Vec<_> = std::iter::from_fn(|| log.subscribe().ok()).collect();
+        assert_eq!(all.len(), dominoes::MAX_SUBSCRIBERS - 1);
+        drop(all);
+        assert!(with_a_panic(0, || log.tidy()));
+        assert_eq!(ledger.alive(), 0);
+        assert!(with_a_panic(nth, || publisher.close()));
+        assert!(publisher.try_publish(ledger.value(0)).is_err());
+        drop(other);
+        assert!(with_a_panic(nth, || drop(publisher)));
+        assert_eq!(log.publishers(), 0);
+        drop((subscription, log));
+        assert_eq!(ledger.alive(), 0);
+    }
+}
+
+#[test]
+fn a_wait_strategy_that_uses_the_channel() {
+    let ledger = Ledger::default();
+    let (mut publisher, log) = channel::<Value, Hooked>(4);
+    let mut other = publisher.clone();
+    let mut subscription = log.subscribe().unwrap();
+    subscription.set_batch_limit(4);
+    let (hooked, of_hook) = (log.clone(), ledger.clone());
+    HOOK.set(Some(Box::new(move || {
+        let mut joined = hooked.subscribe().unwrap();
+        let _ = other.try_publish(of_hook.value(7));
+        for seq in joined.position()..joined.poll() {
+            joined.get(seq).unwrap().check();
+        }
+        hooked.tidy();
+    })));
+    for round in 0..50 {
+        let _ = publisher.try_publish(ledger.value(round));
+        let _ = publisher.publish_deadline(ledger.value(round), Instant::now());
+        if let Ok(batch) = subscription.next_batch_deadline(Instant::now()) {
+            batch.iter().for_each(|(_, value)| value.check());
+        }
+        assert!(log.len() <= 4);
+    }
+    HOOK.set(None);
+    assert!(
+        subscription.position() > 50,
+        "{} entries",
+        subscription.position()
+    );
+    drop((publisher, subscription, log));
+    assert_eq!(ledger.alive(), 0);
+}
+
+// Memory.
+
+#[test]
+fn entries_of_any_size_and_alignment() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    /// No bytes, and a destructor.
+    struct Nothing;
+    impl Drop for Nothing {
+        fn drop(&mut self) {
+            DROPS.fetch_add(1, Relaxed);
+        }
+    }
+    #[derive(Clone, Copy)]
+    #[repr(align(4096))]
+    struct Page(u64);
+    #[derive(Clone, Copy)]
+    #[repr(align(512))]
+    struct EmptyAligned;
+
+    let (mut publisher, log) = channel::<Nothing, SpinYield>(3);
+    let mut subscription = log.subscribe().unwrap();
+    for _ in 0..3 {
+        let values = (0..3).map(|_| Nothing);
+        assert!(publisher.try_publish_all(values.clone()).is_ok());
+        assert!(publisher.try_publish(Nothing).is_err());
+        subscription.poll();
+        let (head, rest) = subscription.slices(subscription.position(), subscription.end());
+        assert_eq!(head.len() + rest.len(), 3);
+        subscription.advance_to(subscription.end());
+    }
+    drop((publisher, subscription, log));
+    assert_eq!(DROPS.load(Relaxed), 9 + 3);
+
+    let (mut publisher, log) = channel_with_slots::<Page, SpinYield>(3, 4);
+    let mut subscription = log.subscribe().unwrap();
+    for n in 0..9 {
+        publisher.try_publish_slice(&[Page(n), Page(n)]).unwrap();
+        let batch = subscription.try_next_batch().unwrap();
+        for (_, page) in &batch {
+            assert_eq!(std::ptr::from_ref(page).addr() % 4096, 0);
+            assert_eq!(page.0, n);
+        }
+        drop(batch);
+        subscription.advance_to(subscription.end());
+    }
+
+    let (mut publisher, log) = channel::<EmptyAligned, SpinYield>(3);
+    let mut subscription = log.subscribe().unwrap();
+    publisher.try_publish(EmptyAligned).unwrap();
+    subscription.poll();
+    let entry = subscription.get(0).unwrap();
+    assert_eq!(std::ptr::from_ref(entry).addr() % 512, 0);
+
+    let (mut stocker, shared) = attachments::<Page>(2, 1);
+    assert!(stocker.put(0, Page(1)).is_ok());
+    let pin = shared.pin(0).unwrap();
+    assert_eq!(std::ptr::from_ref(pin.get(0).unwrap()).addr() % 4096, 0);
+    let (mut stocker, shared) = attachments::<()>(2, 1);
+    assert!(stocker.put(0, ()).is_ok());
+    assert_eq!(shared.pin(0).unwrap().get(0), Some(&()));
+}
+
+#[test]
+fn a_capacity_that_no_memory_holds() {
+    fn refuses<T: Send + Sync>(capacity: usize) {
+        assert!(
+            catch_unwind(|| channel::<T, SpinYield>(capacity)).is_err(),
+            "a capacity of {capacity}"
+        );
+    }
+    refuses::<u64>(0);
+    for capacity in [usize::MAX, usize::MAX / 2 + 1, usize::MAX / 2 + 2] {
+        refuses::<()>(capacity);
+        refuses::<u8>(capacity);
+        refuses::<[u64; 9]>(capacity);
+    }
+    refuses::<u64>(1 << 60);
+    refuses::<[u8; 4096]>(1 << 51);
+    for (capacity, slots) in [(0, 1), (1, 0), (5, 4), (3, 3), (1, 1 << 63)] {
+        assert!(catch_unwind(|| channel_with_slots::<u64, SpinYield>(capacity, slots)).is_err());
+    }
+    for (slots, chunk) in [
+        (0, 1),
+        (1, 0),
+        (2, 4),
+        (3, 1),
+        (1 << 16, 1 << 16),
+        (1 << 63, 1),
+    ] {
+        assert!(catch_unwind(|| attachments::<u64>(slots, chunk)).is_err());
+    }
+    // Entries without bytes still have a byte each for their lap.
+    let (mut publisher, log) = channel::<(), SpinYield>(1000);
+    assert!(log.slots() <= 64 * 1024);
+    assert!(publisher.try_publish(()).is_ok());
+}
+
+// Threads.
+
+#[test]
+fn a_publisher_that_changes_threads() {
+    let ledger = Ledger::default();
+    let (mut publisher, log) = channel::<Value, Park>(4);
+    let mut subscription = log.subscribe().unwrap();
+    let reader = thread::spawn(move || {
+        let mut numbers = Vec::new();
+        while let Some(batch) = subscription.next_batch() {
+            for (_, value) in &batch {
+                value.check();
+                numbers.push(value.number);
+            }
+        }
+        numbers
+    });
+    let mut second = None;
+    for round in 0..60 {
+        let ledger = ledger.clone();
+        // Alone, then one of two, then alone again; each on a thread of its own.
+        (publisher, second) = thread::spawn(move || {
+            assert!(publisher.publish(ledger.value(2 * round)).is_ok());
+            let mut second = second.take().or_else(|| Some(publisher.clone()));
+            if round % 3 == 2 {
+                second = None;
+            }
+            assert!(publisher.publish_all([ledger.value(2 * round + 1)]).is_ok());
+            (publisher, second)
+        })
+        .join()
+        .unwrap();
+    }
+    drop((publisher, second, log));
+    assert!(reader.join().unwrap().into_iter().eq(0..120));
+    assert_eq!(ledger.alive(), 0);
+}
+
+#[test]
+fn what_may_go_to_another_thread() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+    type Entry = std::sync::Mutex<std::cell::Cell<u32>>;
+    send::<Publisher<Entry, Park>>();
+    send::<Buffered<'_, Entry, Park>>();
+    send::<Subscription<Entry, Park>>();
+    sync::<Subscription<Entry, Park>>();
+    send::<Inactive<Entry, Park>>();
+    send::<Batch<'_, Entry, Park>>();
+    sync::<Batch<'_, Entry, Park>>();
+    send::<Log<Entry, Park>>();
+    sync::<Log<Entry, Park>>();
+    send::<Stocker<Entry>>();
+    send::<Attachments<Entry>>();
+    sync::<Attachments<Entry>>();
+    send::<Pin<'_, Entry>>();
+    // A value that may go to another thread, but not be shared: one thread at a time has it.
+    sync::<Role<std::cell::Cell<u32>>>();
+    send::<RoleGuard<'_, std::cell::Cell<u32>>>();
+    sync::<RoleGuard<'_, u32>>();
+    sync::<Verdicts>();
+}
