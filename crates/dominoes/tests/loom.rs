@@ -693,6 +693,38 @@ fn a_pin_keeps_its_chunk_from_being_taken_back() {
     });
 }
 
+/// Catches: the next chunk taken back while a pin lends it, because the chunk before counts as
+/// being taken still after a callback panicked; and a value of the next lap lent or written while
+/// the callback for the last value of this one runs.
+#[test]
+fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
+    model(3, || {
+        let (mut stocker, frames) = dominoes::attachments::<Box<u32>>(2, 1);
+        stocker.put(0, Box::new(10)).unwrap();
+        stocker.put(1, Box::new(11)).unwrap();
+        assert_eq!(frames.done(0, 1), 1);
+        let reader = {
+            let frames = frames.clone();
+            thread::spawn(move || {
+                if let Some(pin) = frames.pin(1) {
+                    assert_eq!(pin.get(1).map(|value| **value), Some(11));
+                }
+                // The place of position 0 may be open for the next lap by now.
+                if let Some(pin) = frames.pin(2) {
+                    assert!(matches!(pin.get(2).map(|value| **value), None | Some(12)));
+                }
+            })
+        };
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            stocker.reclaim(&mut |_, _| std::panic::resume_unwind(Box::new("on purpose")))
+        }));
+        assert!(unwound.is_err());
+        assert!(!stocker.reclaim(&mut |seq, _| panic!("{seq} is not done")));
+        stocker.put(2, Box::new(12)).unwrap();
+        reader.join().unwrap();
+    });
+}
+
 /// Catches: a value that the worker and the stocker both take out, or that one takes while a pin lends it.
 #[test]
 fn who_did_the_work_may_take_the_values_out() {
