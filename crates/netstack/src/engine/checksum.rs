@@ -420,6 +420,26 @@ mod tests {
         }
     }
 
+    /// 2^16 is worth one, so nothing that is carried may be lost: not in the last step of folding, where few sums carry.
+    #[test]
+    fn every_carry_of_folding_counts() {
+        let parts = [0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];
+        for (i, j) in (0..7 * 7).map(|n| (n / 7, n % 7)) {
+            for (k, l) in (0..7 * 7).map(|n| (n / 7, n % 7)) {
+                let words: [u64; 4] = [parts[i], parts[j], parts[k], parts[l]];
+                let sum = words.iter().fold(0, |sum, word| sum << 16 | word);
+                let plain: u64 = words.iter().sum();
+                let worth = |sum: u64| (sum % 0xffff, sum == 0);
+                assert_eq!(worth(u64::from(fold16(sum))), worth(plain), "{sum:#x}");
+                for other in [1, 0xffff, sum, !sum, u64::MAX] {
+                    let both = (u128::from(sum) + u128::from(other)) % 0xffff;
+                    let folded = fold64(sum, other);
+                    assert_eq!(u128::from(folded % 0xffff), both, "{sum:#x} + {other:#x}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_worked_example_of_rfc_1071() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
