@@ -232,18 +232,16 @@ impl<T: Send, P: Pool<T>, W: Wait> Publish<T> for SharePublisher<T, P, W> {
     fn put(&mut self, value: T) -> Result<(), Closed<T>> {
         let mut value = Some(value);
         let shared = &*self.shared;
-        let mut push = || match shared
-            .pool
-            .push(value.take().expect("a refused value comes back"))
-        {
-            Ok(()) => true,
-            Err(back) => {
+        // A wait strategy may ask again after the value is in, and may come back too early.
+        let mut push = || match value.take().map(|value| shared.pool.push(value)) {
+            None | Some(Ok(())) => true,
+            Some(Err(back)) => {
                 value = Some(back);
                 false
             }
         };
-        if !push() {
-            shared.room.wait_until(None, push);
+        while !push() {
+            shared.room.wait_until(None, &mut push);
         }
         shared.entries.notify();
         Ok(())
@@ -282,7 +280,10 @@ impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
         if self.active && matches!(found, Err(NoBatch::Empty)) {
             let shared = self.shared.clone();
             shared.entries.wait_until(deadline, || {
-                found = self.try_take();
+                // A wait strategy may ask again after something was found.
+                if matches!(found, Err(NoBatch::Empty)) {
+                    found = self.try_take();
+                }
                 !matches!(found, Err(NoBatch::Empty))
             });
         }

@@ -29,9 +29,9 @@
 #![forbid(unsafe_code)]
 
 use dominoes::{
-    Attachments, Batch, Buffered, Inactive, Log, NoBatch, Park, Pin, Publisher, Receive, Role,
-    RoleGuard, SpinYield, Stocker, Subscription, Verdicts, Wait, attachments, channel,
-    channel_with_slots,
+    Attachments, Batch, Buffered, Channel, Inactive, Lifo, Log, NoBatch, Park, Pin, Publish,
+    Publisher, Receive, Role, RoleGuard, SpinYield, Stocker, Subscription, Verdicts, Wait,
+    WorkShare, attachments, channel, channel_with_slots,
 };
 use std::{
     cell::RefCell,
@@ -972,6 +972,46 @@ fn a_wait_strategy_that_uses_the_channel() {
         subscription.position()
     );
     drop((publisher, subscription, log));
+    assert_eq!(ledger.alive(), 0);
+}
+
+#[test]
+fn a_wait_strategy_that_asks_too_often_loses_no_work() {
+    let ledger = Ledger::default();
+    let (mut publisher, share) = WorkShare::<Value, Lifo<Value>, Hooked>::open(1);
+    let mut worker = share.join().unwrap();
+    let taken = Arc::new(AtomicUsize::new(0));
+    let (count, mut calls) = (taken.clone(), 0);
+    HOOK.set(Some(Box::new(move || {
+        // Not at once, so that the publisher finds the channel full.
+        calls += 1;
+        if calls % 2 == 0 {
+            count.fetch_add(usize::from(worker.try_take().is_ok()), Relaxed);
+        }
+    })));
+    for number in 0..8 {
+        assert!(publisher.put(ledger.value(number)).is_ok());
+    }
+    drop(HOOK.take());
+    let left = usize::from(share.join().unwrap().try_take().is_ok());
+    assert_eq!((taken.load(Relaxed) + left, ledger.alive()), (8, 0));
+
+    // A worker that waits, while every notification brings entries.
+    let (mut publisher, share) = WorkShare::<Value, Lifo<Value>, Hooked>::open(32);
+    let mut worker = share.join().unwrap();
+    let offered = Arc::new(AtomicUsize::new(0));
+    let (count, of_hook) = (offered.clone(), ledger.clone());
+    HOOK.set(Some(Box::new(move || {
+        for number in 0..2 {
+            let offer = publisher.offer(of_hook.value(number));
+            count.fetch_add(usize::from(offer.is_ok()), Relaxed);
+        }
+    })));
+    assert!(worker.take(None).is_ok());
+    // Not while it is borrowed: a publisher that goes notifies.
+    drop(HOOK.take());
+    let rest = std::iter::from_fn(|| worker.try_take().ok()).count();
+    assert_eq!(rest + 1, offered.load(Relaxed), "entries were lost");
     assert_eq!(ledger.alive(), 0);
 }
 
