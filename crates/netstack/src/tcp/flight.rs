@@ -171,8 +171,9 @@ impl Flight {
         }
     }
 
-    /// `left..right`, which was sent, has arrived; `each` sees what of it was not known to have.
+    /// `left..right`, which was sent and is not acknowledged, has arrived; `each` sees what of it was not known to have.
     pub(super) fn sack(&mut self, left: SeqNum, right: SeqNum, mut each: impl FnMut(&Stretch)) {
+        debug_assert!(left.before(right), "{left:?}..{right:?}");
         if self.stretches.len() + 2 > STRETCHES && !self.squeeze() {
             return;
         }

@@ -168,9 +168,15 @@ impl Tcb {
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
             // In ascending order: what an earlier acknowledgment should have told is no reordering.
             let mut blocks = *sack;
-            look.twice = twice(sack.blocks(), seg.ack);
+            let sent = Sent {
+                una,
+                nxt: snd.nxt,
+                ack: seg.ack,
+                behind: snd.wnd_max,
+            };
+            look.twice = sent.twice(sack.blocks());
             for &(left, right) in blocks.sorted_from(una) {
-                if left.at_or_after(una) && left.before(right) && right.at_or_before(snd.nxt) {
+                if sent.is_in_flight((left, right)) {
                     look.blocks = true;
                     flight.sack(left, right, |stretch| delivered(stretch, rack));
                 }
@@ -196,8 +202,14 @@ impl Tcb {
         }
         let wait = self.detect(cx.now);
         self.recover(look.delivered);
-        if look.delivered > 0 && self.timers.runs(Timer::Retransmit) {
-            self.arm(self.is_calm(), cx.now);
+        if self.timers.runs(Timer::Retransmit) {
+            if look.delivered > 0 {
+                self.arm(self.is_calm(), cx.now);
+            }
+        } else if self.snd.una != self.snd.nxt && !self.persists() {
+            // Everything in flight is reported to have arrived, and was while the window was closed. The peer may take
+            // that back (RFC 2018 section 8).
+            self.arm(false, cx.now);
         }
         self.wait_for_late(wait);
     }
@@ -342,11 +354,39 @@ impl Tcb {
     }
 }
 
-/// What came twice, if the first block says that: it lies before the acknowledgment, or within the second
-/// one (RFC 2883 section 4).
-fn twice(blocks: &[(SeqNum, SeqNum)], ack: SeqNum) -> Option<(SeqNum, SeqNum)> {
-    let &(left, right) = blocks.first()?;
-    let within = |&(l, r): &(SeqNum, SeqNum)| left.at_or_after(l) && right.at_or_before(r);
-    let old = left.before(ack) && right.at_or_before(ack);
-    (old || blocks.get(1).is_some_and(within)).then_some((left, right))
+/// What a block of an acknowledgment may report. Its edges are any two numbers, of which no comparison by itself says
+/// much: each is looked at as a distance from one that is known.
+struct Sent {
+    /// SND.UNA once the segment counts.
+    una: SeqNum,
+    /// Where text begins that was never sent.
+    nxt: SeqNum,
+    /// SEG.ACK.
+    ack: SeqNum,
+    /// How far before SEG.ACK a copy of something may arrive, in octets: the widest window there ever was.
+    behind: u32,
+}
+
+impl Sent {
+    /// Whether a block reports that something in flight arrived: it lies behind SND.UNA, which would be larger else,
+    /// and is not empty (RFC 2018 sections 3 and 4).
+    fn is_in_flight(&self, (left, right): (SeqNum, SeqNum)) -> bool {
+        // The octet of a window probe may be acknowledged before it counts as sent.
+        let all = self.nxt.max(self.una).since(self.una);
+        let (left, right) = (left.since(self.una), right.since(self.una));
+        0 < left && left < right && right <= all
+    }
+
+    /// What came twice, if the first block says that: it lies before the acknowledgment, by a window at most, or within
+    /// the second one, which is in flight (RFC 2883 section 4).
+    fn twice(&self, blocks: &[(SeqNum, SeqNum)]) -> Option<(SeqNum, SeqNum)> {
+        let &(left, right) = blocks.first()?;
+        let (begin, end) = (self.ack.since(left), self.ack.since(right));
+        let is_old = end < begin && begin <= self.behind;
+        let within = |&(l, r): &(SeqNum, SeqNum)| {
+            let (from, to) = (left.since(l), right.since(l));
+            self.is_in_flight((l, r)) && from < to && to <= r.since(l)
+        };
+        (is_old || blocks.get(1).is_some_and(within)).then_some((left, right))
+    }
 }

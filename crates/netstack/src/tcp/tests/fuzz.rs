@@ -12,20 +12,25 @@ use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};
 
 /// A connection, everything around it, and what it has asked for so far.
-struct Victim {
-    tcb: Tcb,
-    frames: FrameNumbers,
-    limits: Limits,
-    now: Instant,
+pub(super) struct Victim {
+    pub(super) tcb: Tcb,
+    pub(super) frames: FrameNumbers,
+    pub(super) limits: Limits,
+    pub(super) now: Instant,
     seen: Vec<u8>,
     edge: u64,
     released: u64,
     events: Vec<Event>,
-    rng: Rng,
+    pub(super) rng: Rng,
 }
 
 impl Victim {
     fn new(seed: u64) -> Victim {
+        Victim::offered(seed, options)
+    }
+
+    /// The options of a SYN that opens it are those that `offer` makes.
+    pub(super) fn offered(seed: u64, offer: impl Fn(&mut Rng) -> Options) -> Victim {
         let mut rng = Rng::new(seed);
         let limits = Limits {
             receive_buffer: 1 << (10 + rng.below(8)),
@@ -36,7 +41,11 @@ impl Victim {
             quantum: [1, 64][rng.below(2) as usize],
             ..Limits::default()
         };
-        let iss = SeqNum(rng.next() as u32);
+        // Half of all streams pass the wrap.
+        let iss = match rng.next() {
+            any if any % 2 == 0 => SeqNum((any >> 8) as u32),
+            close => SeqNum(0) - (close >> 8) as u32 % 20_000,
+        };
         let now = Instant::from_millis(rng.below(1 << 30));
         let frames = FrameNumbers {
             next: 0,
@@ -48,7 +57,7 @@ impl Victim {
         let tcb = if rng.percent(50) {
             Tcb::open(CONN, flow(0), mac, iss, &limits, now)
         } else {
-            let options = options(&mut rng);
+            let options = offer(&mut rng);
             let syn = Segment {
                 seq: SeqNum(rng.next() as u32),
                 ack: SeqNum(0),
@@ -129,12 +138,16 @@ impl Victim {
             followed: self.rng.percent(20),
             options: &options,
         };
+        self.segment(&seg);
+    }
+
+    pub(super) fn segment(&mut self, seg: &Segment<'_>) {
         self.request(|tcb, cx| {
-            both_roads(tcb, &seg, cx);
+            both_roads(tcb, seg, cx);
         });
     }
 
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         let (a, b) = (self.rng.next(), self.rng.next());
         match self.rng.below(100) {
             0..=69 => self.arrive(),
@@ -174,7 +187,7 @@ impl Victim {
         }
     }
 
-    fn request(&mut self, what: impl FnOnce(&mut Tcb, &mut Cx<'_, Vec<Effect>>)) {
+    pub(super) fn request(&mut self, what: impl FnOnce(&mut Tcb, &mut Cx<'_, Vec<Effect>>)) {
         let mut out = Vec::new();
         let before = self.tcb.clone();
         let first = self.frames.next;

@@ -5,6 +5,7 @@ mod asking;
 mod end;
 mod fuzz;
 mod pair;
+mod sacks;
 mod sending;
 mod solo;
 mod states;

@@ -17,7 +17,7 @@ pub(super) struct Solo {
 }
 
 impl Solo {
-    const ISS: SeqNum = SeqNum(u32::MAX - 5);
+    pub(super) const ISS: SeqNum = SeqNum(u32::MAX - 5);
     const IRS: SeqNum = SeqNum(0x7fff_fff0);
 
     /// Limits under which a segment carries 1000 octets and windows are not scaled.

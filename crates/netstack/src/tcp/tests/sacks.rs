@@ -1,0 +1,332 @@
+//! A peer that reports what it likes: SACK blocks from anywhere, in every state, while text is in flight, lost, and sent
+//! again. No call may panic, and what [`Victim::request`] checks must hold after each.
+//!
+//! Here nothing catches a panic, and the profile of tests checks every addition for overflow.
+
+use super::end::{Rng, Wire};
+use super::fuzz::Victim;
+use super::solo::Solo;
+use crate::digest::{Flags, Options, Sack, SynOptions};
+use crate::seqnum::SeqNum;
+use crate::tcp::{Cx, State};
+use crate::testkit::Cases;
+use crate::time::{Duration, Instant};
+
+/// `SACKS_CASES=1000000` runs longer.
+const CASES: Cases = Cases::new(
+    "SACKS",
+    "cargo test -p dominoes-netstack --lib whatever_blocks_say",
+    2500,
+);
+
+/// A number close to one that some comparison turns at, or any.
+fn edge(victim: &mut Victim) -> SeqNum {
+    let snd = &victim.tcb.snd;
+    let (una, nxt, max) = (snd.una, snd.nxt, snd.max);
+    let mss = u32::from(snd.mss);
+    let bases = [
+        una,
+        una,
+        una,
+        nxt,
+        nxt,
+        max,
+        snd.end,
+        snd.iss,
+        una - snd.wnd_max,
+        una + (1 << 31),
+        nxt + (1 << 31),
+        una - (1 << 31),
+        SeqNum(0),
+        SeqNum(u32::MAX),
+    ];
+    let rng = &mut victim.rng;
+    let base = bases[rng.below(bases.len() as u64) as usize];
+    let flight = u64::from(nxt.since(una)).clamp(1, 1 << 20);
+    match rng.below(12) {
+        0 => SeqNum(rng.next() as u32),
+        1 | 2 => base,
+        3 => base + 1,
+        4 => base - 1,
+        5 => base + mss * rng.below(4) as u32,
+        6 => base - mss * rng.below(4) as u32,
+        7 => base - rng.below(5000) as u32,
+        // Most of what a peer reports lies in flight.
+        _ => una + rng.below(flight) as u32,
+    }
+}
+
+fn blocks(victim: &mut Victim) -> Options {
+    let mut sack = Sack::NONE;
+    for _ in 0..victim.rng.below(5) {
+        let left = edge(victim);
+        let right = match victim.rng.below(4) {
+            0 => edge(victim),
+            1 => left + u32::from(victim.tcb.snd.mss),
+            _ => left + victim.rng.below(4000) as u32,
+        };
+        sack.push(left, right);
+    }
+    Options::Sack(sack)
+}
+
+/// A segment that is acceptable as a rule, whatever it reports.
+fn report(victim: &mut Victim) {
+    let options = blocks(victim);
+    let (rcv, snd) = (&victim.tcb.rcv, &victim.tcb.snd);
+    let (seq, una, max, ts_recent) = (rcv.nxt, snd.una, snd.max, rcv.ts_recent);
+    let (timestamps, recent) = (rcv.timestamps, victim.now.as_nanos() >> 20);
+    let rng = &mut victim.rng;
+    let ack = match rng.below(8) {
+        0 => una - rng.below(3000) as u32,
+        1 => max,
+        2 => una + rng.below(u64::from(max.since(una)).clamp(1, 1 << 20)) as u32,
+        3 => una + 1,
+        _ => una,
+    };
+    let wire = Wire {
+        seq,
+        ack,
+        len: [0, 0, 0, 0, 500][rng.below(5) as usize],
+        offset: 0,
+        wnd: [60_000, 60_000, 60_000, 700, 0][rng.below(5) as usize],
+        flags: Flags::ACK.with(Flags(if rng.percent(2) { 0x40 } else { 0 })),
+        timestamps: timestamps.then_some((ts_recent, (recent - rng.below(3)) as u32)),
+        options,
+    };
+    victim.segment(&wire.segment());
+}
+
+/// The peer opens, or answers, as one does that has SACK.
+fn establish(victim: &mut Victim) {
+    let (rcv, snd) = (&victim.tcb.rcv, &victim.tcb.snd);
+    let syn = victim.tcb.state == State::SynSent;
+    let wire = Wire {
+        seq: if syn {
+            SeqNum(victim.rng.next() as u32)
+        } else {
+            rcv.nxt
+        },
+        ack: snd.max,
+        len: 0,
+        offset: 0,
+        wnd: 60_000,
+        flags: if syn {
+            Flags::SYN.with(Flags::ACK)
+        } else {
+            Flags::ACK
+        },
+        timestamps: (syn || rcv.timestamps).then_some((rcv.ts_recent.max(7), 0)),
+        options: if syn {
+            offer(&mut victim.rng)
+        } else {
+            Options::None
+        },
+    };
+    victim.segment(&wire.segment());
+}
+
+fn offer(rng: &mut Rng) -> Options {
+    Options::Syn(SynOptions {
+        mss: Some([64, 500, 1460][rng.below(3) as usize]),
+        window_scale: rng.percent(70).then_some(rng.below(20) as u8),
+        sack_permitted: rng.percent(95),
+    })
+}
+
+/// One case: all states that it met, whether something was in flight when blocks came, and whether some of it was
+/// reported, lost, and sent again.
+fn case(seed: u64) -> Result<(Vec<State>, [bool; 4]), String> {
+    let mut victim = Victim::offered(seed, offer);
+    let (mut met, mut saw) = (Vec::new(), [false; 4]);
+    victim.request(|_, _: &mut Cx<'_, Vec<_>>| ());
+    if !victim.rng.percent(5) {
+        establish(&mut victim);
+    }
+    for _ in 0..160 {
+        let (a, b) = (victim.rng.next(), victim.rng.next());
+        match a % 100 {
+            0..=54 => {
+                saw[0] |= victim.tcb.snd.una != victim.tcb.snd.nxt;
+                report(&mut victim);
+            }
+            55..=64 => {
+                let written = victim.tcb.snd.written + b % 9000;
+                let read = victim.tcb.rcv.offset;
+                victim.request(|tcb, cx| tcb.progress(read, written, cx));
+            }
+            65..=76 => {
+                victim.now = match victim.tcb.next_deadline() {
+                    at if at != Instant::NEVER && b % 3 == 0 => victim.now.max(at),
+                    _ => victim.now + Duration::from_micros(b % 30_000),
+                };
+                victim.request(|tcb, cx| tcb.on_time(cx));
+            }
+            77..=93 => {
+                victim.frames.sent = victim.frames.next;
+                victim.frames.limit = victim.frames.next + u64::from(victim.limits.tx_slots);
+                victim.request(|_, _| ());
+            }
+            94 if b % 8 == 0 => victim.request(|tcb, cx| tcb.shutdown(cx)),
+            _ => victim.step(),
+        }
+        let flight = &victim.tcb.flight;
+        saw[1] |= flight.sacked() > 0;
+        saw[2] |= flight.lost() > 0;
+        saw[3] |= flight.again() > 0;
+        if !met.contains(&victim.tcb.state) {
+            met.push(victim.tcb.state);
+        }
+        if victim.tcb.is_closed() {
+            break;
+        }
+    }
+    Ok((met, saw))
+}
+
+#[test]
+fn whatever_blocks_say_in_whatever_state_nothing_panics() {
+    let cases = CASES.run(case);
+    if cases.len() < 2000 {
+        return;
+    }
+    for state in State::ALL {
+        let met = cases.iter().any(|(met, _)| met.contains(&state));
+        assert!(met || state == State::Listen, "{state:?}");
+    }
+    for what in 0..4 {
+        let count = cases.iter().filter(|(_, saw)| saw[what]).count();
+        assert!(4 * count > cases.len(), "{what}: {count}");
+    }
+}
+
+/// Established with SACK, and ten segments of 1000 octets in flight, which begin at 1.
+fn ten_in_flight() -> Solo {
+    let options = Options::Syn(SynOptions {
+        mss: Some(1000),
+        window_scale: None,
+        sack_permitted: true,
+    });
+    let mut solo = Solo::passive(Solo::limits(), options, None);
+    solo.sent();
+    solo.hear(Flags::ACK, 1, 1, 0);
+    solo.write(10_000);
+    assert_eq!(solo.sent().len(), 10);
+    solo
+}
+
+/// The peer acknowledges up to `ack` and reports `blocks`.
+fn hear(solo: &mut Solo, ack: u32, blocks: &[(u32, u32)]) {
+    let mut sack = Sack::NONE;
+    for (left, right) in blocks {
+        sack.push(Solo::ISS + *left, Solo::ISS + *right);
+    }
+    solo.hear_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
+}
+
+/// Left and right edges, relative to the initial number, that report nothing: of 1..10001 in flight.
+const NOTHING: [(u32, u32); 14] = [
+    // From where nothing was sent yet.
+    (10_001, 10_001u32.wrapping_add(1 << 31)),
+    (10_001, 10_002),
+    (5000, 10_002),
+    (10_000, 20_000),
+    // Empty, or backwards.
+    (3000, 3000),
+    (4000, 3000),
+    (9000, 1),
+    // What is acknowledged, or what the acknowledgment would cover.
+    (0, 2000),
+    (1, 2000),
+    (u32::MAX - 3000, 5000),
+    // Across half of all numbers.
+    (1u32.wrapping_add((1 << 31) - 1), u32::MAX - 8),
+    (1 << 31, (1 << 31) + 5),
+    (2, 1 << 31),
+    (2, 0),
+];
+
+#[test]
+fn a_block_that_lies_not_in_flight_reports_nothing() {
+    for block in NOTHING {
+        for before in [&[][..], &[(3001, 4001)]] {
+            // What is heard of it is what is heard without it, beside others too.
+            for others in [&[][..], &[(5001, 6001)]] {
+                let [mut with, mut without] = [ten_in_flight(), ten_in_flight()];
+                for solo in [&mut with, &mut without] {
+                    hear(solo, 1, before);
+                    solo.sent();
+                }
+                hear(&mut with, 1, &[&[block], others].concat());
+                hear(&mut without, 1, others);
+                assert_eq!(with.tcb(), without.tcb(), "{block:?}");
+                assert_eq!(with.sent(), without.sent(), "{block:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_up_to_all_that_was_sent_counts() {
+    let mut solo = ten_in_flight();
+    hear(&mut solo, 1, &[(9001, 10_001)]);
+    assert_eq!(solo.tcb().flight.sacked(), 1000);
+    hear(&mut solo, 1, &[(2, 10_001)]);
+    assert_eq!(solo.tcb().flight.sacked(), 9999);
+}
+
+/// D-SACK blocks, relative to the initial number, that are none: 2001 is acknowledged, 10001 was sent.
+const NOT_TWICE: [(u32, u32); 7] = [
+    // Empty, or backwards.
+    (1001, 1001),
+    (1500, 1001),
+    // Behind what it would have to lie before.
+    (1001, 2002),
+    (2001, 3001),
+    // Not by a window, or half of all numbers.
+    (2001u32.wrapping_sub(40_000), 2001u32.wrapping_sub(39_000)),
+    (2001u32.wrapping_add(1 << 31), 2001),
+    (2002u32.wrapping_add(1 << 31), 1001),
+];
+
+#[test]
+fn a_block_of_what_came_twice_counts_only_where_that_may_be() {
+    let widened = |block| {
+        let mut solo = ten_in_flight();
+        hear(&mut solo, 2001, &[]);
+        let before = format!("{:?}", solo.tcb().recovery);
+        hear(&mut solo, 2001, &[block]);
+        before != format!("{:?}", solo.tcb().recovery)
+    };
+    for block in NOT_TWICE {
+        assert!(!widened(block), "{block:?}");
+    }
+    for block in [(1, 1001), (1001, 2001), (1000, 2000)] {
+        assert!(widened(block), "{block:?}");
+    }
+}
+
+#[test]
+fn who_takes_back_what_it_reported_while_its_window_was_closed_gets_it_again() {
+    let mut solo = ten_in_flight();
+    // All of it is lost, and the window closes.
+    solo.wnd = 0;
+    hear(&mut solo, 1, &[(9001, 10_001)]);
+    solo.sent();
+    hear(&mut solo, 1, &[(1001, 10_001)]);
+    solo.sent();
+    // It had 1001..10001, and has it no longer (RFC 2018 section 8).
+    solo.wnd = 30_000;
+    hear(&mut solo, 1001, &[]);
+    solo.sent();
+    for _ in 0..3 {
+        solo.wait();
+    }
+    let first = solo.sent().first().copied();
+    assert_eq!(
+        first.map(|(_, seq, ..)| seq),
+        Some(1001),
+        "{:?}",
+        solo.tcb()
+    );
+}
