@@ -4,6 +4,20 @@
 //! that returns it proves that its sender was asked, and when. Three bits of it say which MSS the SYN announced. Where
 //! the SYN had timestamps, the low bits of ours say the rest; where it had none, window scaling and selective
 //! acknowledgments are not agreed upon.
+//!
+//! # A cookie names one initial number of the peer
+//!
+//! The number before the first octet of a segment is the peer's initial one only if the segment is the first behind the
+//! SYN. A connection that begins with any other segment would skip the octets between, and acknowledge them. So a
+//! cookie is `irs + hash(flow) + period * 2^26 + (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24 bits of `low`
+//! are a hash of flow, period and block, plus the index of the MSS times 2^21. Take a number that is wrong, by less than
+//! 2^17. If its block is the right one, it shifts the sum by less than two indices are apart. If not, the block is the
+//! next one, and the sums of the two are 2^24 apart at least, as those of two periods are. So it does not decode. A
+//! number that is wrong by more meets another hash.
+//!
+//! What is wrong by less than the window of a SYN is recognized as such. Text may arrive when the segment before it was
+//! lost or is late, and a question to an idle peer stands one octet before. Their sender believes in a connection with
+//! good reason, and a reset would end it. They are dropped, and the peer sends the first octet again.
 
 use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
@@ -26,6 +40,23 @@ const MSS: [u16; 8] = [64, 216, 536, 1220, 1360, 1440, 1460, 8960];
 /// The low bits of a cookie: hash and MSS. The high ones count periods.
 const LOW: u32 = (1 << 24) - 1;
 
+/// Two numbers of one period whose MSS differ are a multiple of this apart.
+const MSS_STEP: u32 = 1 << 21;
+
+/// Two numbers of neighbouring blocks are this far apart, less [`LOW`] at most.
+const BLOCK_STEP: u32 = 1 << 25;
+
+/// Two numbers of neighbouring periods are this far apart, less [`BLOCK_STEP`] and [`LOW`] at most.
+const PERIOD_STEP: u32 = 1 << 26;
+
+/// Initial sequence numbers of a peer that are hashed alike: 2^17, more than twice [`FIRST_WINDOW`].
+const BLOCK_SHIFT: u32 = 17;
+
+/// Octets that the peer may send before it hears of us again: the window of a SYN is not scaled.
+const FIRST_WINDOW: u32 = 0xffff;
+
+const _: () = assert!(2 * FIRST_WINDOW < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);
+
 /// Bits of our timestamp that hold options.
 const BITS: u32 = 6;
 /// No window scale, among the low four of them.
@@ -38,29 +69,44 @@ const fn period(now: Instant) -> u32 {
     (now.as_nanos() / PERIOD.as_nanos()) as u32
 }
 
-/// The number of a SYN-ACK for a SYN numbered `irs` with this MSS.
-fn encode(mss: u16, irs: SeqNum, period: u32, hash: &impl Fn(u64) -> u64) -> SeqNum {
-    let index = MSS.partition_point(|known| *known <= mss).saturating_sub(1) as u32;
-    let low = (hash(1 + u64::from(period)) as u32).wrapping_add(index) & LOW;
-    irs + (hash(0) as u32)
-        .wrapping_add(period << 24)
-        .wrapping_add(low)
+/// The cookies of one period for peers whose initial numbers are in one block, without hash(0) and those numbers: one
+/// for each MSS.
+fn sums(block: u32, period: u32, hash: &impl Fn(u64) -> u64) -> [u32; MSS.len()] {
+    let tail = hash(1 + u64::from(period) + (u64::from(block) << 33)) as u32;
+    let high = PERIOD_STEP.wrapping_mul(period) + BLOCK_STEP * (block % 2);
+    core::array::from_fn(|index| high + (tail.wrapping_add(MSS_STEP * index as u32) & LOW))
 }
 
-/// What the number `cookie`, which a segment acknowledges whose text begins `irs` + 1, stands for.
+/// The number of a SYN-ACK for a SYN numbered `irs` with this MSS.
+fn encode(mss: u16, irs: SeqNum, period: u32, hash: &impl Fn(u64) -> u64) -> SeqNum {
+    let index = MSS.partition_point(|known| *known <= mss).saturating_sub(1);
+    let sum = sums(irs.0 >> BLOCK_SHIFT, period, hash)[index];
+    irs + (hash(0) as u32).wrapping_add(sum)
+}
+
+/// What the number `cookie` stands for, which a segment acknowledges that begins `irs` + 1.
 fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> Meaning {
     let rest = cookie.since(irs).wrapping_sub(hash(0) as u32);
     let mut meaning = Meaning::None;
     for made in [now, now.wrapping_sub(1)] {
-        let tail = hash(1 + u64::from(made)) as u32;
-        for (index, mss) in MSS.iter().enumerate() {
-            let low = tail.wrapping_add(index as u32) & LOW;
-            let ahead = (made << 24).wrapping_add(low).wrapping_sub(rest);
-            if ahead == 0 {
-                return Meaning::Mss(*mss);
+        // The initial number may be another one close by: it lies in one of two blocks then.
+        let lowest = irs - FIRST_WINDOW;
+        let blocks = [lowest, irs + FIRST_WINDOW].map(|near| near.0 >> BLOCK_SHIFT);
+        for (i, block) in blocks.into_iter().enumerate() {
+            if i > 0 && block == blocks[0] {
+                break;
             }
-            if ahead <= FIRST_WINDOW {
-                meaning = Meaning::Early;
+            for (sum, mss) in sums(block, made, hash).into_iter().zip(MSS) {
+                let is = irs + rest.wrapping_sub(sum);
+                if is.0 >> BLOCK_SHIFT != block {
+                    continue;
+                }
+                if is == irs {
+                    return Meaning::Mss(mss);
+                }
+                if is.since(lowest) <= 2 * FIRST_WINDOW {
+                    meaning = Meaning::NotFirst;
+                }
             }
         }
     }
@@ -72,14 +118,11 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
 enum Meaning {
     /// It is no cookie of a short time ago.
     None,
-    /// It is one, and this is the MSS. (Another of the eight if the text begins a few octets too late.)
+    /// It is one, and this is the MSS.
     Mss(u16),
     /// It is one, but the segment is not the first behind the handshake.
-    Early,
+    NotFirst,
 }
-
-/// Octets that the peer may send before it hears of us again: the window of a SYN is not scaled.
-const FIRST_WINDOW: u32 = 0xffff;
 
 /// The low bits of a timestamp that say what else `syn` offered.
 fn remember(options: &SynOptions, ecn: bool) -> u32 {
@@ -188,8 +231,8 @@ impl EffectSink for Nothing {
 pub enum Returned {
     /// No cookie.
     Nothing,
-    /// A cookie, but the segment overtook the first one behind the handshake, without which nothing can be made of it.
-    TooEarly,
+    /// A cookie, but the segment is not the first one behind the handshake, and nothing can be made of it without that.
+    NotFirst,
     /// A cookie: this is the connection as it would stand had it been kept, in SYN-RECEIVED with the SYN-ACK out. The
     /// segment is still to arrive.
     Connection(Box<Tcb>),
@@ -209,7 +252,7 @@ pub fn restore_from_cookie(
     let (irs, iss) = (ack.seq - 1, ack.ack - 1);
     let mss = match decode(iss, irs, period(now), hash) {
         Meaning::Mss(mss) => mss,
-        Meaning::Early => return Returned::TooEarly,
+        Meaning::NotFirst => return Returned::NotFirst,
         Meaning::None => return Returned::Nothing,
     };
     let mut options = SynOptions {
@@ -275,24 +318,148 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_belongs_to_its_connection_and_to_the_number_of_the_peer() {
+    fn a_cookie_belongs_to_its_connection() {
         let irs = SeqNum(77);
         for period in [0, 9, 255, 256, 1 << 25] {
             let cookie = encode(1460, irs, period, &hash(1));
-            let is = |irs, key| decode(cookie, irs, period, &hash(key));
-            let of_others = (2..10_000).filter(|key| matches!(is(irs, *key), Meaning::Mss(_)));
+            let of_others = (2..10_000).filter(|key| {
+                let meaning = decode(cookie, irs, period, &hash(*key));
+                matches!(meaning, Meaning::Mss(_))
+            });
             assert_eq!(of_others.count(), 0);
-            // A few octets further it would stand for another MSS, and further yet it is known to be early.
-            let later = (1..=0xffff_u32).map(|by| is(irs + by, 1));
-            assert!(
-                later
-                    .clone()
-                    .take(6)
-                    .all(|meaning| matches!(meaning, Meaning::Mss(_)))
-            );
-            assert!(later.skip(7).all(|meaning| meaning == Meaning::Early));
-            assert_eq!(is(irs + 0x1_0010, 1), Meaning::None);
-            assert_eq!(is(irs - 2, 1), Meaning::None);
+        }
+    }
+
+    /// Distances from a number: all that are short, and some of the others.
+    fn distances() -> impl Iterator<Item = i32> {
+        let far = (-70_000..=70_000).step_by(61);
+        let edges = [-65_537, -65_536, -65_535, 65_535, 65_536, 65_537];
+        (-8..=8).chain(far).chain(edges)
+    }
+
+    /// Initial numbers of a peer: in the midst of a block, at the edges of one, at the wrap.
+    const INITIAL: [u32; 7] = [
+        77,
+        0x1_0000,
+        0x1_ffff,
+        0x2_0000,
+        0x7fff_ffff,
+        0xffff_fff0,
+        0xffff_ffff,
+    ];
+
+    #[test]
+    fn only_the_initial_number_of_the_peer_makes_a_connection_of_a_cookie() {
+        for (key, irs) in (0..).zip(INITIAL.map(SeqNum)) {
+            for (mss, made) in MSS
+                .into_iter()
+                .zip([0, 1, 63, 64, 255, 300, 1 << 25, u32::MAX])
+            {
+                let hash = hash(1 + key);
+                let cookie = encode(mss, irs, made, &hash);
+                for (by, now) in distances().flat_map(|by| [(by, made), (by, made.wrapping_add(1))])
+                {
+                    let is = decode(cookie, irs + by as u32, now, &hash);
+                    let what = (key, irs, mss, made, now, by);
+                    match by.unsigned_abs() {
+                        0 => assert_eq!(is, Meaning::Mss(mss), "{what:?}"),
+                        1..=FIRST_WINDOW => assert_eq!(is, Meaning::NotFirst, "{what:?}"),
+                        _ => assert!(!matches!(is, Meaning::Mss(_)), "{what:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A SYN of flow number `key`, answered by a cookie: the SYN-ACK.
+    fn answered(
+        irs: SeqNum,
+        options: SynOptions,
+        ts: Option<u32>,
+        key: u64,
+    ) -> (SeqNum, Option<u32>) {
+        let (limits, now) = (Limits::default(), Instant::from_millis(77_777));
+        let mut frames = FrameNumbers {
+            limit: 9,
+            ..FrameNumbers::default()
+        };
+        let mut out = Vec::new();
+        let mut cx = Cx::new(now, &mut frames, &limits, &mut out);
+        let options = Options::Syn(options);
+        let syn = Segment {
+            timestamps: ts.map(|value| (value, 0)),
+            ..segment(irs, SeqNum(0), Flags::SYN, &options)
+        };
+        assert!(answer_with_cookie(
+            &syn,
+            flow(),
+            Mac::default(),
+            &hash(key),
+            &mut cx
+        ));
+        match out[..] {
+            [Effect::Transmit(t)] => (t.seq, t.timestamps.map(|(value, _)| value)),
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    fn flow() -> Flow {
+        let end = core::net::SocketAddrV4::new(core::net::Ipv4Addr::LOCALHOST, 1);
+        Flow {
+            local: end,
+            remote: end,
+        }
+    }
+
+    fn segment(seq: SeqNum, ack: SeqNum, flags: Flags, options: &Options) -> Segment<'_> {
+        Segment {
+            seq,
+            ack,
+            len: 0,
+            run_offset: 0,
+            count: 1,
+            wnd: 5000,
+            flags,
+            timestamps: None,
+            ce: false,
+            followed: false,
+            options,
+        }
+    }
+
+    #[test]
+    fn an_acknowledgment_makes_a_connection_only_if_it_begins_behind_the_syn() {
+        let with = SynOptions {
+            mss: Some(1460),
+            window_scale: Some(14),
+            sack_permitted: true,
+        };
+        for (key, irs) in (0..).zip(INITIAL.map(SeqNum)) {
+            for (options, ts) in [(SynOptions::default(), None), (with, None), (with, Some(9))] {
+                let (iss, echoed) = answered(irs, options, ts, key);
+                for by in distances() {
+                    for len in [0, 1, 1000] {
+                        let ack = Segment {
+                            len,
+                            timestamps: echoed.map(|echoed| (10, echoed)),
+                            ..segment(irs + 1 + by as u32, iss + 1, Flags::ACK, &Options::None)
+                        };
+                        let id = (ConnId::NONE, flow(), Mac::default());
+                        let now = Instant::from_millis(77_999);
+                        let limits = Limits::default();
+                        match restore_from_cookie(&ack, id, &hash(key), &limits, now) {
+                            Returned::Connection(tcb) => {
+                                assert_eq!((by, tcb.rcv.nxt), (0, irs + 1));
+                                let scaled = ts.map_or(0, |_| 14);
+                                assert_eq!((tcb.snd.shift, tcb.rcv.irs), (scaled, irs));
+                                assert_eq!(tcb.rcv.sack_permitted, ts.is_some());
+                            }
+                            Returned::NotFirst => assert!(by != 0 && by.abs() <= 65_535),
+                            Returned::Nothing => assert!(by.abs() > 65_535, "{by}"),
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -191,7 +191,7 @@ impl Replica {
     }
 
     /// A run without a connection that returns a cookie: the connection, in SYN-RECEIVED, where the run is still to
-    /// arrive. If there is no room for one, or text came before the first of it, the run is lost, as the network might
+    /// arrive. If there is no room for one, or the run is not the first behind the SYN, it is lost, as the network might
     /// have lost it: a reset would end what the peer has good reason to believe in.
     #[cold]
     pub(super) fn cookie_returned(
@@ -212,14 +212,18 @@ impl Replica {
         let hash = |use_of_it| keyed.hash(Purpose::Cookie(use_of_it), &flow);
         let mut returned = tcp::Returned::Nothing;
         request.pieces(verdict, |segment| {
-            if !matches!(returned, tcp::Returned::Connection(_)) {
-                let nobody = (ConnId::NONE, flow, mac);
-                returned = tcp::restore_from_cookie(segment, nobody, &hash, &self.limits, self.now);
+            if matches!(returned, tcp::Returned::Connection(_)) {
+                return;
+            }
+            let nobody = (ConnId::NONE, flow, mac);
+            let found = tcp::restore_from_cookie(segment, nobody, &hash, &self.limits, self.now);
+            if !matches!(found, tcp::Returned::Nothing) {
+                returned = found;
             }
         });
         let mut tcb = match returned {
             tcp::Returned::Nothing => return Returned::Nothing,
-            tcp::Returned::TooEarly => return Returned::Dropped,
+            tcp::Returned::NotFirst => return Returned::Dropped,
             tcp::Returned::Connection(tcb) => *tcb,
         };
         self.thin_out(out);
@@ -295,7 +299,7 @@ impl Replica {
 pub(super) enum Returned {
     /// It returns no cookie.
     Nothing,
-    /// It does, but there is no room, or it came too early.
+    /// It does, but there is no room, or it is not the first one behind the handshake.
     Dropped,
     /// It does, and this is its connection.
     Connection(ConnId),
