@@ -15,9 +15,9 @@
 //! next one, and the sums of the two are 2^24 apart at least, as those of two periods are. So it does not decode. A
 //! number that is wrong by more meets another hash.
 //!
-//! What is wrong by less than the window of a SYN is recognized as such. Text may arrive when the segment before it was
-//! lost or is late, and a question to an idle peer stands one octet before. Their sender believes in a connection with
-//! good reason, and a reset would end it. They are dropped, and the peer sends the first octet again.
+//! What a peer may send whose first segment was lost or is late is recognized as such: text from within the window of the
+//! SYN-ACK, and a question to an idle peer from one octet before. Their sender believes in a connection with good reason,
+//! and a reset would end it. They are dropped, and the peer sends the first octet again.
 
 use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
@@ -49,13 +49,16 @@ const BLOCK_STEP: u32 = 1 << 25;
 /// Two numbers of neighbouring periods are this far apart, less [`BLOCK_STEP`] and [`LOW`] at most.
 const PERIOD_STEP: u32 = 1 << 26;
 
-/// Initial sequence numbers of a peer that are hashed alike: 2^17, more than twice [`FIRST_WINDOW`].
+/// Initial sequence numbers of a peer that are hashed alike: 2^17.
 const BLOCK_SHIFT: u32 = 17;
 
 /// Octets that the peer may send before it hears of us again: the window of a SYN is not scaled.
 const FIRST_WINDOW: u32 = 0xffff;
 
-const _: () = assert!(2 * FIRST_WINDOW < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);
+/// Octets before its first one from which a peer may ask whether we are there (RFC 1122 section 4.2.3.6).
+const BEFORE: u32 = 1;
+
+const _: () = assert!(FIRST_WINDOW + BEFORE < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);
 
 /// Bits of our timestamp that hold options.
 const BITS: u32 = 6;
@@ -91,7 +94,7 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
     for made in [now, now.wrapping_sub(1)] {
         // The initial number may be another one close by: it lies in one of two blocks then.
         let lowest = irs - FIRST_WINDOW;
-        let blocks = [lowest, irs + FIRST_WINDOW].map(|near| near.0 >> BLOCK_SHIFT);
+        let blocks = [lowest, irs + BEFORE].map(|near| near.0 >> BLOCK_SHIFT);
         for (i, block) in blocks.into_iter().enumerate() {
             if i > 0 && block == blocks[0] {
                 break;
@@ -104,7 +107,7 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
                 if is == irs {
                     return Meaning::Mss(mss);
                 }
-                if is.since(lowest) <= 2 * FIRST_WINDOW {
+                if is.since(lowest) <= FIRST_WINDOW + BEFORE {
                     meaning = Meaning::NotFirst;
                 }
             }
@@ -361,9 +364,9 @@ mod tests {
                 {
                     let is = decode(cookie, irs + by as u32, now, &hash);
                     let what = (key, irs, mss, made, now, by);
-                    match by.unsigned_abs() {
+                    match by {
                         0 => assert_eq!(is, Meaning::Mss(mss), "{what:?}"),
-                        1..=FIRST_WINDOW => assert_eq!(is, Meaning::NotFirst, "{what:?}"),
+                        -1 | 1..=0xffff => assert_eq!(is, Meaning::NotFirst, "{what:?}"),
                         _ => assert!(!matches!(is, Meaning::Mss(_)), "{what:?}"),
                     }
                 }
@@ -454,8 +457,12 @@ mod tests {
                                 assert_eq!((tcb.snd.shift, tcb.rcv.irs), (scaled, irs));
                                 assert_eq!(tcb.rcv.sack_permitted, ts.is_some());
                             }
-                            Returned::NotFirst => assert!(by != 0 && by.abs() <= 65_535),
-                            Returned::Nothing => assert!(by.abs() > 65_535, "{by}"),
+                            Returned::NotFirst => {
+                                assert!(matches!(by, -1 | 1..=0xffff), "{by}");
+                            }
+                            Returned::Nothing => {
+                                assert!(!matches!(by, -1..=0xffff), "{by}");
+                            }
                         }
                     }
                 }
