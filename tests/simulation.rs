@@ -148,6 +148,10 @@ impl Tally {
         self.stored_ahead += effects.stored_ahead;
         self.steals += effects.stolen;
         let stats = host.state_stats();
+        let unplanned = host.unplanned_panics();
+        if unplanned > 0 {
+            return Err(format!("{unplanned} panics that no test planted"));
+        }
         self.panicked += stats.panicked;
         self.departures += stats.left;
         self.arrivals += stats.came;

@@ -95,6 +95,7 @@ pub(crate) fn replay(plan: &Plan, entries: &[Entry], outcome: &mut Outcome) -> R
         outcome.marks.note(ORACLE, position, mark)?;
         follower.follow()?;
     }
+    no_panic(single.replica())?;
     let diverged = single.effect_stats().diverged;
     if diverged > 0 {
         return Err(Failure::new(format!(
@@ -136,7 +137,18 @@ pub(crate) fn replay_in_group(
         }
         follower.follow()?;
     }
+    for worker in group.workers() {
+        no_panic(worker.replica())?;
+    }
     follower.compare(outcome)
+}
+
+/// A panic that a replica catches ends a connection alike in all of them: nothing else here would show it.
+fn no_panic(replica: &Replica) -> Result<(), Failure> {
+    match replica.unplanned_panics() {
+        0 => Ok(()),
+        panics => Err(Failure::new(format!("{panics} panics were caught"))),
+    }
 }
 
 /// The state of `single` after the first `position` entries of a log.

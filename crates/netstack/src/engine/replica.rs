@@ -186,6 +186,9 @@ pub struct Replica {
     next_before: u64,
     /// Whether something is under way that no connection could answer for alone; the same.
     beyond_one: bool,
+    /// How many of [`StateStats::panicked`] were planted ([`Limits::panics_ppm`]).
+    #[cfg(feature = "testkit")]
+    planted: u64,
 }
 
 impl Replica {
@@ -222,6 +225,8 @@ impl Replica {
             stats: StateStats::default(),
             next_before: 0,
             beyond_one: false,
+            #[cfg(feature = "testkit")]
+            planted: 0,
         }
     }
 
@@ -880,6 +885,13 @@ impl Replica {
             challenges_withheld: self.frames.challenges.refused,
             ..self.stats
         }
+    }
+
+    /// How many panics ended a connection that no test had planted ([`Limits::panics_ppm`]): each is a bug, whatever came
+    /// in before.
+    #[cfg(feature = "testkit")]
+    pub fn unplanned_panics(&self) -> u64 {
+        self.stats.panicked - self.planted
     }
 
     /// The bounds that it keeps.

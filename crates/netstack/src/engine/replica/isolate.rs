@@ -76,7 +76,11 @@ impl Replica {
             }
             finish
         }));
-        if outcome.is_err() {
+        if let Err(_panic) = &outcome {
+            #[cfg(feature = "testkit")]
+            {
+                self.planted += u64::from(is_planted(&**_panic));
+            }
             out.take_back(mark);
             self.frames.challenges = challenges;
             self.isolate(conn, before, received, out);
@@ -154,5 +158,42 @@ impl Replica {
 #[cfg(feature = "testkit")]
 fn plant(at: u64, place: u64, limits: &crate::config::Limits) {
     let chosen = at % 1_000_000 < u64::from(limits.panics_ppm);
-    assert!(!chosen || (at >> 32) % 3 != place, "a planted panic");
+    if chosen && (at >> 32) % 3 == place {
+        std::panic::panic_any(PLANTED);
+    }
+}
+
+/// What a planted panic says.
+#[cfg(feature = "testkit")]
+const PLANTED: &str = "a planted panic";
+
+#[cfg(feature = "testkit")]
+fn is_planted(panic: &(dyn Any + Send)) -> bool {
+    panic.downcast_ref::<&str>() == Some(&PLANTED)
+}
+
+#[cfg(all(test, feature = "testkit"))]
+mod tests {
+    use super::super::tests::Bench;
+    use crate::digest::Flags;
+
+    #[test]
+    fn a_panic_that_no_test_planted_is_told_from_one_that_was() {
+        let counts = |bench: &Bench| {
+            let replica = &bench.replica;
+            (replica.stats().panicked, replica.unplanned_panics())
+        };
+        let mut bench = Bench::listening(4);
+        let (conn, _) = bench.open(4000, 100);
+        assert_eq!(counts(&bench), (0, 0));
+        bench
+            .replica
+            .with(conn, &mut bench.effects, |_, _| panic!("a mistake"));
+        assert_eq!(counts(&bench), (1, 1));
+
+        let mut bench = Bench::listening(4);
+        bench.replica.limits.panics_ppm = 1_000_000;
+        bench.segment(4000, 100, 0, Flags::SYN);
+        assert_eq!(counts(&bench), (1, 0));
+    }
 }
