@@ -369,9 +369,12 @@ impl Congestion {
         *all = all.saturating_add(delivered);
         let left = if pipe > self.ssthresh {
             let share = u64::from(*all) * u64::from(self.ssthresh);
-            (share.div_ceil(u64::from(*flight)) as u32).saturating_sub(*out)
+            let share = share
+                .div_ceil(u64::from(*flight))
+                .min(u64::from(WINDOW_MAX));
+            (share as u32).saturating_sub(*out)
         } else {
-            let limit = all.saturating_sub(*out).max(delivered) + mss;
+            let limit = all.saturating_sub(*out).max(delivered).saturating_add(mss);
             limit.min(self.ssthresh - pipe)
         };
         let least = if *out == 0 { mss } else { 0 };
@@ -505,6 +508,29 @@ mod tests {
 
     fn on_ack(c: &mut Congestion, una: SeqNum, acked: u32, flight: u32) -> Verdict {
         c.on_ack(flight, || ack(una, acked, flight))
+    }
+
+    #[test]
+    fn no_report_of_what_arrived_overflows_a_recovery() {
+        for pipe in [0, MSS, WINDOW_MAX, u32::MAX] {
+            for delivered in [0, 1, 1 << 31, u32::MAX] {
+                for out in [0, MSS, u32::MAX] {
+                    let mut c = open();
+                    c.enter(SeqNum(9), MSS, MSS);
+                    c.on_sent(out);
+                    // A peer that takes back what it reported reports it again, and again.
+                    for _ in 0..3 {
+                        c.reduce(delivered, pipe, MSS);
+                        assert!((1..=WINDOW_MAX).contains(&c.cwnd()) || pipe == 0);
+                    }
+                }
+            }
+        }
+        // Too much is as good as all.
+        let mut c = open();
+        c.enter(SeqNum(9), MSS, MSS);
+        c.reduce(u32::MAX, 0, MSS);
+        assert_eq!(c.cwnd(), c.ssthresh);
     }
 
     fn open() -> Congestion {
