@@ -1,6 +1,6 @@
 //! UDP, fragments and ICMP between whole stacks of every variant, in virtual time.
 
-mod packets;
+pub(crate) mod packets;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};

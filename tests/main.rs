@@ -6,6 +6,7 @@ mod datagrams;
 mod differential;
 mod flips;
 mod goodput;
+mod hostile;
 mod layering;
 mod living;
 mod pools;
