@@ -404,7 +404,7 @@ impl Stack {
     }
 
     /// Lets the thread on seat `seat`, of the first group, unwind between two turns, as a bug would. For tests.
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "kill")]
     pub fn kill_replica(&self, seat: usize) {
         self.groups[0].threads.kill(seat);
     }

@@ -1,7 +1,7 @@
 //! The threads of a stack: one for each replica, and others in place of those that die.
 
 use std::collections::VecDeque;
-#[cfg(feature = "testkit")]
+#[cfg(feature = "kill")]
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ pub(super) struct Threads {
     deaths: Mutex<Deaths>,
     died: Condvar,
     /// Seats whose thread is to unwind.
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "kill")]
     killed: AtomicU64,
 }
 
@@ -54,7 +54,7 @@ impl Threads {
             parked: AtomicUsize::new(0),
             deaths: Mutex::default(),
             died: Condvar::new(),
-            #[cfg(feature = "testkit")]
+            #[cfg(feature = "kill")]
             killed: AtomicU64::new(0),
         })
     }
@@ -112,7 +112,7 @@ impl Threads {
     }
 
     /// The thread on seat `seat` unwinds when it next can.
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "kill")]
     pub(super) fn kill(&self, seat: usize) {
         self.killed.fetch_or(1 << seat, Ordering::Relaxed);
         if let Some(group) = &self.group {
@@ -225,7 +225,7 @@ impl WorkerDomain {
         }
     }
 
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "kill")]
     fn is_killed(&self) -> bool {
         let killed = &self.threads.killed;
         let me = 1 << self.seat;
@@ -236,7 +236,7 @@ impl WorkerDomain {
 
 impl Domain for WorkerDomain {
     fn run(&mut self) -> Turn {
-        #[cfg(feature = "testkit")]
+        #[cfg(feature = "kill")]
         if matches!(self.member, Member::Sitting(_)) && self.is_killed() {
             std::panic::resume_unwind(Box::new("killed"));
         }
