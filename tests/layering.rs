@@ -8,8 +8,17 @@ use std::path::{Path, PathBuf};
 use crate::support::root;
 
 /// Modules of `dominoes-netstack` that hold types and nothing else.
-const TYPES: [&str; 7] = [
-    "config", "digest", "effect", "error", "seqnum", "stats", "time",
+const TYPES: [&str; 10] = [
+    "config",
+    "digest",
+    "effect",
+    "error",
+    "identification",
+    "keys",
+    "rate_limit",
+    "seqnum",
+    "stats",
+    "time",
 ];
 /// Modules that hold protocols, and what each may import besides the types and itself.
 const PROTOCOLS: [(&str, &[&str]); 6] = [

@@ -13,5 +13,6 @@ mod pools;
 mod preempt;
 mod simulation;
 mod stall;
+mod strangers;
 mod support;
 mod top;

@@ -126,8 +126,8 @@ impl Tamper for Preempt {
     }
 }
 
-/// Takes turns whenever it has the baton. Returns what it performed.
-fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> EffectStats {
+/// Takes turns whenever it has the baton. Returns what it performed, and how many panics its replica caught.
+fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> (EffectStats, u64) {
     while let Some(now) = baton.take(id) {
         let turn = catch_unwind(AssertUnwindSafe(|| worker.turn(now)));
         baton.give_up(false, turn.is_err());
@@ -135,7 +135,7 @@ fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> EffectStats {
             break;
         }
     }
-    worker.stats()
+    (worker.stats(), worker.replica().unplanned_panics())
 }
 
 fn octet(offset: u64, salt: u64) -> u8 {
@@ -348,11 +348,17 @@ fn play(seed: u64) -> Result<Seen, String> {
     baton.lock().holder = Holder::Over;
     baton.passed.notify_all();
     for thread in threads {
-        let stats = thread.join().map_err(|_| "a worker panicked")?;
+        let (stats, panics) = thread.join().map_err(|_| "a worker panicked")?;
+        if panics > 0 {
+            result = Err(format!("{panics} panics were caught"));
+        }
         if stats.diverged > 0 && result.is_ok() {
             result = Err(format!("{} effects found no place", stats.diverged));
         }
         case.seen.stolen += stats.stolen;
+    }
+    if single.replica().unplanned_panics() > 0 {
+        result = Err("the peer caught a panic".into());
     }
     result.map_err(|what| format!("{what} (with {layout:?})"))?;
     Ok(case.seen)

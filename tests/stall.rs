@@ -268,11 +268,15 @@ fn play(scene: Scene) -> Outcome {
         outcome.depth = outcome.depth.max(lag);
         now += STEP;
     }
-    let counts = workers.iter().flatten().map(|worker| worker.stats());
-    for stats in counts {
+    for worker in workers.iter().flatten() {
+        let stats = worker.stats();
         assert_eq!(stats.diverged, 0, "{scene:?}");
+        let panics = worker.replica().unplanned_panics();
+        assert_eq!(panics, 0, "{scene:?}: panics were caught");
         outcome.stolen += stats.stolen;
     }
+    let panics = single.replica().unplanned_panics();
+    assert_eq!(panics, 0, "{scene:?}: the peer caught panics");
     outcome.again = to_group.again + to_peer.again;
     outcome
 }

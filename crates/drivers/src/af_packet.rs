@@ -406,6 +406,24 @@ impl Device for AfPacket {
     }
 }
 
+/// A receiving half without a ring, over any datagram socket.
+#[cfg(feature = "testkit")]
+pub(crate) fn copying_rx(link: Arc<Link>, event: FdEvent, pool: Pool) -> Box<dyn DeviceRx> {
+    Box::new(CopyingRx::new(link, event, pool))
+}
+
+/// A receiving half over a ring in any memory.
+#[cfg(feature = "testkit")]
+pub(crate) fn ring_rx(
+    link: Arc<Link>,
+    event: FdEvent,
+    pool: Pool,
+    memory: PacketMemory,
+    blocks: bool,
+) -> io::Result<Box<dyn DeviceRx>> {
+    Ok(Box::new(RingRx::new(link, event, pool, memory, blocks)?))
+}
+
 /// What may be left to the kernel in frames that are sent through a packet socket.
 pub(crate) fn offer_offloads(caps: &mut Capabilities) {
     caps.tx_checksum = true;

@@ -93,6 +93,9 @@ mod link;
 mod pool;
 #[cfg(target_os = "linux")]
 mod sys;
+#[cfg(all(target_os = "linux", feature = "testkit"))]
+#[doc(hidden)]
+pub mod testkit;
 #[cfg(target_os = "linux")]
 mod umem;
 #[cfg(target_os = "linux")]

@@ -221,13 +221,7 @@ impl Device for Tap {
             pool,
             ..
         } = *self;
-        let rx = TapRx {
-            name: caps.name.clone(),
-            fd: Arc::clone(&fd),
-            event,
-            pool,
-            stats: RxStats::default(),
-        };
+        let rx = TapRx::new(&caps.name, Arc::clone(&fd), event, pool);
         let tx = TapTx {
             caps,
             fd,
@@ -285,7 +279,7 @@ fn attach_error(name: &str, error: &io::Error) -> DeviceError {
 
 /// The receiving half of a [`Tap`].
 #[derive(Debug)]
-struct TapRx {
+pub(crate) struct TapRx {
     name: String,
     fd: Arc<OwnedFd>,
     event: FdEvent,
@@ -294,6 +288,16 @@ struct TapRx {
 }
 
 impl TapRx {
+    pub(crate) fn new(name: &str, fd: Arc<OwnedFd>, event: FdEvent, pool: Pool) -> Self {
+        Self {
+            name: name.to_owned(),
+            fd,
+            event,
+            pool,
+            stats: RxStats::default(),
+        }
+    }
+
     fn gone(&self) -> DeviceError {
         DeviceError::Gone {
             interface: self.name.clone(),

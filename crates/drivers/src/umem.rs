@@ -386,6 +386,12 @@ impl PacketMemory {
         self.region.unit_len
     }
 
+    /// Where frames are read: the address of the first unit.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn view(&self) -> *const u8 {
+        self.region.view.start()
+    }
+
     /// Whether the kernel has handed the unit over.
     #[inline]
     pub(crate) fn is_ours(&self, unit: u32) -> bool {

@@ -208,11 +208,20 @@ pub struct Limits {
     /// it, or beyond the backlog of their port, are answered by cookies, which take no memory. Never more than
     /// seven eighths of `connections`. 1 to 2^20. Default 128.
     pub syn_queue: u32,
-    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000.
+    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000. "About": every limit of
+    /// answers is another one in every second, between half and one and a half of what is said here.
     pub resets_per_second: u32,
+    /// ... of these to one destination; 0: none. Default 250.
+    pub resets_per_destination: u32,
     /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0: none.
     /// Default 1000.
     pub challenges_per_second: u32,
+    /// ... of these to one destination; 0: none. Default 100.
+    pub challenges_per_destination: u32,
+    /// ICMP errors in a second, about (RFC 1122 section 3.2.2); 0: none. Default 1000.
+    pub errors_per_second: u32,
+    /// ... of these to one destination; 0: none. Default 10.
+    pub errors_per_destination: u32,
     /// UDP sockets at a time. Default 64.
     pub udp_sockets: u32,
     /// Queue of a UDP socket in octets, with 16 for each datagram, a power of two from 2^10 to 2^30. Default 256 KiB.
@@ -242,7 +251,11 @@ impl Default for Limits {
             congestion: CongestionControl::default(),
             syn_queue: 128,
             resets_per_second: 1000,
+            resets_per_destination: 250,
             challenges_per_second: 1000,
+            challenges_per_destination: 100,
+            errors_per_second: 1000,
+            errors_per_destination: 10,
             udp_sockets: 64,
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
@@ -275,7 +288,11 @@ impl Limits {
         congestion: CongestionControl;
         syn_queue: u32;
         resets_per_second: u32;
+        resets_per_destination: u32;
         challenges_per_second: u32;
+        challenges_per_destination: u32;
+        errors_per_second: u32;
+        errors_per_destination: u32;
         udp_sockets: u32;
         udp_receive_buffer: u32;
         udp_send_buffer: u32;

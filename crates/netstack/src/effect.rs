@@ -9,8 +9,9 @@ use arrayvec::ArrayVec;
 
 use crate::config::Limits;
 use crate::digest::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
+use crate::identification::Sequence;
+use crate::rate_limit::RateLimit;
 use crate::seqnum::SeqNum;
-use crate::time::Instant;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to the sink alone, so
 /// skipping it cannot change state.
@@ -294,8 +295,8 @@ pub struct SendDatagrams {
     pub lens: [u16; MAX_RUN],
     /// Where the first one's record begins in the send ring.
     pub offset: u64,
-    /// Identification of the first one; the next ones follow.
-    pub ident: u16,
+    /// Identifications, of the first one on.
+    pub idents: Sequence,
     /// If frames are fragments of the first datagram: which of them the first frame is.
     pub fragment: Option<u32>,
 }
@@ -410,7 +411,7 @@ pub enum Event {
 }
 
 /// Numbers outgoing frames, within the room that the transmit ring is known to have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameNumbers {
     /// Number of the next frame.
     pub next: u64,
@@ -419,9 +420,9 @@ pub struct FrameNumbers {
     /// Frames 0..`sent` have been taken by the device.
     pub sent: u64,
     /// Resets of segments that no connection wants.
-    pub resets: Allowance,
+    pub resets: RateLimit,
     /// Acknowledgments that nobody had a right to (RFC 5961).
-    pub challenges: Allowance,
+    pub challenges: RateLimit,
 }
 
 impl FrameNumbers {
@@ -441,83 +442,10 @@ impl FrameNumbers {
     }
 }
 
-/// How much of one kind anybody can make us send in a second, whoever asks and for whichever connection.
-///
-/// A limit that is known tells a stranger, who counts what is left of it, whether segments that he forged were
-/// answered (Cao et al., *Off-Path TCP Exploits: Global Rate Limit Considered Dangerous*, USENIX Security 2016). So
-/// what is allowed in a second lies anywhere between half and one and a half of the limit, as a secret says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allowance {
-    /// Tells this limit from others and this stack from others.
-    pub secret: u64,
-    /// Which second `left` is for.
-    pub second: u64,
-    /// How many may still leave in it.
-    pub left: u32,
-    /// How many did not leave since the beginning.
-    pub refused: u64,
-}
-
-impl Allowance {
-    /// Whether one more may leave at `now`, the limit being `per_second`.
-    pub fn take(&mut self, now: Instant, per_second: u32) -> bool {
-        // The first second is number 1: a new allowance has none.
-        let second = now.as_nanos() / 1_000_000_000 + 1;
-        if second != self.second {
-            let any = mix(self.secret ^ mix(second)) % u64::from(per_second).max(1);
-            self.second = second;
-            self.left = per_second.div_ceil(2).saturating_add(any as u32);
-        }
-        if self.left == 0 {
-            self.refused += 1;
-            return false;
-        }
-        self.left -= 1;
-        true
-    }
-
-    /// All of it as one number.
-    pub(crate) const fn fingerprint(&self) -> u64 {
-        let Allowance {
-            secret,
-            second,
-            left,
-            refused,
-        } = *self;
-        mix(secret ^ mix(second ^ mix((left as u64) << 32 ^ refused)))
-    }
-}
-
 /// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
 #[inline]
 pub(crate) const fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_allowance_lies_between_half_and_one_and_a_half_and_is_another_every_second() {
-        let mut allowance = Allowance {
-            secret: 7,
-            ..Allowance::default()
-        };
-        let mut granted = Vec::new();
-        for second in 0..50 {
-            let now = Instant::from_millis(second * 1000 + 500);
-            granted.push((0..400).filter(|_| allowance.take(now, 100)).count());
-        }
-        assert!(
-            granted.iter().all(|count| (50..150).contains(count)),
-            "{granted:?}"
-        );
-        granted.sort_unstable();
-        granted.dedup();
-        assert!(granted.len() > 20, "{granted:?}");
-        assert!(allowance.refused > 0);
-    }
 }

@@ -97,7 +97,9 @@ pub mod time;
 pub mod variants;
 
 mod engine;
-mod icmp;
+mod identification;
+mod keys;
+mod rate_limit;
 mod socket;
 mod stack;
 mod udp;

@@ -27,9 +27,10 @@ use dominoes_drivers::Device;
 use dominoes_drivers::split::{SplitDevice, Target, split};
 
 use crate::digest::{Flow, Shard};
-use crate::engine::demux::{Grouping, Keyed, Moved};
+use crate::engine::demux::{Grouping, Moved};
 use crate::engine::world::Front;
 use crate::error::ConfigError;
+use crate::keys::Keys;
 use crate::socket::Sockets;
 use crate::variants::Setup;
 
@@ -126,7 +127,7 @@ pub fn divide(
         return fail("groups", "1 if the log is recorded");
     }
     let of = groups as u16;
-    let grouping = Keyed { key: setup.secret }.grouping(of);
+    let grouping = Grouping::new(&Keys::new(setup.secret), of);
     let front = Arc::new(Front::of(of));
     let directory = Arc::clone(&front);
     let classify = move |frame: &[u8]| target(&grouping, &directory.moved, frame);
@@ -137,6 +138,7 @@ pub fn divide(
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
+            own.salt = setup.salt;
             (own.merge, own.announce) = (setup.merge, setup.announce);
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     fn grouping(of: u16) -> Grouping {
-        Keyed { key: [3, 5] }.grouping(of)
+        Grouping::new(&Keys::new([3, 5]), of)
     }
 
     fn whose(of: u16, frame: &[u8]) -> Target {

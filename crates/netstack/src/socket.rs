@@ -21,9 +21,11 @@ use std::sync::Arc;
 use crate::config::Keepalive;
 use crate::digest::{ConnId, Flow};
 use crate::engine::processor::InlineStats;
+use crate::engine::queues::ephemeral_from;
 use crate::engine::stream::{Asked, Ending, Handle};
 use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
+use crate::keys::Domain;
 use crate::stats::StackStats;
 
 use half::Half;
@@ -66,13 +68,25 @@ impl Sockets {
         &self.worlds[0]
     }
 
-    /// Listens on `port`; at most `backlog` connections of each group wait to be accepted. Never blocks.
+    /// Listens on `port`, or with 0 on one that is free; at most `backlog` connections of each group wait to be accepted.
+    /// Never blocks.
     ///
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
     pub fn listen(&self, port: u16, backlog: u16) -> Result<TcpListener, SocketError> {
         self.up()?;
         let mut desk = self.world().desk();
+        let port = match port {
+            0 => {
+                let start = self
+                    .world()
+                    .random_port(Domain::TcpPort, desk.ticket_number());
+                let is_free = |port: &u16| !desk.listeners.contains_key(port);
+                let mut ports = ephemeral_from(start as u16);
+                ports.find(is_free).ok_or(SocketError::PortTaken)?
+            }
+            port => port,
+        };
         if desk.listeners.contains_key(&port) {
             return Err(SocketError::PortTaken);
         }
@@ -96,11 +110,19 @@ impl Sockets {
     /// Begins to open a connection. Never blocks.
     ///
     /// # Errors
-    /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address.
+    /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address;
+    /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or multicast address, 0.0.0.0
+    /// or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890), and [`SocketError::Invalid`] if its port is 0.
     pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
         self.up()?;
         if self.world().site.is_ourselves(*remote.ip()) {
             return Err(SocketError::Ourselves);
+        }
+        if !self.world().site.is_one_host(*remote.ip()) {
+            return Err(SocketError::Unreachable);
+        }
+        if remote.port() == 0 {
+            return Err(SocketError::Invalid);
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let world = &self.worlds[turn % self.worlds.len()];

@@ -164,7 +164,9 @@ impl Builder {
         self
     }
 
-    /// The key of sequence numbers and ports, for runs that are to be repeated. Default: random.
+    /// The key of every number that strangers must not predict, for runs that are to be repeated: sequence numbers, timestamps,
+    /// identifications, ports of connections, cookies. Default: the operating system gives a new one at every start, as a
+    /// server wants it. UDP ports have a random number of every start in them in any case.
     #[must_use]
     pub fn secret(mut self, secret: [u64; 2]) -> Self {
         self.secret = Some(secret);
@@ -204,6 +206,7 @@ impl Builder {
         setup.recorder = self.recorder;
         setup.processor = self.processor;
         setup.balance = self.balance;
+        [setup.salt, _] = random()?;
         let clock = Clock::start();
         let device: Box<dyn Device> = Box::new(device);
         let mut cores = self.cores.into_iter();
@@ -637,7 +640,7 @@ impl Domain for SingleDomain {
         let (rx, tx) = self.single.pumps();
         world.before_sleep();
         if !rx.has_work() && !tx.has_work() && !world.is_down() {
-            rx.wait(timeout);
+            rx.wait(timeout.into_iter().chain(tx.next_try()).min());
         }
         world.after_sleep();
     }

@@ -80,6 +80,8 @@ pub struct PumpStats {
     pub malformed: u64,
     /// Frames for somebody else.
     pub not_ours: u64,
+    /// Frames from addresses that no single host has, or that are ours.
+    pub martians: u64,
     /// Frames of protocols that are not handled.
     pub unknown: u64,
     /// UDP datagrams that went into the log.
@@ -144,6 +146,7 @@ impl PumpStats {
             no_port,
             malformed,
             not_ours,
+            martians,
             unknown,
             fragments,
             arp,
@@ -169,7 +172,7 @@ impl PumpStats {
             rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
-        known + split + unsplit + malformed + not_ours + unknown
+        known + split + unsplit + malformed + not_ours + martians + unknown
     }
 }
 
@@ -226,7 +229,7 @@ sums! {
         resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked left came stayed
         away datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
-    PumpStats: frames segments runs requests malformed not_ours unknown datagrams split pieces unsplit no_port
+    PumpStats: frames segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
         network_errors control_dropped log_full moves_doubted held_back handed_over not_held rebalanced;
     MemberStats: members joined left died repaired rested recruited undecided;

@@ -7,6 +7,10 @@
 //! of their states flipped. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many and says
 //! in one line how to repeat the one that failed.
 //!
+//! A replica catches panics, and a connection ends ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this
+//! feature every stack that is dropped, also one on threads, panics itself if a replica of it has caught one that no test
+//! planted. Of a group with a [`Tamper`](crate::variants::replicated::Tamper) its test asks by itself.
+//!
 //! ```
 //! use core::ops::ControlFlow;
 //! use dominoes_drivers::impair::LinkConfig;

@@ -14,8 +14,10 @@ mod send;
 use std::collections::VecDeque;
 
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, Digest, Kind, Request};
+use crate::digest::{Body, ConnId, Digest, Kind, Request, Shard};
 use crate::effect::{Effect, EffectSink, FrameNumbers, Queue};
+use crate::identification::Identifications;
+use crate::keys::Keys;
 use crate::stats::StateStats;
 use send::Sends;
 
@@ -56,13 +58,18 @@ pub(crate) struct Sockets {
     waiting: VecDeque<ConnId>,
     /// What may be written over once so many frames are sent; counts ascend.
     unsent: VecDeque<(u64, ConnId, u64)>,
-    /// Identification of the next datagram.
-    ident: u16,
+    /// Identifications of the next datagrams.
+    idents: Identifications,
     /// Whose turn it is when both connections and sockets wait for room.
     first: bool,
 }
 
 impl Sockets {
+    /// What it sends is numbered with these keys. It does so beside its group's pump, and beside other groups.
+    pub(crate) fn configure(&mut self, keys: &Keys, shard: Shard) {
+        self.idents = Identifications::new(keys, 2 * shard.index, 2 * shard.of);
+    }
+
     fn get(&mut self, id: ConnId) -> Option<&mut Socket> {
         let place = self.places.get_mut(id.index as usize)?.as_mut()?;
         (place.id == id).then_some(place)
@@ -119,15 +126,10 @@ impl Sockets {
     }
 
     /// Whether `body` was for a socket, and done.
-    pub(crate) fn command<S: EffectSink>(
-        &mut self,
-        request: &Request,
-        key: u64,
-        cx: &mut Cx<'_, S>,
-    ) -> bool {
+    pub(crate) fn command<S: EffectSink>(&mut self, request: &Request, cx: &mut Cx<'_, S>) -> bool {
         match request.body {
             Body::Bind { socket, port } => self.bind(socket, port, cx.limits),
-            Body::Sends { .. } => self.send(request, key, cx),
+            Body::Sends { .. } => self.send(request, cx),
             Body::Unbind { socket } => {
                 if let Some(place) = self.get(socket) {
                     place.closing = true;
@@ -203,7 +205,7 @@ impl Sockets {
 
     /// A number over all of it.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let mut h = u64::from(self.ident) << 1 | u64::from(self.first);
+        let mut h = self.idents.fingerprint() ^ u64::from(self.first);
         let mut add = |word: u64| h = mix(h ^ word);
         for socket in &self.places {
             let Some(socket) = socket else {

@@ -13,7 +13,7 @@ use std::net::Ipv4Addr;
 use smoltcp::wire as sw;
 
 pub(crate) use icmp::{Report, UdpError, echo_reply, error_about, was_sent_to};
-pub(crate) use ip::{IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
+pub(crate) use ip::{ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
 pub(crate) use likeness::Likeness;
 pub(crate) use tcp_error::TcpError;
 pub(crate) use udp::{
@@ -163,6 +163,15 @@ impl SackBlocks {
 pub(crate) fn link(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *frame.first_chunk()?;
     Some(([s0, s1, s2, s3, s4, s5], [d0, d1, d2, d3, d4, d5]))
+}
+
+/// The IPv4 source and destination of a frame, if it is long enough to have them. Nothing else is checked.
+#[inline]
+pub(crate) fn ends(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let header: &[u8; ETHERNET_HEADER + 20] = frame.first_chunk()?;
+    let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
+    (header[12..14] == [0x08, 0x00])
+        .then(|| (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3)))
 }
 
 /// Addresses a frame that was built for nobody in particular.

@@ -25,6 +25,7 @@ pub(crate) mod queues;
 pub(crate) mod record;
 pub(crate) mod replica;
 pub(crate) mod stream;
+pub(crate) mod sync;
 pub(crate) mod tx;
 pub(crate) mod view;
 pub(crate) mod world;

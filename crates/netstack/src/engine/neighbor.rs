@@ -11,11 +11,14 @@ use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 
 use crate::digest::Mac;
-use crate::icmp::Limiter;
+use crate::rate_limit::TokenBucket;
 use crate::time::{Duration, Instant};
 
-/// Neighbours that are remembered; above this, the one that was not needed for longest is forgotten.
+/// Neighbours that are remembered; above this, those that were not needed for longest are forgotten.
 const MAX_NEIGHBORS: usize = 1024;
+/// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table, and anybody on the link
+/// can claim to be a new neighbour with every frame: so one frame in so many pays for it.
+const FORGOTTEN: usize = MAX_NEIGHBORS / 16;
 /// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
 const REACHABLE: Duration = Duration::from_secs(60);
 /// Opens that may wait for an answer.
@@ -67,7 +70,7 @@ struct Known {
 /// The table, and the questions that are open.
 #[derive(Debug)]
 pub(crate) struct Neighbors {
-    moves: Limiter,
+    moves: TokenBucket,
     table: HashMap<Ipv4Addr, Known>,
     /// No poll is due before.
     next_poll: Option<Instant>,
@@ -77,7 +80,7 @@ pub(crate) struct Neighbors {
 impl Default for Neighbors {
     fn default() -> Self {
         Neighbors {
-            moves: Limiter::new(MOVES.0, MOVES.1),
+            moves: TokenBucket::new(MOVES.0, MOVES.1),
             table: HashMap::new(),
             next_poll: None,
             asking: Vec::new(),
@@ -122,7 +125,7 @@ pub(crate) struct Held {
 
 impl Known {
     /// Whether its link-layer address may be another one from `now` on.
-    fn may_move(&self, now: Instant, moves: &mut Limiter) -> bool {
+    fn may_move(&self, now: Instant, moves: &mut TokenBucket) -> bool {
         self.moved.is_none_or(|at| at + SETTLES <= now) && moves.admits(now)
     }
 }
@@ -198,14 +201,16 @@ impl Neighbors {
         self.asking.iter().any(|asking| asking.next_hop == address)
     }
 
-    /// Forgets who was not needed for longest, if the table is full.
+    /// Forgets those that were not needed for longest, if the table is full.
     fn make_room(&mut self) {
         if self.table.len() < MAX_NEIGHBORS {
             return;
         }
         let least = |(address, known): (&Ipv4Addr, &Known)| (known.needed, known.heard, *address);
-        if let Some((.., address)) = self.table.iter().map(least).min() {
-            self.table.remove(&address);
+        let mut all: Vec<_> = self.table.iter().map(least).collect();
+        let (forgotten, ..) = all.select_nth_unstable(FORGOTTEN);
+        for (.., address) in forgotten {
+            self.table.remove(address);
         }
     }
 
@@ -454,5 +459,58 @@ mod tests {
             assert!(n.table.len() <= MAX_NEIGHBORS);
         }
         assert_eq!(n.lookup(PEER, Instant::from_millis(3)), Some(MAC));
+    }
+
+    #[test]
+    fn one_stranger_in_sixty_four_costs_a_look_at_the_whole_table() {
+        let mut n = Neighbors::default();
+        let stranger = |n: &mut Neighbors, i: u32| {
+            let at = Instant::from_millis(u64::from(i));
+            n.learn(Ipv4Addr::from(0x0b00_0000 + i), MAC, true, at);
+        };
+        let mut looks = 0;
+        for i in 0..10 * MAX_NEIGHBORS as u32 {
+            let before = n.table.len();
+            stranger(&mut n, i);
+            // Somebody is forgotten after a look only.
+            looks += usize::from(n.table.len() <= before);
+        }
+        let most = 9 * MAX_NEIGHBORS / FORGOTTEN;
+        assert!((1..=most).contains(&looks), "{looks} looks");
+        // The ones that were heard of last are known, and room is left for others.
+        let newest = 10 * MAX_NEIGHBORS as u32 - 1;
+        let known = |i: u32| n.table.contains_key(&Ipv4Addr::from(0x0b00_0000 + i));
+        assert!((0..500).all(|i| known(newest - i)));
+    }
+
+    #[test]
+    fn so_many_are_asked_for_and_so_many_wait_and_no_more() {
+        let mut n = Neighbors::default();
+        let host = |i: usize| Ipv4Addr::from(0x0a00_0000 + i as u32);
+        for i in 0..MAX_ASKED + 10 {
+            let held = n.hold(host(i), vec![vec![0]], Instant::ZERO);
+            let fits = i < MAX_ASKED;
+            assert_eq!((held.ask, held.dropped), (fits, u64::from(!fits)), "{i}");
+        }
+        let mut n = Neighbors::default();
+        for i in 0..MAX_WAITING + 10 {
+            let waits = n.wait_for(host(i / 2), open(i as u64), Instant::ZERO);
+            let expected = match i {
+                i if i >= MAX_WAITING => Err(open(i as u64)),
+                i => Ok(i % 2 == 0),
+            };
+            assert_eq!(waits, expected, "{i}");
+        }
+    }
+
+    #[test]
+    fn an_address_moves_again_a_second_later_and_not_before() {
+        let mut n = Neighbors::default();
+        let (one, other) = (Mac([2; 6]), Mac([4; 6]));
+        let at = Instant::from_millis;
+        n.learn(PEER, MAC, true, at(10_000));
+        assert_eq!(n.learn(PEER, one, false, at(10_000)).moved, Some(MAC));
+        assert!(n.learn(PEER, other, false, at(10_999)).doubted);
+        assert_eq!(n.learn(PEER, other, false, at(11_000)).moved, Some(one));
     }
 }

@@ -19,16 +19,18 @@ use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::digest::{Body, ConnId, Digest, Flow, MAX_RUN, Mac, NetworkError, Request, Shard};
 use crate::engine::balance::Balance;
-use crate::engine::demux::{Grouping, Keyed};
+use crate::engine::demux::Grouping;
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
 use crate::engine::world::{Answer, Command, World};
 use crate::engine::{Run, Shelf};
-use crate::icmp::Limiter;
+use crate::identification::Identifications;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
+use crate::keys::{Domain, Keys};
+use crate::rate_limit::RateLimit;
 use crate::seqnum::SeqNum;
 use crate::shards;
 use crate::stats::PumpStats;
@@ -43,6 +45,9 @@ pub(crate) const BATCH: usize = 32;
 const HOLDS: usize = 4;
 /// Segments that come together though each is a request of its own: as many as a verdict has bits.
 const MOST_APART: usize = 16;
+/// How long a thread sleeps before it looks again at a device that is gone, or offers frames again to one that is down: most
+/// devices do not tell when they come back.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(10);
 /// Places of the log that frames leave free, for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
@@ -112,9 +117,9 @@ pub(crate) struct RxPump {
     /// Fragments that are not whole yet.
     reassembly: Reassembly,
     /// How often errors are reported.
-    reports: Limiter,
-    /// Identification of the next packet that is not numbered.
-    ident: u16,
+    reports: RateLimit,
+    /// Identifications of packets that are not numbered.
+    idents: Identifications,
     /// Opens whose next hop is known and that wait for room in the log.
     opens: VecDeque<(WaitingOpen, Mac)>,
     /// Retired connections, with how much must have been performed before their place is free.
@@ -144,20 +149,21 @@ impl RxPump {
         reassembly: ReassemblyLimits,
         recorder: Option<Recorder>,
     ) -> Self {
+        let keys = Keys::new(secret);
         RxPump {
             world,
             rx,
             site,
             reassembly: Reassembly::new(reassembly),
-            reports: Limiter::default(),
-            ident: (secret[0] >> 16) as u16,
+            reports: RateLimit::new(&keys, Domain::ErrorLimit),
+            idents: Identifications::default(),
             secret,
             configured: false,
             merge: true,
             apart: false,
             announce: false,
             shard: Shard::ONLY,
-            grouping: Keyed { key: secret }.grouping(1),
+            grouping: Grouping::new(&keys, 1),
             moves: Moves::default(),
             balance: None,
             stores_ahead: false,
@@ -188,7 +194,10 @@ impl RxPump {
     /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
     pub(crate) fn belong_to(&mut self, shard: Shard) {
         self.shard = shard;
-        self.grouping = Keyed { key: self.secret }.grouping(shard.of);
+        let keys = Keys::new(self.secret);
+        self.grouping = Grouping::new(&keys, shard.of);
+        // Beside the group's sockets, and beside other groups.
+        self.idents = Identifications::new(&keys, 2 * shard.index + 1, 2 * shard.of);
         self.announce &= shard.is_first();
     }
 
@@ -641,6 +650,10 @@ impl RxPump {
             self.stats.not_ours += 1;
             return self.shelf.frames.push(frame);
         }
+        if src[0] & 1 != 0 || wire::ends(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
+            self.stats.martians += 1;
+            return self.shelf.frames.push(frame);
+        }
         match wire::parse(bytes) {
             Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
                 return self.segment(now, &tcp, src, frame, log);
@@ -767,8 +780,8 @@ impl RxPump {
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
             || !self.opens.is_empty()
-            // Those wait for work that others do at this moment.
-            || !self.closing.is_empty()
+            // Those wait for work that others do at this moment, and for frames that the device takes.
+            || !self.closing.is_empty() && !self.world.is_refused()
             || self.datagrams.has_work()
             || self.moves.has_work()
             || self.world.has_news()
@@ -787,7 +800,12 @@ impl RxPump {
             balance.sleeps(&self.world.front.loads);
         }
         if let Err(error) = self.rx.wait(timeout) {
+            let is_gone = !error.is_temporary();
             self.world.device_failed(error);
+            if is_gone {
+                // It never waits again.
+                std::thread::sleep(timeout.map_or(LOOK_AGAIN, |timeout| timeout.min(LOOK_AGAIN)));
+            }
         }
     }
 
@@ -859,6 +877,7 @@ impl TxPump {
         }
         let taken = self.tx.transmit(&frames);
         drop(frames);
+        self.world.note_refusal(taken.is_err());
         match taken {
             Ok(taken) => {
                 self.transmitter.advance(taken);
@@ -899,7 +918,9 @@ impl TxPump {
             return done;
         }
         while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
-            match self.tx.transmit(&[TxFrame::new(&frame)]) {
+            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
+            self.world.note_refusal(taken.is_err());
+            match taken {
                 Ok(0) => {
                     self.held = Some(frame);
                     break;
@@ -917,8 +938,17 @@ impl TxPump {
         done
     }
 
-    /// Whether a frame waits to be sent.
+    /// Whether a frame waits to be sent, and the device may take it.
     pub(crate) fn has_work(&self) -> bool {
+        self.any_waits() && !self.world.is_refused()
+    }
+
+    /// How long to sleep at most, if a frame waits for a device that is down or gone.
+    pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
+        (self.any_waits() && self.world.is_refused()).then_some(LOOK_AGAIN)
+    }
+
+    fn any_waits(&self) -> bool {
         self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
     }
 }

@@ -15,8 +15,14 @@ use crate::digest::ConnId;
 use crate::engine::stream::Streams;
 use crate::error::SocketError;
 
-/// First of the ports that a socket may be given (RFC 6056 section 3.2 asks for a wide range).
+/// First of the ports that are given to who names none (RFC 6056 section 3.2 asks for a wide range).
 const EPHEMERAL: u16 = 32_768;
+
+/// All ports that are given to who names none, from one that `start` says.
+pub(crate) fn ephemeral_from(start: u16) -> impl Iterator<Item = u16> {
+    const COUNT: u16 = u16::MAX - EPHEMERAL + 1;
+    (0..COUNT).map(move |i| EPHEMERAL + start.wrapping_add(i) % COUNT)
+}
 
 /// What the network reported of a socket's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,22 +129,22 @@ pub(crate) struct Bindings {
     /// Places that were ever used.
     used: u32,
     /// How many ports were chosen, so that the next choice is another one.
-    chosen: u16,
+    chosen: u64,
     /// By port, who is there: for a socket's end, and nothing else.
     tenants: HashMap<ConnId, u16>,
 }
 
 impl Bindings {
-    /// Gives a socket its place, and `port`, or with 0 one that is free; `secret` makes that hard to guess (RFC 6056
-    /// section 3.3.2).
+    /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random` says: a hash of how
+    /// many were chosen before, that a stranger cannot know (RFC 6056 section 3.3.1).
     pub(crate) fn bind(
         &mut self,
         port: u16,
         limits: &Limits,
-        secret: u64,
+        random: impl Fn(u64) -> u64,
     ) -> Result<(ConnId, u16), SocketError> {
         let port = match port {
-            0 => self.choose(secret).ok_or(SocketError::NoRoom)?,
+            0 => self.choose(random).ok_or(SocketError::NoRoom)?,
             port if self.ports.contains(&port) => return Err(SocketError::PortTaken),
             port => port,
         };
@@ -158,13 +164,10 @@ impl Bindings {
         Ok((socket, port))
     }
 
-    fn choose(&mut self, secret: u64) -> Option<u16> {
-        const COUNT: u16 = u16::MAX - EPHEMERAL + 1;
-        self.chosen = self.chosen.wrapping_add(1);
-        let start = crate::effect::mix(secret ^ u64::from(self.chosen)) as u16;
-        (0..COUNT)
-            .map(|i| EPHEMERAL + start.wrapping_add(i) % COUNT)
-            .find(|port| !self.ports.contains(port))
+    fn choose(&mut self, random: impl Fn(u64) -> u64) -> Option<u16> {
+        self.chosen += 1;
+        let start = random(self.chosen) as u16;
+        ephemeral_from(start).find(|port| !self.ports.contains(port))
     }
 
     /// The port of a socket that ends is free.
@@ -194,15 +197,21 @@ mod tests {
     #[test]
     fn a_port_has_one_socket_and_a_place_one_tenant() {
         let mut bindings = Bindings::default();
-        let (first, port) = bindings.bind(53, &limits(), 1).unwrap();
+        let (first, port) = bindings.bind(53, &limits(), |n| n).unwrap();
         assert_eq!(port, 53);
-        assert_eq!(bindings.bind(53, &limits(), 1), Err(SocketError::PortTaken));
-        let (second, chosen) = bindings.bind(0, &limits(), 1).unwrap();
+        assert_eq!(
+            bindings.bind(53, &limits(), |n| n),
+            Err(SocketError::PortTaken)
+        );
+        let (second, chosen) = bindings.bind(0, &limits(), |n| n).unwrap();
         assert!(chosen >= EPHEMERAL && second.index != first.index);
-        assert_eq!(bindings.bind(54, &limits(), 1), Err(SocketError::NoRoom));
+        assert_eq!(
+            bindings.bind(54, &limits(), |n| n),
+            Err(SocketError::NoRoom)
+        );
         bindings.unbind(first);
         assert_eq!(
-            bindings.bind(53, &limits(), 1),
+            bindings.bind(53, &limits(), |n| n),
             Err(SocketError::NoRoom),
             "its place may still have work to do"
         );
@@ -211,7 +220,7 @@ mod tests {
             ..first
         };
         bindings.free(next);
-        assert_eq!(bindings.bind(53, &limits(), 1), Ok((next, 53)));
+        assert_eq!(bindings.bind(53, &limits(), |n| n), Ok((next, 53)));
     }
 
     #[test]

@@ -13,8 +13,11 @@ use crate::config::Limits;
 use crate::digest::{
     Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment, Shard,
 };
-use crate::effect::{Allowance, Effect, EffectSink, FrameNumbers, mix};
-use crate::engine::demux::{Demux, Keyed, Purpose};
+use crate::effect::{Effect, EffectSink, FrameNumbers, mix};
+use crate::engine::demux::{Demux, Grouping};
+use crate::engine::queues::ephemeral_from;
+use crate::keys::{Domain, Keys};
+use crate::rate_limit::RateLimit;
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 #[cfg(any(test, feature = "testkit"))]
@@ -32,9 +35,6 @@ mod row;
 
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
-
-/// First of the ports that an active open may be given (RFC 6056 section 3.2 asks for a wide range).
-const EPHEMERAL: u16 = 32_768;
 
 #[derive(Clone, Debug)]
 struct Place {
@@ -163,7 +163,8 @@ pub struct Replica {
     address: Ipv4Addr,
     /// Which of the stack's groups this is.
     shard: Shard,
-    keyed: Keyed,
+    keys: Keys,
+    grouping: Grouping,
     places: Vec<Place>,
     free: Vec<u32>,
     demux: Demux,
@@ -210,7 +211,8 @@ impl Replica {
             limits,
             address: Ipv4Addr::UNSPECIFIED,
             shard: Shard::ONLY,
-            keyed: Keyed::default(),
+            keys: Keys::default(),
+            grouping: Grouping::new(&Keys::default(), 1),
             places: Vec::new(),
             free: Vec::new(),
             demux: Demux::default(),
@@ -405,9 +407,8 @@ impl Replica {
 
     /// Does what is asked of a UDP socket; false if something else was asked.
     fn for_socket(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
-        let key = self.keyed.key[0];
         let (sockets, mut cx) = self.udp(out);
-        let done = sockets.command(request, key, &mut cx);
+        let done = sockets.command(request, &mut cx);
         if done {
             self.next_sent = self.next_sent.min(self.udp.next_sent());
             self.fold = self.udp.fold(self.fold, request);
@@ -553,7 +554,13 @@ impl Replica {
     /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the connection.
     fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
         let clock = (self.now.as_nanos() / 4_000) as u32;
-        SeqNum(clock.wrapping_add(self.keyed.hash(Purpose::Isn, flow) as u32))
+        let hash = self.keys.of_flow(Domain::InitialSequenceNumber, flow, 0);
+        SeqNum(clock.wrapping_add(hash as u32))
+    }
+
+    /// What the timestamps of a connection count from (RFC 7323 section 5.4): the same for every connection of these ends.
+    fn timestamp_offset(&self, flow: &Flow) -> u32 {
+        self.keys.of_flow(Domain::Timestamp, flow, 0) as u32
     }
 
     /// Ends a request for a connection that nothing arrived for: lets it send, and what follows.
@@ -701,14 +708,13 @@ impl Replica {
             } => {
                 self.address = address;
                 self.shard = shard;
-                self.keyed = Keyed { key: secret };
-                self.demux = Demux::new(self.keyed);
-                let allowance = |kind| Allowance {
-                    secret: self.keyed.secret(kind),
-                    ..Allowance::default()
-                };
-                self.frames.resets = allowance(0);
-                self.frames.challenges = allowance(1);
+                let keys = Keys::new(secret);
+                self.keys = keys;
+                self.grouping = Grouping::new(&keys, shard.of);
+                self.demux = Demux::new(keys.table());
+                self.frames.resets = RateLimit::new(&keys, Domain::ResetLimit);
+                self.frames.challenges = RateLimit::new(&keys, Domain::ChallengeLimit);
+                self.udp.configure(&keys, shard);
             }
             Body::Open {
                 ticket,
@@ -810,15 +816,16 @@ impl Replica {
             return;
         };
         let iss = self.initial_sequence_number(&flow);
-        let tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
+        let mut tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
+        tcb.set_timestamp_offset(self.timestamp_offset(&flow));
         self.settle(conn, tcb, None, out);
         self.places[conn.index as usize].held = true;
         out.push(Effect::Opened { ticket, conn, flow });
         self.end(conn, out);
     }
 
-    /// Our end of a new connection: `port`, or one that a keyed hash of the peer's end points at
-    /// (RFC 6056 section 3.3.3), such that the peer's segments come to this group.
+    /// Our end of a new connection: `port`, or the first free one behind one that a keyed hash says anew for every
+    /// connection (RFC 6056 section 3.3.1), such that the peer's segments come to this group.
     fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
         let flow = |port| Flow {
             local: SocketAddrV4::new(self.address, port),
@@ -827,16 +834,11 @@ impl Replica {
         if port != 0 {
             return self.demux.find(&flow(port)).is_none().then(|| flow(port));
         }
-        let count = u16::MAX - EPHEMERAL + 1;
-        let start = (self
-            .keyed
-            .hash(Purpose::Port, &flow(0))
-            .wrapping_add(self.stats.opened)) as u16;
+        let opened = self.stats.opened;
+        let start = self.keys.of_flow(Domain::TcpPort, &flow(0), opened) as u16;
         let Shard { index, of } = self.shard;
-        let grouping = self.keyed.grouping(of);
-        (0..count)
-            .map(|i| EPHEMERAL + start.wrapping_add(i) % count)
-            .filter(|port| of == 1 || grouping.group(&flow(*port)) == index)
+        ephemeral_from(start)
+            .filter(|port| of == 1 || self.grouping.group(&flow(*port)) == index)
             .find(|port| self.demux.find(&flow(*port)).is_none() && !self.listeners.has(*port))
             .map(flow)
     }
@@ -873,16 +875,16 @@ impl Replica {
     }
 
     /// Number of the next outgoing frame, and how far numbers may go.
-    pub fn frames(&self) -> FrameNumbers {
-        self.frames
+    pub fn frames(&self) -> &FrameNumbers {
+        &self.frames
     }
 
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
         StateStats {
             requests: self.applied(),
-            resets_withheld: self.frames.resets.refused,
-            challenges_withheld: self.frames.challenges.refused,
+            resets_withheld: self.frames.resets.refused(),
+            challenges_withheld: self.frames.challenges.refused(),
             ..self.stats
         }
     }

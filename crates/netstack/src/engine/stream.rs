@@ -46,7 +46,7 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::{NonZero, NonZeroU64};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
 use crossbeam_utils::CachePadded;
@@ -57,6 +57,7 @@ use crate::digest::ConnId;
 use crate::effect::{Deliver, Event, Row};
 use crate::engine::copy::Copier;
 use crate::engine::processor::{Failure, Inline, StreamId};
+use crate::engine::sync::{AtomicU32, AtomicU64, Shadow, fence};
 use crate::seqnum::SeqNum;
 use crate::time::Duration;
 
@@ -112,6 +113,8 @@ pub(crate) fn prefetch_of<T>(value: &T) {
 struct ByteRing {
     bytes: Box<[UnsafeCell<u8>]>,
     mask: u64,
+    /// Of each octet.
+    shadow: Shadow,
 }
 
 // SAFETY: the octets are touched only through the `unsafe` functions below, whose callers vouch that no
@@ -127,6 +130,7 @@ impl ByteRing {
         ByteRing {
             bytes,
             mask: len as u64 - 1,
+            shadow: Shadow::new(len),
         }
     }
 
@@ -151,6 +155,8 @@ impl ByteRing {
     unsafe fn write(&self, offset: u64, from: &[u8]) {
         assert!(from.len() <= self.bytes.len());
         let [(at, len), (_, rest)] = self.spans(offset, from.len());
+        self.shadow.write(at, len);
+        self.shadow.write(0, rest);
         let (front, back) = from.split_at(len);
         // SAFETY: `at + len` is within the ring, and so is what is left, at its beginning; the caller has both ranges
         // alone, so each slice is the only way to it while it lives. The cells were initialised in `new`.
@@ -175,6 +181,7 @@ impl ByteRing {
             if len == 0 {
                 continue;
             }
+            self.shadow.write(at, len);
             // SAFETY: `at + len` is within the ring, and the caller has the range alone, so the slice is the only
             // way to it while it lives. The cells were initialised in `new`.
             let part = unsafe {
@@ -192,7 +199,9 @@ impl ByteRing {
     /// Nobody else reads or writes these octets meanwhile.
     #[inline]
     unsafe fn write_at<R>(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> R) -> R {
-        let part = &self.bytes[(offset & self.mask) as usize..][..len];
+        let at = (offset & self.mask) as usize;
+        let part = &self.bytes[at..][..len];
+        self.shadow.write(at, len);
         // SAFETY: the caller has the range alone, so the slice is the only way to it while it lives. The cells were
         // initialised in `new`.
         fill(unsafe {
@@ -208,6 +217,8 @@ impl ByteRing {
     unsafe fn read(&self, offset: u64, len: usize) -> (&[u8], &[u8]) {
         assert!(len <= self.bytes.len());
         let [(a, a_len), (b, b_len)] = self.spans(offset, len);
+        self.shadow.read(a, a_len);
+        self.shadow.read(b, b_len);
         // SAFETY: both ranges are within the ring, and by the caller's word nobody writes them.
         unsafe {
             (
@@ -1452,7 +1463,7 @@ const fn entry(generation: u32, stream: u32) -> u64 {
 }
 
 impl Home {
-    const fn new(group: u16, index: u32) -> Self {
+    fn new(group: u16, index: u32) -> Self {
         Home {
             place: AtomicU64::new(entry(group as u32, index)),
             generation: AtomicU32::new(0),
@@ -1544,9 +1555,10 @@ fn laps_ahead(found: u64, delivery: u64, slots: u64) -> Option<u64> {
     (ahead < LAP_TAGS / 2).then_some(ahead)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(netstack_loom)))]
 mod tests {
     use super::*;
+    use crate::engine::sync::interrupted;
 
     const CONN: ConnId = ConnId {
         index: 0,
@@ -1750,6 +1762,24 @@ mod tests {
     }
 
     #[test]
+    fn the_pump_is_told_when_two_segments_were_read_and_the_window_is_less_than_half_open() {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.advertised(1024, 1024);
+        let mut seen = Seen {
+            end: 512,
+            ..Seen::default()
+        };
+        assert!(!stream.read(200, &mut seen, 100), "half of it is open");
+        let streams = super::tests::streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.advertised(1024, 1024);
+        seen.end = 513;
+        assert!(!stream.read(199, &mut seen, 100));
+        assert!(stream.read(1, &mut seen, 100));
+    }
+
+    #[test]
     fn a_recycled_place_is_fresh_and_its_former_tenant_gone() {
         let streams = streams();
         let former = streams.get(CONN).unwrap();
@@ -1775,5 +1805,241 @@ mod tests {
         assert!(!stream.raise());
         stream.progress();
         assert!(stream.raise());
+    }
+
+    #[test]
+    fn of_two_that_raise_the_flag_one_tells_the_pump_wherever_the_other_comes_in_between() {
+        for step in 0.. {
+            let streams = Arc::new(streams());
+            let stream = streams.get(CONN).unwrap();
+            let same = Arc::clone(&streams);
+            let other = move || same.get(CONN).unwrap().raise();
+            let (one, other) = interrupted(step, other, || stream.raise());
+            let Some(other) = other else {
+                assert!(step > 0, "a flag is raised without any access");
+                break;
+            };
+            assert!(one != other, "interrupted before access {step}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_comes_in_while_the_pump_looks_is_seen_or_told() {
+        for step in 0.. {
+            let streams = Arc::new(streams());
+            let stream = streams.get(CONN).unwrap();
+            stream.write(b"a");
+            assert!(stream.raise());
+            let same = Arc::clone(&streams);
+            let other = move || {
+                let stream = same.get(CONN).unwrap();
+                stream.write(b"b");
+                stream.ask(Asked {
+                    shutdown: true,
+                    ..Asked::default()
+                });
+                stream.raise()
+            };
+            let ((_, written, asked), told) = interrupted(step, other, || stream.progress());
+            let Some(told) = told else {
+                assert!(step > 0, "the pump looks without any access");
+                break;
+            };
+            let seen = written == 2 && asked.shutdown;
+            assert!(seen || told, "interrupted before access {step}");
+            assert!(
+                written == 2 || !asked.shutdown,
+                "interrupted before access {step}: an end before all that was written"
+            );
+        }
+    }
+
+    #[test]
+    fn a_place_that_was_handed_on_while_its_stream_was_made_stays_handed_on() {
+        for step in 0.. {
+            let streams = Arc::new(streams());
+            // Nobody comes in while its memory is written.
+            streams.row.make(0, 0);
+            let same = Arc::clone(&streams);
+            let (_, other) = interrupted(
+                step,
+                move || same.recycle(CONN),
+                || streams.get(CONN).is_some(),
+            );
+            if other.is_none() {
+                assert!(step > 0, "a stream is found without any access");
+                break;
+            }
+            let next = ConnId {
+                generation: 1,
+                ..CONN
+            };
+            assert!(
+                streams.get(CONN).is_none() && streams.get(next).is_some(),
+                "interrupted before access {step}"
+            );
+        }
+    }
+}
+
+/// Models of streams under loom (`.ci/run`). Each says what it would catch.
+#[cfg(all(test, netstack_loom))]
+mod loom_models {
+    use loom::thread;
+
+    use super::*;
+
+    const CONN: ConnId = ConnId {
+        index: 0,
+        generation: 0,
+    };
+
+    /// One stream of rings of two octets, which are made, so that no thread waits in std while another makes them.
+    fn streams() -> Arc<Streams> {
+        let limits = Limits {
+            connections: 1,
+            receive_buffer: 2,
+            send_buffer: 2,
+            ..Limits::default()
+        };
+        let streams = Streams::new(&limits, 2, Ipv4Addr::LOCALHOST);
+        let stream = streams.get(CONN).unwrap();
+        stream.incoming();
+        stream.outgoing();
+        Arc::new(streams)
+    }
+
+    fn spawn<R: 'static>(
+        streams: &Arc<Streams>,
+        work: impl FnOnce(StreamRef<'_>) -> R + 'static,
+    ) -> thread::JoinHandle<R> {
+        let streams = Arc::clone(streams);
+        thread::spawn(move || work(streams.get(CONN).unwrap()))
+    }
+
+    /// All interleavings with at most two involuntary switches.
+    fn model(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(2));
+        builder.check(model);
+    }
+
+    fn deliver(stream: StreamRef<'_>, delivery: u64) {
+        let deliver = Deliver {
+            conn: CONN,
+            run_offset: 0,
+            len: 1,
+            stream_offset: delivery,
+            delivery,
+            end: delivery + 1,
+            last: true,
+        };
+        stream.store(&deliver, 0, &[delivery as u8]);
+        stream.stamp(&deliver);
+    }
+
+    /// Reads all that is there.
+    fn read(stream: StreamRef<'_>, seen: &mut Seen) -> Vec<u8> {
+        stream.look(seen);
+        seen.end = seen.arrived;
+        let octets = {
+            let (a, b) = stream.received(seen);
+            [a, b].concat()
+        };
+        stream.read(octets.len(), seen, 1);
+        octets
+    }
+
+    /// Catches: octets read before they are written, because `stamp` or `look` is Relaxed.
+    #[test]
+    fn two_primaries_deliver_and_the_application_reads() {
+        model(|| {
+            let streams = streams();
+            let primaries = [0, 1].map(|j| spawn(&streams, move |stream| deliver(stream, j)));
+            let (stream, mut seen) = (streams.get(CONN).unwrap(), Seen::default());
+            let mut octets = read(stream, &mut seen);
+            primaries.map(|primary| primary.join().unwrap());
+            octets.extend(read(stream, &mut seen));
+            assert_eq!(octets, [0, 1]);
+        });
+    }
+
+    /// Catches: octets sent before they are written, because the cursor or the flag is Relaxed; an end that overtakes the
+    /// last write; a write that the pump neither sees nor is told of.
+    #[test]
+    fn the_application_writes_and_the_pump_looks() {
+        model(|| {
+            let streams = streams();
+            let writer = spawn(&streams, |stream| {
+                stream.write(b"a");
+                stream.ask(Asked {
+                    shutdown: true,
+                    ..Asked::default()
+                });
+                stream.raise()
+            });
+            let stream = streams.get(CONN).unwrap();
+            let (_, written, asked) = stream.progress();
+            assert!(written == 1 || !asked.shutdown);
+            if written == 1 {
+                assert_eq!(stream.sending(0, 1).0, b"a");
+            }
+            assert!(writer.join().unwrap(), "nobody else raised it");
+        });
+    }
+
+    /// Catches: a flag that is lowered after the cursors are read.
+    #[test]
+    fn a_second_write_is_seen_or_told() {
+        model(|| {
+            let streams = streams();
+            let stream = streams.get(CONN).unwrap();
+            stream.write(b"a");
+            assert!(stream.raise());
+            let writer = spawn(&streams, |stream| {
+                stream.write(b"b");
+                stream.raise()
+            });
+            let (_, written, _) = stream.progress();
+            assert!(writer.join().unwrap() || written == 2);
+        });
+    }
+
+    /// Catches: octets written over while a frame is built from them, because `release` or `writable` is Relaxed.
+    #[test]
+    fn what_was_released_is_written_over() {
+        model(|| {
+            let streams = streams();
+            let stream = streams.get(CONN).unwrap();
+            assert_eq!(stream.write(b"ab"), 2);
+            let primary = spawn(&streams, |stream| {
+                let sent = stream.sending(0, 2).0.to_vec();
+                stream.release(2);
+                sent
+            });
+            stream.write(b"c");
+            assert_eq!(primary.join().unwrap(), b"ab");
+        });
+    }
+
+    /// Catches: the end of the stream, or of the connection, seen without what was stored before it.
+    #[test]
+    fn how_much_arrived_before_a_reset_is_known_with_it() {
+        model(|| {
+            let streams = streams();
+            let primary = spawn(&streams, |stream| {
+                deliver(stream, 0);
+                stream.event(Event::PeerFinished { end: 1 }, 1);
+                stream.event(Event::Reset, 1);
+            });
+            let stream = streams.get(CONN).unwrap();
+            if stream.life().ending().is_some() {
+                assert_eq!((stream.ended_at(), stream.peer_end()), (1, Some(1)));
+            }
+            if stream.peer_end().is_some() {
+                assert_eq!(read(stream, &mut Seen::default()), [0]);
+            }
+            primary.join().unwrap();
+        });
     }
 }

@@ -21,7 +21,7 @@
 //! two replicas did not agree, and [`TxRing::claim`] says so.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -29,6 +29,7 @@ use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
 use crate::engine::stream::{Carried, prefetch_at};
+use crate::engine::sync::{AtomicU64, Shadow};
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
@@ -64,6 +65,8 @@ pub(crate) struct TxRing {
     memory: Box<[UnsafeCell<u8>]>,
     slot_len: usize,
     sent: CachePadded<AtomicU64>,
+    /// Of each slot, what it holds.
+    shadow: Shadow,
 }
 
 // SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken, and read
@@ -98,6 +101,7 @@ impl TxRing {
             memory,
             slot_len,
             sent: CachePadded::new(AtomicU64::new(0)),
+            shadow: Shadow::new(slots),
         });
         let transmitter = Transmitter {
             ring: Arc::clone(&ring),
@@ -190,6 +194,7 @@ impl TxClaim<'_> {
     /// The slot's memory; what it holds is left from an earlier frame.
     #[inline]
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
+        self.ring.shadow.write(self.ring.index(self.frame), 1);
         // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory is
         // `slot_len` octets within the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.frame), self.ring.slot_len) }
@@ -211,7 +216,9 @@ impl TxClaim<'_> {
     #[inline(always)]
     fn store(mut self, head: usize, len: usize, meta: TxMeta, carried: Option<Carried>) {
         assert!(len <= self.ring.slot_len);
-        let slot = &self.ring.slots[self.ring.index(self.frame)];
+        let index = self.ring.index(self.frame);
+        let slot = &self.ring.slots[index];
+        self.ring.shadow.write(index, 1);
         // SAFETY: as in `buffer`.
         unsafe {
             *slot.built.get() = Built {
@@ -337,6 +344,7 @@ impl Transmitter {
     /// Frame `frame`, which is ready in `slot`.
     #[inline(always)]
     fn frame<'a>(&'a self, slot: &'a Slot, frame: u64) -> TxFrame<'a> {
+        self.ring.shadow.read(self.ring.index(frame), 1);
         // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this handle mutably;
         // until then nobody writes the slot.
         let (built, bytes) = unsafe {
@@ -452,9 +460,10 @@ impl Transmitter {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(netstack_loom)))]
 mod tests {
     use super::*;
+    use crate::engine::sync::interrupted;
 
     fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
         let mut claim = ring.claim(frame).unwrap();
@@ -558,6 +567,51 @@ mod tests {
     }
 
     #[test]
+    fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
+        let claim = |ring: &TxRing| ring.claim(0).map(core::mem::forget);
+        for step in 0.. {
+            let (ring, _transmitter) = TxRing::new(4, 64);
+            let same = Arc::clone(&ring);
+            let (one, other) = interrupted(step, move || claim(&same), || claim(&ring));
+            let Some(other) = other else {
+                assert!(step > 0, "a slot is taken without any access");
+                break;
+            };
+            let both = [one, other];
+            let taken = both.iter().filter(|claim| claim.is_ok()).count();
+            assert_eq!(taken, 1, "interrupted before access {step}: {both:?}");
+        }
+    }
+
+    #[test]
+    fn of_threads_that_want_every_frame_one_builds_each() {
+        const FRAMES: u64 = 20_000;
+        let (ring, mut transmitter) = TxRing::new(64, 64);
+        let build_all = || {
+            let mut built = 0;
+            for frame in 0..FRAMES {
+                while frame >= ring.sent() + 64 {
+                    std::thread::yield_now();
+                }
+                if let Ok(claim) = ring.claim(frame) {
+                    claim.publish(0, 8, TxMeta::default());
+                    built += 1;
+                }
+            }
+            built
+        };
+        let built: u64 = std::thread::scope(|scope| {
+            let builders = [0; 3].map(|_| scope.spawn(build_all));
+            let mut sent = 0;
+            while sent < FRAMES {
+                sent += send_all(&mut transmitter).len() as u64;
+            }
+            builders.map(|builder| builder.join().unwrap()).iter().sum()
+        });
+        assert_eq!(built, FRAMES);
+    }
+
+    #[test]
     fn a_claim_dropped_unpublished_can_be_taken_again() {
         let (ring, mut transmitter) = TxRing::new(4, 64);
         drop(ring.claim(0).unwrap());
@@ -596,5 +650,94 @@ mod tests {
         assert_eq!((ring.claimed(), ring.sent()), (2, 0));
         assert_eq!(send_all(&mut transmitter), [b"h0car", b"h1arr"]);
         assert_eq!((ring.claimed(), ring.sent()), (0, 2));
+    }
+}
+
+/// Models of the slots under loom (`.ci/run`). Each says what it would catch.
+#[cfg(all(test, netstack_loom))]
+mod loom_models {
+    use loom::thread;
+
+    use super::*;
+
+    /// Builds frame `frame`, unless somebody else has it.
+    fn build(ring: &TxRing, frame: u64) -> bool {
+        let Ok(mut claim) = ring.claim(frame) else {
+            return false;
+        };
+        claim.buffer()[0] = frame as u8;
+        claim.publish(0, 1, TxMeta::default());
+        true
+    }
+
+    /// Sends what is ready once, and returns the first octet of each frame.
+    fn send(transmitter: &mut Transmitter) -> Vec<u8> {
+        let mut frames = ArrayVec::<_, 4>::new();
+        transmitter.ready(u64::MAX, &mut frames);
+        let sent: Vec<u8> = frames.iter().map(|frame| frame.payload[0]).collect();
+        drop(frames);
+        if !sent.is_empty() {
+            transmitter.advance(sent.len());
+        }
+        sent
+    }
+
+    /// Catches: a slot taken without its compare-and-swap; a frame sent before it is written, because
+    /// `publish` or `ready` is Relaxed.
+    #[test]
+    fn two_builders_of_one_frame_and_the_transmitter() {
+        loom::model(|| {
+            let (ring, mut transmitter) = TxRing::new(1, 64);
+            let builders = [0; 2].map(|_| {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || build(&ring, 0))
+            });
+            let mut sent = send(&mut transmitter);
+            let built = builders.map(|builder| builder.join().unwrap());
+            assert!(built[0] != built[1]);
+            sent.extend(send(&mut transmitter));
+            assert_eq!(sent, [0]);
+        });
+    }
+
+    /// Catches: a slot written again while the device still reads it, because `free` or `claim` is
+    /// Relaxed; a frame that takes the slot before its time.
+    #[test]
+    fn a_slot_is_built_in_again_when_the_device_has_done_with_it() {
+        loom::model(|| {
+            let (ring, mut transmitter) = TxRing::new(1, 64);
+            assert!(build(&ring, 0));
+            let builder = {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || build(&ring, 1))
+            };
+            let mut sent = send(&mut transmitter);
+            if !builder.join().unwrap() {
+                assert!(build(&ring, 1));
+            }
+            sent.extend(send(&mut transmitter));
+            assert_eq!(sent, [0, 1]);
+        });
+    }
+
+    /// Catches: what a builder that gave up had written being written over by the next one at the same time,
+    /// because the end of a claim is Relaxed.
+    #[test]
+    fn a_claim_that_is_given_up_is_taken_over() {
+        loom::model(|| {
+            let (ring, mut transmitter) = TxRing::new(1, 64);
+            let gives_up = {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || {
+                    if let Ok(mut claim) = ring.claim(0) {
+                        claim.buffer()[0] = 9;
+                    }
+                })
+            };
+            let built = build(&ring, 0);
+            gives_up.join().unwrap();
+            assert!(built || build(&ring, 0));
+            assert_eq!(send(&mut transmitter), [0]);
+        });
     }
 }

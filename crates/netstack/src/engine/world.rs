@@ -4,6 +4,8 @@
 //! on the path of a data frame.
 
 use core::net::SocketAddrV4;
+#[cfg(feature = "testkit")]
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -19,10 +21,13 @@ use crate::engine::balance::Load;
 use crate::engine::demux::Moved;
 use crate::engine::pump::moves::{Note, Told};
 use crate::engine::queues::{Bindings, Queues};
+#[cfg(feature = "testkit")]
+use crate::engine::replica::Replica;
 use crate::engine::stream::{Asked, Handle, StreamRef, StreamTable, Streams};
 use crate::engine::tx::TxRing;
 use crate::engine::view::View;
 use crate::ip::route::Site;
+use crate::keys::{Domain, Keys};
 use crate::stats::StackStats;
 
 /// What an application wants from the protocol, besides moving its cursors.
@@ -195,10 +200,16 @@ impl Front {
 }
 
 impl Desk {
-    pub(crate) fn ticket(&mut self) -> u64 {
+    /// Another number each time.
+    pub(crate) fn ticket_number(&mut self) -> u64 {
         self.next_ticket += 1;
-        self.answers.insert(self.next_ticket, None);
         self.next_ticket
+    }
+
+    pub(crate) fn ticket(&mut self) -> u64 {
+        let ticket = self.ticket_number();
+        self.answers.insert(ticket, None);
+        ticket
     }
 }
 
@@ -208,8 +219,9 @@ pub(crate) struct World {
     pub(crate) mac: [u8; 6],
     pub(crate) address: Ipv4Addr,
     pub(crate) site: Site,
-    /// Of what is to be hard to guess.
-    pub(crate) secret: u64,
+    /// What ports are chosen by, and a random number of this start of the stack for that.
+    pub(crate) keys: Keys,
+    pub(crate) salt: u64,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
     pub(crate) streams: Streams,
@@ -236,9 +248,14 @@ pub(crate) struct World {
     pub(crate) group: u16,
     /// Counters for whoever asks; whoever posts them waits for nobody.
     posted: Mutex<StackStats>,
+    /// Panics that a replica caught and no test planted, as far as replicas have ended.
+    #[cfg(feature = "testkit")]
+    panics: AtomicU64,
     /// Connections for whoever asks.
     pub(crate) view: View,
     pub(crate) down: AtomicBool,
+    /// The device took no frame when it was last offered some: it is down or gone.
+    refuses: AtomicBool,
     /// Nothing begins any more.
     closing: AtomicBool,
 }
@@ -313,6 +330,11 @@ impl Drop for Wakes<'_> {
 }
 
 impl World {
+    /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others, and the secret, too.
+    pub(crate) fn random_port(&self, domain: Domain, count: u64) -> u64 {
+        self.keys.of(domain, [self.salt, count])
+    }
+
     pub(crate) fn new(
         limits: Limits,
         (mac, tx_checksum): ([u8; 6], bool),
@@ -341,7 +363,8 @@ impl World {
             mac,
             address,
             site,
-            secret: 0,
+            keys: Keys::default(),
+            salt: 0,
             tx_checksum,
             streams: Streams::of_group(&limits, delivery_slots, address, row, group),
             queues: Queues::new(&limits, delivery_slots, address),
@@ -356,8 +379,11 @@ impl World {
             front,
             group,
             posted: Mutex::default(),
+            #[cfg(feature = "testkit")]
+            panics: AtomicU64::new(0),
             view: View::default(),
             down: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
     }
@@ -487,6 +513,25 @@ impl World {
         }
     }
 
+    /// A replica of this stack ends.
+    ///
+    /// # Panics
+    /// If it caught a panic that no test planted, unless its thread unwinds already.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn assert_no_panics(&self, replica: &Replica) {
+        let panics = replica.unplanned_panics();
+        self.panics.fetch_max(panics, Ordering::Relaxed);
+        if !std::thread::panicking() {
+            assert_eq!(panics, 0, "panics were caught");
+        }
+    }
+
+    /// How many panics a replica caught that no test planted, of those replicas that have ended.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn unplanned_panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
     /// Counters as they were last posted.
     pub(crate) fn stats(&self) -> StackStats {
         *self.posted.lock().unwrap_or_else(PoisonError::into_inner)
@@ -494,6 +539,20 @@ impl World {
 
     pub(crate) fn device_failed(&self, error: DeviceError) {
         self.desk().device_error = Some(error);
+    }
+
+    /// The device took the frames that it was offered, or refused them with an error.
+    pub(crate) fn note_refusal(&self, refuses: bool) {
+        // ORDERING: Relaxed, a hint that says when to look again.
+        if self.refuses.load(Ordering::Relaxed) != refuses {
+            self.refuses.store(refuses, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether what is to be sent waits for a device that is down or gone.
+    pub(crate) fn is_refused(&self) -> bool {
+        // ORDERING: as above.
+        self.refuses.load(Ordering::Relaxed)
     }
 
     /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
@@ -506,7 +565,7 @@ impl World {
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()
-            || !self.control.is_empty()
+            || !self.control.is_empty() && !self.is_refused()
             || self.view.is_asked()
             || !self.returned.is_empty()
     }

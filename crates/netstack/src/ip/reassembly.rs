@@ -567,6 +567,27 @@ mod tests {
     }
 
     #[test]
+    fn as_many_datagrams_are_kept_as_the_limit_says_and_as_many_are_told_of_when_they_expire() {
+        let limits = ReassemblyLimits {
+            datagrams: 3,
+            ..ReassemblyLimits::default()
+        };
+        let mut r = Reassembly::new(limits);
+        let mut now = NOW;
+        for round in 0..3 {
+            for ident in 0..4 {
+                r.insert(&fragment(ident, 0, true, &[0; 8]), now);
+                let displaced = round + u64::from(ident == 3);
+                assert_eq!(r.stats().displaced, displaced, "{round}, {ident}");
+            }
+            now += TIMEOUT;
+            r.expire(now);
+        }
+        assert_eq!(r.stats().expired, 9);
+        assert_eq!(r.take_expired().len(), 3, "nobody took them meanwhile");
+    }
+
+    #[test]
     fn a_datagram_in_too_many_pieces_is_refused() {
         let mut r = reassembly();
         let limit = ReassemblyLimits::default().pieces as u32;

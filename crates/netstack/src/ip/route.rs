@@ -78,6 +78,24 @@ impl Site {
         }
     }
 
+    /// Whether no packet can truly come from `source` to `destination` over a link (RFC 1122 section 3.2.1.3, RFC 1812
+    /// section 5.3.7, RFC 6890): from nobody, from this host, from several hosts, or from addresses that are not in use.
+    /// Only a host that does not know its address yet may leave that out, in what it sends to everybody.
+    #[inline]
+    pub(crate) fn is_martian(&self, (source, destination): (Ipv4Addr, Ipv4Addr)) -> bool {
+        match source.octets()[0] {
+            0 => !(source.is_unspecified() && destination.is_broadcast()),
+            127 | 224.. => true,
+            _ => self.whose(source) != Whose::Others,
+        }
+    }
+
+    /// Whether `address` can be a single host that packets are sent to: what is said of sources in
+    /// [`is_martian`](Self::is_martian) but for ourselves.
+    pub(crate) fn is_one_host(&self, address: Ipv4Addr) -> bool {
+        !matches!(address.octets()[0], 0 | 224..) && self.whose(address) != Whose::Everybodys
+    }
+
     /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there is no way for them.
     pub(crate) fn is_ourselves(&self, address: Ipv4Addr) -> bool {
         address == self.address || address.is_loopback()

@@ -16,6 +16,7 @@ use crate::engine::stream::{Seen, StreamRef};
 use crate::engine::world::{Command, World};
 use crate::error::SocketError;
 use crate::ip::route::Whose;
+use crate::keys::Domain;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
@@ -30,7 +31,8 @@ impl Sockets {
         self.up()?;
         let world = self.world();
         let mut desk = world.desk();
-        let (socket, port) = desk.bindings.bind(port, &world.limits, world.secret)?;
+        let random = |count| world.random_port(Domain::UdpPort, count);
+        let (socket, port) = desk.bindings.bind(port, &world.limits, random)?;
         // While the desk is held, so that what begins and ends reaches the pump in this order.
         world.command(Command::Bind { socket, port });
         drop(desk);
@@ -370,7 +372,8 @@ impl UdpSender {
     /// network reports (RFC 1122 section 4.1.3.3). What has arrived already stays.
     ///
     /// # Errors
-    /// [`SocketError::Unreachable`] if there is no way, [`SocketError::NotAllowed`] for a broadcast address.
+    /// [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0, [`SocketError::NotAllowed`] for a
+    /// broadcast address.
     pub fn connect(&mut self, remote: SocketAddrV4) -> Result<(), SocketError> {
         self.check(remote)?;
         self.remote = Some(remote);
@@ -417,8 +420,8 @@ impl UdpSender {
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507 octets or the send
-    /// ring's length, [`SocketError::Unreachable`] if there is no way, [`SocketError::NotAllowed`] for a broadcast
-    /// address without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
+    /// ring's length, [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0,
+    /// [`SocketError::NotAllowed`] for a broadcast address without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
         self.check(remote)?;
         self.put(from, remote)
@@ -513,11 +516,15 @@ impl UdpSender {
         if site.is_ourselves(*remote.ip()) {
             return Err(SocketError::Ourselves);
         }
+        if remote.port() == 0 {
+            return Err(SocketError::Invalid);
+        }
         match site.whose(*remote.ip()) {
             Whose::Everybodys if !self.broadcast => Err(SocketError::NotAllowed),
             Whose::Everybodys => Ok(()),
-            _ if remote.ip().is_unspecified() => Err(SocketError::Unreachable),
-            _ if remote.ip().is_multicast() || site.next_hop(*remote.ip()).is_some() => Ok(()),
+            _ if remote.ip().is_multicast() => Ok(()),
+            _ if !site.is_one_host(*remote.ip()) => Err(SocketError::Unreachable),
+            _ if site.next_hop(*remote.ip()).is_some() => Ok(()),
             _ => Err(SocketError::Unreachable),
         }
     }

@@ -76,6 +76,11 @@ impl Stack {
         for group in &mut self.groups {
             group.end();
         }
+        #[cfg(feature = "testkit")]
+        if !std::thread::panicking() {
+            let panics = self.sockets.worlds().iter().map(|w| w.unplanned_panics());
+            assert_eq!(panics.sum::<u64>(), 0, "panics were caught");
+        }
     }
 }
 

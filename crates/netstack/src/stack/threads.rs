@@ -310,7 +310,9 @@ impl Domain for WorkerDomain {
                 let deadline = worker.next_deadline().min(side.pump.next_deadline());
                 let until = threads.clock.until(deadline);
                 let again = worker.is_behind().then_some(LOOK_AGAIN);
-                side.pump.wait(again.into_iter().chain(until).min());
+                let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
+                let times = again.into_iter().chain(until).chain(next_try);
+                side.pump.wait(times.min());
             }
             world.after_sleep();
         } else {

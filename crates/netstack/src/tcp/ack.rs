@@ -89,11 +89,13 @@ impl Tcb {
         self.timers.runs(Timer::Persist)
     }
 
-    /// TSecr, if timestamps are in use.
+    /// TSecr, if timestamps are in use, as our clock has it.
     #[inline(always)]
     pub(super) fn echoed(&self, seg: &Segment<'_>) -> Option<u32> {
         match seg.timestamps {
-            Some((_, ts_ecr)) if self.rcv.timestamps => Some(ts_ecr),
+            Some((_, ts_ecr)) if self.rcv.timestamps => {
+                Some(ts_ecr.wrapping_sub(self.rcv.ts_offset))
+            }
             _ => None,
         }
     }

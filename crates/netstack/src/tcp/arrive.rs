@@ -6,6 +6,7 @@ use super::{Cx, State, Tcb};
 use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
 use crate::effect::{Effect, EffectSink, Event, Transmit};
+use crate::rate_limit::Rate;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -43,7 +44,11 @@ pub fn reset_for<S: EffectSink>(
     if seg.flags.has(Flags::RST) || cx.frames.next >= cx.frames.limit {
         return false;
     }
-    if !cx.frames.resets.take(cx.now, cx.limits.resets_per_second) {
+    let rate = Rate {
+        total: cx.limits.resets_per_second,
+        per_destination: cx.limits.resets_per_destination,
+    };
+    if !cx.frames.resets.admits(cx.now, *flow.remote.ip(), rate) {
         return false;
     }
     let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
@@ -303,11 +308,15 @@ impl Tcb {
         }
     }
 
-    /// An acknowledgment that the segment did not deserve (RFC 5961), within the bounds of this connection and of
-    /// all together.
+    /// An acknowledgment that the segment did not deserve (RFC 5961), within the bounds of this connection, of its peer
+    /// and of all together.
     pub(super) fn challenge<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
-        let limit = cx.limits.challenges_per_second;
-        if self.challenges.allow(cx.now) && cx.frames.challenges.take(cx.now, limit) {
+        let rate = Rate {
+            total: cx.limits.challenges_per_second,
+            per_destination: cx.limits.challenges_per_destination,
+        };
+        let peer = *self.flow.remote.ip();
+        if self.challenges.allow(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
             self.rcv.ack = AckDue::Now;
         }
     }

@@ -159,11 +159,11 @@ fn options_of(syn: &Segment<'_>) -> SynOptions {
 }
 
 /// Answers a SYN for a listening port by a SYN-ACK that is numbered with a cookie, and forgets it. Returns whether
-/// that left; without room for a frame it does not. `hash` is a keyed hash of `flow` for each of many uses.
+/// that left; without room for a frame it does not. `hash` is a keyed hash of `flow` for each of many uses; `offset` is what
+/// the connection's timestamps count from.
 pub fn answer_with_cookie<S: EffectSink>(
     syn: &Segment<'_>,
-    flow: Flow,
-    mac: Mac,
+    (flow, mac, offset): (Flow, Mac, u32),
     hash: &impl Fn(u64) -> u64,
     cx: &mut Cx<'_, S>,
 ) -> bool {
@@ -191,7 +191,7 @@ pub fn answer_with_cookie<S: EffectSink>(
     if let Effect::Transmit(transmit) = &mut effect
         && let Some((value, _)) = &mut transmit.timestamps
     {
-        *value = stamped(cx.now, bits);
+        *value = stamped(cx.now, bits).wrapping_add(offset);
     }
     cx.out.push(effect);
     true
@@ -241,10 +241,11 @@ pub enum Returned {
     Connection(Box<Tcb>),
 }
 
-/// Whether `ack`, which found no connection, returns a cookie of ours.
+/// Whether `ack`, which found no connection, returns a cookie of ours. The rest as in [`answer_with_cookie`]; a connection has
+/// no name yet.
 pub fn restore_from_cookie(
     ack: &Segment<'_>,
-    (conn, flow, mac): (ConnId, Flow, Mac),
+    (flow, mac, offset): (Flow, Mac, u32),
     hash: &impl Fn(u64) -> u64,
     limits: &Limits,
     now: Instant,
@@ -263,7 +264,8 @@ pub fn restore_from_cookie(
         ..SynOptions::default()
     };
     let mut flags = Flags::SYN;
-    if let Some((_, echoed)) = ack.timestamps {
+    if let Some((_, ts_ecr)) = ack.timestamps {
+        let echoed = ts_ecr.wrapping_sub(offset);
         let scale = echoed & 15;
         options.window_scale = (scale != NO_SCALE).then_some(scale as u8);
         options.sack_permitted = echoed & SACK != 0;
@@ -284,7 +286,8 @@ pub fn restore_from_cookie(
         followed: false,
         options: &Options::Syn(options),
     };
-    let mut tcb = Tcb::passive(conn, flow, mac, iss, &syn, limits, now);
+    let mut tcb = Tcb::passive(ConnId::NONE, flow, mac, iss, &syn, limits, now);
+    tcb.set_timestamp_offset(offset);
     // The SYN-ACK, once more, to nobody. When it was sent is forgotten, so it measures nothing.
     let mut frames = FrameNumbers {
         limit: 1,
@@ -393,17 +396,17 @@ mod tests {
             timestamps: ts.map(|value| (value, 0)),
             ..segment(irs, SeqNum(0), Flags::SYN, &options)
         };
-        assert!(answer_with_cookie(
-            &syn,
-            flow(),
-            Mac::default(),
-            &hash(key),
-            &mut cx
-        ));
+        let whose = (flow(), Mac::default(), offset(key));
+        assert!(answer_with_cookie(&syn, whose, &hash(key), &mut cx));
         match out[..] {
             [Effect::Transmit(t)] => (t.seq, t.timestamps.map(|(value, _)| value)),
             ref other => panic!("{other:?}"),
         }
+    }
+
+    /// What timestamps of flow number `key` count from.
+    fn offset(key: u64) -> u32 {
+        hash(key)(u64::MAX) as u32
     }
 
     fn flow() -> Flow {
@@ -447,14 +450,15 @@ mod tests {
                             timestamps: echoed.map(|echoed| (10, echoed)),
                             ..segment(irs + 1 + by as u32, iss + 1, Flags::ACK, &Options::None)
                         };
-                        let id = (ConnId::NONE, flow(), Mac::default());
+                        let whose = (flow(), Mac::default(), offset(key));
                         let now = Instant::from_millis(77_999);
                         let limits = Limits::default();
-                        match restore_from_cookie(&ack, id, &hash(key), &limits, now) {
+                        match restore_from_cookie(&ack, whose, &hash(key), &limits, now) {
                             Returned::Connection(tcb) => {
                                 assert_eq!((by, tcb.rcv.nxt), (0, irs + 1));
                                 let scaled = ts.map_or(0, |_| 14);
                                 assert_eq!((tcb.snd.shift, tcb.rcv.irs), (scaled, irs));
+                                assert_eq!(tcb.rcv.ts_offset, offset(key));
                                 assert_eq!(tcb.rcv.sack_permitted, ts.is_some());
                             }
                             Returned::NotFirst => {

@@ -423,6 +423,11 @@ impl Tcb {
         self.passive
     }
 
+    /// Lets its timestamps count from `offset`, before the first one leaves (RFC 7323 section 5.4).
+    pub const fn set_timestamp_offset(&mut self, offset: u32) {
+        self.rcv.ts_offset = offset;
+    }
+
     /// Gives it the name that it keeps, before anything was told of it.
     pub const fn set_conn(&mut self, conn: ConnId) {
         self.conn = conn;

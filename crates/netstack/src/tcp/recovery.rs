@@ -390,3 +390,28 @@ impl Sent {
         (is_old || blocks.get(1).is_some_and(within)).then_some((left, right))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_what_a_second_block_reports_may_reach_from_its_beginning_to_its_end() {
+        let sent = Sent {
+            una: SeqNum(1),
+            nxt: SeqNum(10_001),
+            ack: SeqNum(1),
+            behind: 30_000,
+        };
+        let twice = |left: u32, right: u32| {
+            let blocks = [(left, right), (3001, 5001)].map(|(l, r)| (SeqNum(l), SeqNum(r)));
+            sent.twice(&blocks).is_some()
+        };
+        for (left, right) in [(3001, 4001), (4001, 5001), (3001, 5001)] {
+            assert!(twice(left, right), "{left} to {right}");
+        }
+        for (left, right) in [(3000, 4001), (4001, 5002), (5001, 6001), (4001, 4001)] {
+            assert!(!twice(left, right), "{left} to {right}");
+        }
+    }
+}

@@ -37,7 +37,7 @@ const RTO_AFTER_LOST_SYN: Duration = Duration::from_secs(3);
 /// A timestamp tick is 2^20 ns, 1.05 ms: within the 1 ms to 1 s of RFC 7323 section 5.4.
 const TICK_SHIFT: u32 = 20;
 
-/// TSval at `now`.
+/// Our clock at `now`, from which TSval differs by an offset for each connection.
 #[inline]
 pub(super) const fn timestamp(now: Instant) -> u32 {
     (now.as_nanos() >> TICK_SHIFT) as u32
@@ -468,6 +468,23 @@ mod tests {
         assert!(!r.measured, "its octets are not acknowledged yet");
         r.on_ack(SeqNum(21), None, Instant::from_millis(1200));
         assert_eq!(r.srtt, Duration::from_millis(200));
+    }
+
+    #[test]
+    fn the_shortest_round_trip_lasts_for_five_minutes_from_when_it_was_last_seen() {
+        let mut r = Retransmit::new();
+        let mut measure = |secs: u64, rtt: u64| {
+            let sent = Instant::from_millis(secs * 1000);
+            r.on_sent(SeqNum(10), sent);
+            r.on_ack(SeqNum(11), None, sent + Duration::from_millis(rtt));
+            r.min_rtt
+        };
+        let millis = Duration::from_millis;
+        assert_eq!(measure(1, 10), millis(10));
+        assert_eq!(measure(200, 10), millis(10));
+        // The first one is older than that, and the second one is not.
+        assert_eq!(measure(400, 20), millis(10));
+        assert_eq!(measure(501, 20), millis(20));
     }
 
     #[test]

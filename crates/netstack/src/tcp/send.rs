@@ -244,7 +244,7 @@ impl Tcb {
             mac: self.mac,
             flow: self.flow,
             timestamps: if rcv.timestamps {
-                Some((timestamp(now), rcv.ts_recent))
+                Some((timestamp(now).wrapping_add(rcv.ts_offset), rcv.ts_recent))
             } else {
                 None
             },

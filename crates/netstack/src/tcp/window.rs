@@ -85,6 +85,8 @@ pub(super) struct Rcv {
     pub(super) deliveries: u64,
     /// When `ts_recent` was stored, as [`coarse`] has it.
     pub(super) ts_recent_at: u32,
+    /// What our timestamps count from (RFC 7323 section 5.4).
+    pub(super) ts_offset: u32,
     /// Stream offset of a FIN that arrived, `u64::MAX` while none has.
     pub(super) fin_at: u64,
     /// TS.Recent (RFC 7323 section 4.3).
@@ -112,7 +114,7 @@ pub(super) struct Rcv {
 }
 
 walk!(Rcv, "rcv", {
-    nxt, edge, offset, read, deliveries, ts_recent_at, fin_at, ts_recent, last_ack_sent,
+    nxt, edge, offset, read, deliveries, ts_recent_at, ts_offset, fin_at, ts_recent, last_ack_sent,
     irs, limit, half, shift, timestamps, ack, sack_permitted, tells, twice,
 });
 
@@ -130,6 +132,7 @@ impl Rcv {
             read: 0,
             deliveries: 0,
             ts_recent_at: 0,
+            ts_offset: 0,
             fin_at: u64::MAX,
             ts_recent: 0,
             last_ack_sent: SeqNum(0),

@@ -6,7 +6,11 @@ use super::{Cx, Socket, Sockets, mix, record};
 use crate::config::Limits;
 use crate::digest::{Body, ConnId, MAX_RUN, Mac, Request};
 use crate::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
+use crate::identification::Sequence;
 use crate::ip::cut;
+
+/// UDP's number among the protocols of IPv4.
+const PROTOCOL: u8 = 17;
 
 /// Datagrams to one destination, a part of which may have got its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +26,8 @@ pub(super) struct Sends {
     next: u8,
     /// Fragments of that which have them.
     fragments: u32,
-    /// Identification of the next one.
-    ident: u16,
+    /// Identifications, of the next one on.
+    idents: Sequence,
     /// Where its record begins in the send ring.
     offset: u64,
 }
@@ -58,7 +62,7 @@ impl Sends {
             tos: self.tos,
             lens,
             offset: self.offset,
-            ident: self.ident,
+            idents: self.idents,
             fragment: cut.then_some(self.fragments),
         };
         if cut && self.fragments + count < frames_of(left[0]) {
@@ -71,18 +75,17 @@ impl Sends {
             self.offset += record::len(*len);
         }
         self.next += done as u8;
-        self.ident = self.ident.wrapping_add(done as u16);
+        self.idents.skip(done as u16);
         taken
     }
 
-    pub(super) fn words(&self) -> [u64; 5] {
+    pub(super) fn words(&self) -> [u64; 6] {
         let lens = self.lens.iter().fold(0, |h, len| mix(h ^ u64::from(*len)));
         [
             self.offset,
             lens,
-            u64::from(self.remote.ip().to_bits()) << 32
-                | u64::from(self.remote.port()) << 16
-                | u64::from(self.ident),
+            u64::from(self.remote.ip().to_bits()) << 32 | u64::from(self.remote.port()) << 16,
+            self.idents.fingerprint(),
             u64::from(self.count) << 48
                 | u64::from(self.next) << 40
                 | u64::from(self.ttl) << 32
@@ -98,7 +101,7 @@ impl Sends {
 
 impl Sockets {
     /// Datagrams to be sent, or with a count of 0 a part of the send ring that may be written over.
-    pub(super) fn send<S: EffectSink>(&mut self, request: &Request, key: u64, cx: &mut Cx<'_, S>) {
+    pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut Cx<'_, S>) {
         let Body::Sends {
             socket: id,
             remote,
@@ -112,9 +115,10 @@ impl Sockets {
             return;
         };
         let count = request.digest.count.min(MAX_RUN as u8);
-        // Counted for all, begun elsewhere for each destination, lest one learn how much others get (RFC 7739).
-        let start = mix(key ^ u64::from(remote.ip().to_bits())) as u16;
-        let ident = self.ident.wrapping_add(start);
+        if self.get(id).is_none() {
+            return;
+        }
+        let idents = self.idents.take(*remote.ip(), PROTOCOL, u16::from(count));
         let Some(socket) = self.get(id) else { return };
         socket.sends.push_back(Sends {
             remote,
@@ -125,10 +129,9 @@ impl Sockets {
             count,
             next: 0,
             fragments: 0,
-            ident,
+            idents,
             offset,
         });
-        self.ident = self.ident.wrapping_add(u16::from(count));
         cx.stats.sent_datagrams += u64::from(count);
         self.turn(id, cx);
     }

@@ -57,7 +57,7 @@ impl Bench {
 
     fn command(&mut self, body: Body) -> Vec<Effect> {
         let request = Request::command(Instant::ZERO, 0, body);
-        self.with(|sockets, cx| assert!(sockets.command(&request, 7, cx)))
+        self.with(|sockets, cx| assert!(sockets.command(&request, cx)))
     }
 
     fn arrive(&mut self, lens: &[u16], verdict: u16, app_read: u64) -> Option<Queue> {
@@ -91,7 +91,7 @@ impl Bench {
         };
         let mut request = Request::command(Instant::ZERO, 0, body);
         request.digest.count = lens.len() as u8;
-        sends(self.with(|sockets, cx| assert!(sockets.command(&request, 7, cx))))
+        sends(self.with(|sockets, cx| assert!(sockets.command(&request, cx))))
     }
 
     /// The device took so many frames.
@@ -180,7 +180,7 @@ fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
     let second = bench.send(672, &[0; 8]);
     // Four is the quantum; what is left waits for its turn.
     assert_eq!((second[0].first_frame, second[0].count), (3, 4));
-    assert_eq!(second[0].ident, first[0].ident.wrapping_add(3));
+    assert_eq!(second[0].idents.nth(0), first[0].idents.nth(3));
     let served = bench.sent(3);
     let upto = record::len(100) + record::len(200) + record::len(300);
     assert_eq!(served[0], Effect::Sent { socket: ID, upto });
@@ -205,8 +205,8 @@ fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
     let rest = sends(bench.sent(4));
     assert_eq!((rest[0].count, rest[0].fragment), (2, Some(4)));
     assert_eq!((rest[1].count, rest[1].fragment), (1, None));
-    assert_eq!(rest[0].ident, first[0].ident);
-    assert_eq!(rest[1].ident, first[0].ident.wrapping_add(1));
+    assert_eq!(rest[0].idents, first[0].idents);
+    assert_eq!(rest[1].idents.nth(0), first[0].idents.nth(1));
     assert_eq!(rest[1].offset, record::len(8000));
 }
 

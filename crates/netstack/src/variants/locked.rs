@@ -249,6 +249,18 @@ struct Shared<K: LockKind> {
     back: SegQueue<Vec<Run>>,
 }
 
+/// However a test drives it, what it was sent made nothing panic.
+#[cfg(feature = "testkit")]
+impl<K: LockKind> Drop for Shared<K> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let world = &self.world;
+            self.state
+                .with(|state| world.assert_no_panics(&state.replica));
+        }
+    }
+}
+
 /// One state and its workers. `K` is the kind of lock.
 pub struct Group<K: LockKind> {
     shared: Arc<Shared<K>>,

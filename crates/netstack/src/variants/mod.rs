@@ -29,6 +29,7 @@ use crate::engine::world::{Front, World};
 use crate::error::ConfigError;
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{Route, Site};
+use crate::keys::Keys;
 use crate::wire::MAX_HEADERS;
 
 /// The costly steps of every variant as they stand, to be measured alone.
@@ -132,7 +133,8 @@ pub struct Setup {
     pub routes: Vec<Route>,
     /// How much is kept of datagrams that come in fragments.
     pub reassembly: ReassemblyLimits,
-    /// Key of initial sequence numbers, port choice and the connection table. Should be unpredictable.
+    /// Key of every number that strangers must not predict: sequence numbers, timestamps, identifications, ports, cookies.
+    /// Should be unpredictable, and another one at every start.
     pub secret: [u64; 2],
     /// Whether segments that arrive together may be merged into runs. Default: yes.
     pub merge: bool,
@@ -146,6 +148,8 @@ pub struct Setup {
     /// Whether connections go to other groups that are less busy, and only then is another replica tried that would need a
     /// core of theirs. It does something where there are several groups. Default: no.
     pub balance: bool,
+    /// A random number of this start of the stack.
+    pub(crate) salt: u64,
     /// Which of several groups it is for, and the desk that they have in common.
     pub(crate) shard: Shard,
     pub(crate) front: Arc<Front>,
@@ -167,6 +171,7 @@ impl Setup {
             recorder: None,
             processor: None,
             balance: false,
+            salt: 0,
             shard: Shard::ONLY,
             front: Arc::default(),
         }
@@ -281,7 +286,8 @@ impl Setup {
             (self.front, self.shard),
         );
         world.streams.inline = inline;
-        world.secret = self.secret[1];
+        world.keys = Keys::new(self.secret);
+        world.salt = self.salt;
         let world = Arc::new(world);
         let mut rx = RxPump::new(
             Arc::clone(&world),

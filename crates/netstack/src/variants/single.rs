@@ -31,6 +31,14 @@ pub struct Single {
     stats: EffectStats,
 }
 
+/// However a test drives it, what it was sent made nothing panic.
+#[cfg(feature = "testkit")]
+impl Drop for Single {
+    fn drop(&mut self) {
+        self.world.assert_no_panics(&self.replica);
+    }
+}
+
 impl Single {
     /// A stack over `device`.
     ///

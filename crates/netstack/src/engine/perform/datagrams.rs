@@ -87,7 +87,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         ttl: s.ttl,
         tos: s.tos,
     };
-    let ident = s.ident.wrapping_add(index as u16);
+    let ident = s.idents.nth(index as u16);
     let headers = ip_headers(world, s.mac.0, &header, ident, piece);
     wire::emit_ip(buffer, &headers);
     let mut meta = TxMeta::default();

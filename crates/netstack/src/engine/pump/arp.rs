@@ -51,16 +51,22 @@ impl RxPump {
 
     /// RFC 826: learn, and answer who asks for us.
     pub(super) fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
-        self.stats.arp += 1;
         let mac = Mac(arp.sender_mac);
-        if arp.sender == self.site.address {
+        // A host that has no address yet only wants to know whether one is taken (RFC 5227 section 2.1.1).
+        let is_probe = arp.sender.is_unspecified();
+        let is_ours = arp.sender == self.site.address;
+        let ends = (arp.sender, arp.target);
+        if mac.0[0] & 1 != 0 || !is_probe && !is_ours && self.site.is_martian(ends) {
+            self.stats.martians += 1;
+            return;
+        }
+        self.stats.arp += 1;
+        if is_ours {
             return self.conflict(now, mac);
         }
         let for_us = arp.target == self.site.address;
-        // Who has no address yet only wants to know whether one is taken (RFC 5227 section 2.1.1). Nobody has the address
-        // of a group, and nobody on another network is a neighbour.
-        let is_host = mac.0[0] & 1 == 0 && !arp.sender.is_unspecified();
-        if is_host && self.site.next_hop(arp.sender) == Some(arp.sender) {
+        // A host of another network is no neighbour.
+        if !is_probe && self.site.next_hop(arp.sender) == Some(arp.sender) {
             self.learn(now, arp, for_us, log);
         }
         if arp.request && for_us && self.shard.is_first() {

@@ -161,15 +161,16 @@ impl RxPump {
         let len = usize::from(udp.payload_len);
         for from in (0..len).step_by(usize::from(size).max(1)) {
             let to = len.min(from + usize::from(size).max(1));
+            // Each may need a place in the log. The places of the frames that the pump has claimed are theirs.
+            if log.room() <= BATCH + RESERVED + 2 {
+                self.stats.pieces += 1;
+                self.stats.unsplit += 1;
+                continue;
+            }
             let Some(bytes) = wire::udp_piece(frame.bytes(), from..to) else {
                 break;
             };
             self.stats.pieces += 1;
-            // Each may need a place in the log. The places of the frames that the pump has claimed are theirs.
-            if log.room() <= BATCH + RESERVED + 2 {
-                self.stats.unsplit += 1;
-                continue;
-            }
             let mut piece = Frame::from_bytes(&bytes);
             // It never crossed a wire.
             piece.meta.checksum = RxChecksum::Valid;
@@ -451,7 +452,7 @@ impl RxPump {
         let upto = found.offset + record::len(found.header.len);
         let remote = found.header.remote;
         let next_hop = self.site.next_hop(*remote.ip());
-        let ident = self.next_ident();
+        let ident = self.next_ident(*remote.ip(), wire::UDP);
         let stream = self.world.queues.streams.get(bound.socket);
         if let (Some(next_hop), Some(stream)) = (next_hop, stream) {
             let from = found.offset + record::HEADER as u64;

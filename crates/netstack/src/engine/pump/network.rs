@@ -1,6 +1,8 @@
 //! What the receive pump does with packets that are no segments: it answers echo requests, puts fragments together,
 //! and reports errors. None of this stands in the log.
 
+use std::net::Ipv4Addr;
+
 use dominoes_drivers::Frame;
 
 use super::{Log, RxPump};
@@ -8,6 +10,7 @@ use crate::ip::cut::cut_frame;
 use crate::ip::reassembly::Reassembled;
 use crate::ip::route::Whose;
 use crate::ip::{fragment, whole};
+use crate::rate_limit::Rate;
 use crate::time::Instant;
 use crate::wire::{self, Packet, Report};
 
@@ -46,14 +49,18 @@ impl RxPump {
     }
 
     /// Whether a packet was meant for everybody, and sent so.
-    pub(super) fn is_to_all(&self, dst: core::net::Ipv4Addr, broadcast: bool) -> bool {
+    pub(super) fn is_to_all(&self, dst: Ipv4Addr, broadcast: bool) -> bool {
         broadcast && self.site.whose(dst) == Whose::Everybodys
     }
 
     /// Answers an echo request, in fragments if need be (RFC 1122 section 3.2.2.6).
     fn echo(&mut self, frame: &Frame) {
-        let ident = self.next_ident();
-        let Some(reply) = wire::echo_reply(frame.bytes(), self.world.mac, ident) else {
+        let mac = self.world.mac;
+        let reply = wire::ends(frame.bytes()).and_then(|(sender, _)| {
+            let ident = self.next_ident(sender, wire::ICMP);
+            wire::echo_reply(frame.bytes(), mac, ident)
+        });
+        let Some(reply) = reply else {
             self.stats.malformed += 1;
             return;
         };
@@ -63,9 +70,9 @@ impl RxPump {
         }
     }
 
-    pub(super) fn next_ident(&mut self) -> u16 {
-        self.ident = self.ident.wrapping_add(1);
-        self.ident
+    /// The identification of a packet of `protocol` to `destination`.
+    pub(super) fn next_ident(&mut self, destination: Ipv4Addr, protocol: u8) -> u16 {
+        self.idents.take(destination, protocol, 1).nth(0)
     }
 
     /// Takes a fragment in. Returns the frame that its datagram would have come in, if it was the last one missing.
@@ -104,13 +111,20 @@ impl RxPump {
     }
 
     fn report_about(&mut self, now: Instant, frame: &[u8], report: Report) {
-        let ident = self.next_ident();
-        let (mac, address) = (self.world.mac, self.site.address);
-        let mtu = self.world.limits.mtu;
-        let Some(error) = wire::error_about(frame, report, mac, address, ident, mtu) else {
+        let Some((sender, _)) = wire::ends(frame) else {
             return;
         };
-        if self.reports.admits(now) {
+        let ident = self.next_ident(sender, wire::ICMP);
+        let (mac, address) = (self.world.mac, self.site.address);
+        let limits = &self.world.limits;
+        let Some(error) = wire::error_about(frame, report, mac, address, ident, limits.mtu) else {
+            return;
+        };
+        let rate = Rate {
+            total: limits.errors_per_second,
+            per_destination: limits.errors_per_destination,
+        };
+        if self.reports.admits(now, sender, rate) {
             self.stats.reports += 1;
             self.control(error);
         } else {

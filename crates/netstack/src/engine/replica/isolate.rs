@@ -20,6 +20,8 @@ use std::panic::{catch_unwind, resume_unwind};
 use super::Replica;
 use crate::digest::{ConnId, Request};
 use crate::effect::{Effect, EffectSink, Event, mix};
+#[cfg(feature = "testkit")]
+use crate::keys::Domain;
 use crate::seqnum::SeqNum;
 use crate::tcp::{self, Cx, Finish, Tcb};
 
@@ -48,13 +50,14 @@ impl Replica {
             next: self.frames.next,
             seq: tcb.reset_seq(),
         };
-        let challenges = self.frames.challenges;
         let (received, mark) = (tcb.received(), out.mark());
         #[cfg(feature = "testkit")]
         let planted = self.limits.panics_ppm > 0;
         #[cfg(feature = "testkit")]
         let at = if planted {
-            mix((self.position + self.besides) ^ u64::from(conn.index) << 48 ^ self.keyed.secret(2))
+            mix((self.position + self.besides)
+                ^ u64::from(conn.index) << 48
+                ^ self.keys.of(Domain::PlannedPanic, []))
         } else {
             0
         };
@@ -82,7 +85,6 @@ impl Replica {
                 self.planted += u64::from(is_planted(&**_panic));
             }
             out.take_back(mark);
-            self.frames.challenges = challenges;
             self.isolate(conn, before, received, out);
         }
         outcome.ok()
@@ -195,5 +197,34 @@ mod tests {
         bench.replica.limits.panics_ppm = 1_000_000;
         bench.segment(4000, 100, 0, Flags::SYN);
         assert_eq!(counts(&bench), (1, 0));
+    }
+
+    #[test]
+    fn a_stack_does_not_end_well_if_a_panic_was_caught_that_no_test_planted() {
+        use crate::variants::{Setup, single::Single};
+        use dominoes_drivers::memory::{MemoryConfig, pair};
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+
+        let (device, _) = pair(MemoryConfig::default());
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let single = Single::new(setup, Box::new(device)).unwrap();
+        let world = single.world();
+        let ends_well = |replica: &super::Replica| {
+            catch_unwind(AssertUnwindSafe(|| world.assert_no_panics(replica))).is_ok()
+        };
+        let mut bench = Bench::listening(4);
+        let (conn, _) = bench.open(4000, 100);
+        assert!(ends_well(&bench.replica));
+        bench
+            .replica
+            .with(conn, &mut bench.effects, |_, _| panic!("a mistake"));
+        assert!(!ends_well(&bench.replica));
+        assert_eq!(world.unplanned_panics(), 1, "its stack knows");
+
+        let mut bench = Bench::listening(4);
+        bench.replica.limits.panics_ppm = 1_000_000;
+        bench.segment(4000, 100, 0, Flags::SYN);
+        assert_eq!(bench.replica.stats().panicked, 1);
+        assert!(ends_well(&bench.replica));
     }
 }

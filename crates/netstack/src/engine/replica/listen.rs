@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::{Replica, State};
 use crate::digest::{Body, ConnId, Flags, Flow, Mac, Request, Segment};
 use crate::effect::{Effect, EffectSink};
-use crate::engine::demux::Purpose;
+use crate::keys::Domain;
 use crate::seqnum::SeqNum;
 use crate::tcp::{self, Cx, Tcb};
 use crate::time::Instant;
@@ -157,7 +157,8 @@ impl Replica {
             // RFC 9293 section 3.6.1: larger than the largest of the connection that it replaces.
             iss = iss.max(past + 1);
         }
-        let tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
+        let mut tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
+        tcb.set_timestamp_offset(self.timestamp_offset(&flow));
         self.listeners.begin(port);
         self.settle(conn, tcb, Some(port), out);
         self.end(conn, out);
@@ -179,10 +180,10 @@ impl Replica {
             self.stats.table_full += u64::from(!self.has_place());
             return;
         }
-        let keyed = self.keyed;
-        let hash = |use_of_it| keyed.hash(Purpose::Cookie(use_of_it), &flow);
+        let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
+        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        if tcp::answer_with_cookie(syn, flow, mac, &hash, &mut cx) {
+        if tcp::answer_with_cookie(syn, (flow, mac, offset), &hash, &mut cx) {
             self.stats.cookies_sent += 1;
             if let Some(listener) = self.listeners.ports.get_mut(&port) {
                 listener.cookies_until = self.now + tcp::COOKIE_LIFE;
@@ -208,15 +209,15 @@ impl Replica {
         if !self.listeners.ports.get(&port).is_some_and(made) || !self.is_at_home(&flow) {
             return Returned::Nothing;
         }
-        let keyed = self.keyed;
-        let hash = |use_of_it| keyed.hash(Purpose::Cookie(use_of_it), &flow);
+        let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
+        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
         let mut returned = tcp::Returned::Nothing;
         request.pieces(verdict, |segment| {
             if matches!(returned, tcp::Returned::Connection(_)) {
                 return;
             }
-            let nobody = (ConnId::NONE, flow, mac);
-            let found = tcp::restore_from_cookie(segment, nobody, &hash, &self.limits, self.now);
+            let whose = (flow, mac, offset);
+            let found = tcp::restore_from_cookie(segment, whose, &hash, &self.limits, self.now);
             if !matches!(found, tcp::Returned::Nothing) {
                 returned = found;
             }

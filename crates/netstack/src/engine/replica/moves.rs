@@ -11,7 +11,7 @@
 use super::{Replica, is_current};
 use crate::digest::{ConnId, Flow, Pieces};
 use crate::effect::{Effect, EffectSink, Event, Packed};
-use crate::engine::demux::Purpose;
+use crate::keys::Domain;
 use crate::tcp::Tcb;
 use crate::time::Instant;
 
@@ -46,7 +46,7 @@ impl Replica {
     /// Whether a connection of this flow may begin here.
     pub(super) fn is_at_home(&self, flow: &Flow) -> bool {
         let shard = self.shard;
-        shard.of == 1 || self.keyed.grouping(shard.of).group(flow) == shard.index
+        shard.of == 1 || self.grouping.group(flow) == shard.index
     }
 
     /// Keeps a place for a connection that is about to come.
@@ -76,7 +76,7 @@ impl Replica {
         self.demux.remove(&flow);
         if self.is_at_home(&flow) {
             self.demux.insert(flow, ConnId::AWAY);
-            self.away ^= self.keyed.hash(Purpose::Away, &flow);
+            self.away ^= self.keys.of_flow(Domain::Migrated, &flow, 0);
         }
         let place = &mut self.places[conn.index as usize];
         place.armed = Instant::NEVER;
@@ -128,7 +128,7 @@ impl Replica {
         let flow = tcb.flow();
         place.tcb = Some(tcb);
         if self.demux.find(&flow).is_some() {
-            self.away ^= self.keyed.hash(Purpose::Away, &flow);
+            self.away ^= self.keys.of_flow(Domain::Migrated, &flow, 0);
         }
         self.demux.insert(flow, conn);
         // Nothing that it knows lies in the future.
@@ -146,7 +146,7 @@ impl Replica {
     pub(super) fn forget(&mut self, flow: &Flow) {
         if self.demux.find(flow) == Some(ConnId::AWAY) {
             self.demux.remove(flow);
-            self.away ^= self.keyed.hash(Purpose::Away, flow);
+            self.away ^= self.keys.of_flow(Domain::Migrated, flow, 0);
         }
     }
 }

@@ -327,7 +327,7 @@ impl End {
 pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<Effect>>) -> bool {
     let before = tcb.clone();
     let mut slow = tcb.clone();
-    let mut frames = *cx.frames;
+    let mut frames = cx.frames.clone();
     let mut out = cx.out.clone();
     let mut slow_cx = Cx {
         now: cx.now,
@@ -344,7 +344,7 @@ pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<E
         slow.road = tcb.road;
         assert_eq!(tcb.first_difference(&slow), None, "{seg:?}");
         assert_eq!((&*tcb, cx.held), (&slow, held));
-        assert_eq!((&*cx.out, *cx.frames), (&out, frames));
+        assert_eq!((&*cx.out, &*cx.frames), (&out, &frames));
     } else {
         assert_eq!(*tcb, before, "a refused prediction changed something");
         tcb.segment(seg, cx);

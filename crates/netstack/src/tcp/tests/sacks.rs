@@ -326,9 +326,17 @@ fn a_block_of_what_came_twice_counts_only_where_that_may_be() {
     for block in NOT_TWICE {
         assert!(!widened(block), "{block:?}");
     }
-    for block in [(1, 1001), (1001, 2001), (1000, 2000)] {
+    // The last one begins as far before the acknowledgment as a copy may: the widest window.
+    let edge = 2001u32.wrapping_sub(30_000);
+    for block in [
+        (1, 1001),
+        (1001, 2001),
+        (1000, 2000),
+        (edge, edge.wrapping_add(1000)),
+    ] {
         assert!(widened(block), "{block:?}");
     }
+    assert!(!widened((edge.wrapping_sub(1), edge)));
 }
 
 #[test]

@@ -132,10 +132,15 @@ impl<T: Tamper> Worker<T> {
         self.confirmed
     }
 
-    #[cold]
     fn confirm(&mut self) {
+        self.confirm_to(self.replica.position());
+    }
+
+    /// Goes on to `position` at most, as far as a majority agrees with this worker.
+    #[cold]
+    fn confirm_to(&mut self, position: Seq) {
         let me = 1u64 << self.id;
-        while self.confirmed < self.replica.position() {
+        while self.confirmed < position {
             match self.shared.judge(self.confirmed + 1) {
                 Finding::Majority { right, .. } if right & me != 0 => {}
                 Finding::Majority { .. } => {
@@ -164,5 +169,124 @@ impl<T: Tamper> Worker<T> {
             kept: self.kept.clone(),
             crews: self.crews.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dominoes_drivers::memory::{MemoryConfig, pair};
+
+    use super::*;
+    use crate::variants::Setup;
+    use crate::variants::replicated::{Group, Layout};
+
+    fn group(replicas: usize) -> Group {
+        let (device, _) = pair(MemoryConfig::default());
+        let layout = Layout::default().replicas(replicas).fingerprint_every(1);
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        Group::new(setup, layout, Box::new(device)).unwrap()
+    }
+
+    #[test]
+    fn more_than_half_of_the_voters_are_a_majority_and_half_of_them_are_none() {
+        for voters in 1..=6 {
+            let group = group(voters);
+            let shared = group.shared();
+            for (alike, others) in (0..=voters).flat_map(|a| (0..=voters - a).map(move |o| (a, o)))
+            {
+                for id in 0..voters {
+                    shared.posts.forget(id);
+                }
+                (0..alike).for_each(|id| shared.posts.post(id, 1, 7));
+                (alike..alike + others).for_each(|id| shared.posts.post(id, 1, 8));
+                let (left, right) = ((1 << alike) - 1, ((1 << others) - 1) << alike);
+                let expected = if alike > voters / 2 {
+                    Finding::Majority {
+                        wrong: right,
+                        right: left,
+                    }
+                } else if others > voters / 2 {
+                    Finding::Majority { wrong: left, right }
+                } else if alike + others == voters {
+                    Finding::Undecided
+                } else {
+                    Finding::Open
+                };
+                let what = format!("{alike} and {others} of {voters}");
+                assert!(shared.judge(1) == expected, "{what}");
+                shared.compare_at(1);
+                for id in 0..voters {
+                    let is_wrong = match expected {
+                        Finding::Majority { wrong, .. } => wrong >> id & 1 != 0,
+                        _ => false,
+                    };
+                    let accused = shared.roll.take_accusation(id);
+                    assert_eq!(accused, is_wrong, "{what}: worker {id}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_posted_up_to_the_snapshot_that_a_worker_began_with_is_not_its_own() {
+        let group = group(3);
+        let shared = group.shared();
+        let post = |position: Seq| {
+            [7, 7, 8]
+                .into_iter()
+                .enumerate()
+                .for_each(|(id, print)| shared.posts.post(id, position, print));
+        };
+        shared.roll.sit(2, 5);
+        post(5);
+        assert_eq!(shared.opponents(2), None);
+        post(6);
+        assert_eq!(shared.opponents(2), Some((0b11, 6)));
+    }
+
+    #[test]
+    fn who_differs_from_the_majority_confirms_nothing_and_who_agrees_does() {
+        let (device, _) = pair(MemoryConfig::default());
+        let layout = Layout::default().replicas(3).confirm(true);
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let mut group = Group::new(setup, layout, Box::new(device)).unwrap();
+        let now = crate::time::Instant::from_millis(1);
+        while group.workers()[0].replica().position() == 0 {
+            group.workers()[0].turn(now);
+        }
+        let position = group.workers()[0].replica().position();
+        for id in 1..3 {
+            while group.workers()[id].replica().position() < position {
+                group.workers()[id].turn(now);
+            }
+        }
+        let shared = std::sync::Arc::clone(group.shared());
+        // What two of them have at the next position is not what the third has.
+        let next = position + 1;
+        for (id, print) in [7, 7, 8].into_iter().enumerate() {
+            shared.posts.post(id, next, print);
+        }
+        for (id, confirms) in [true, true, false].into_iter().enumerate() {
+            let worker = &mut group.workers()[id];
+            worker.confirmed = position;
+            worker.confirm_to(next);
+            assert_eq!(worker.confirmed == next, confirms, "worker {id}");
+            assert_eq!(shared.roll.take_accusation(id), !confirms, "worker {id}");
+        }
+    }
+
+    #[test]
+    fn of_two_and_of_four_that_are_split_in_halves_all_are_counted_and_none_is_accused() {
+        for voters in [2, 4] {
+            let group = group(voters);
+            let shared = group.shared();
+            (0..voters).for_each(|id| shared.posts.post(id, 1, (id % 2) as u64));
+            let is_undecided = shared.judge(1) == Finding::Undecided;
+            assert!(is_undecided, "{voters}");
+            shared.compare_at(1);
+            assert!(!(0..voters).any(|id| shared.roll.take_accusation(id)));
+            assert_eq!(shared.is_right(1, 0), None);
+            assert_eq!(shared.opponents(0), None);
+        }
     }
 }

@@ -525,6 +525,32 @@ mod tests {
     }
 
     #[test]
+    fn who_began_with_a_snapshot_votes_behind_its_position() {
+        let roll = Roll::new(3, 3, 4, false);
+        assert_eq!((roll.voters(0), roll.voters(1)), (0, 0b111));
+        roll.rise(2);
+        assert_eq!(roll.voters(5), 0b11);
+        roll.sit(2, 5);
+        assert_eq!((roll.voters(5), roll.voters(6)), (0b11, 0b111));
+    }
+
+    #[test]
+    fn who_is_asked_to_leave_is_there_and_gets_no_new_work() {
+        let roll = Roll::new(3, 3, 4, false);
+        roll.dismiss(1);
+        assert_eq!((roll.present(), roll.crew()), (0b111, 0b101));
+        roll.keep(1);
+        assert_eq!(roll.crew(), 0b111);
+    }
+
+    #[test]
+    fn the_first_request_of_a_crew_is_its_own_when_two_crews_follow_each_other() {
+        let crews = crews(&[(0b11, 0), (0b100, 0)]);
+        let owner = |seq| crews.of_request(seq).members().mask();
+        assert_eq!([3, 4].map(owner), [0b11, 0b100]);
+    }
+
+    #[test]
     fn members_go_by_position_over_the_seats_that_are_taken() {
         let members = Members::of(0b1011_0010);
         let found: Vec<usize> = (0..6).map(|chunk| members.by_position(chunk)).collect();

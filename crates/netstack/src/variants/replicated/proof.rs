@@ -216,3 +216,52 @@ impl<T: Tamper> Worker<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::digest::Request;
+    use crate::time::Instant;
+
+    /// A replica that was told a time.
+    fn told(limits: Limits, millis: u64) -> Replica {
+        let mut replica = Replica::new(limits);
+        let tick = Request::tick(Instant::from_millis(millis), 0);
+        replica.apply(&tick, 0, &mut Vec::new());
+        replica
+    }
+
+    #[test]
+    fn a_state_counts_when_more_than_half_have_it_and_half_of_them_prove_nothing() {
+        let limits = Limits::default();
+        let (joiner, other) = (told(limits, 1), told(limits, 2));
+        assert_ne!(joiner.whole_fingerprint(), other.whole_fingerprint());
+        // The giver has it.
+        let split = |voters: usize| {
+            (1..=voters)
+                .flat_map(move |alike| (0..=voters - alike).map(move |wrong| (alike, wrong)))
+        };
+        for voters in 1..=6 {
+            for (alike, differ) in split(voters) {
+                let mut offer = Offer::new(0, 0, Snapshot::none(limits));
+                for id in 1..alike + differ {
+                    let theirs = if id < alike { &joiner } else { &other };
+                    assert!(offer.hear(id, theirs));
+                }
+                // Of two nobody else can say anything, so what nobody contradicts is taken.
+                let expected = if alike > voters / 2 || voters < 3 && differ == 0 {
+                    Finding::Proven
+                } else if differ > voters / 2 {
+                    Finding::Refuted
+                } else if voters < 3 || alike + differ == voters {
+                    Finding::Undecided
+                } else {
+                    Finding::Open
+                };
+                let found = offer.weigh(&joiner, (1 << voters) - 1);
+                assert!(found == expected, "{alike} and {differ} of {voters}");
+            }
+        }
+    }
+}

@@ -902,6 +902,17 @@ impl<T: Tamper> core::fmt::Debug for Worker<T> {
 
 impl<T: Tamper> Drop for Worker<T> {
     fn drop(&mut self) {
+        self.end();
+        // A test that tampers with it says by itself what it expects.
+        #[cfg(feature = "testkit")]
+        if !T::ACTIVE {
+            self.shared.world.assert_no_panics(&self.replica);
+        }
+    }
+}
+
+impl<T: Tamper> Worker<T> {
+    fn end(&mut self) {
         if self.standing == Standing::Resting {
             return self.shared.withdraw(self.id);
         }

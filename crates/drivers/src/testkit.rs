@@ -1,0 +1,142 @@
+//! The receiving halves of devices that the kernel fills, over memory and sockets that a test fills in its place.
+//!
+//! For the tests of this workspace; not covered by semantic versioning. Everything here runs the code of the devices, so what
+//! a test finds here is so of them.
+
+use crate::fd_event::FdEvent;
+use crate::link::Link;
+use crate::pool::Pool;
+use crate::umem::PacketMemory;
+use crate::{DeviceRx, Frame, af_packet, sys, tap};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Buffers that the receiving halves keep.
+const POOL: usize = 4;
+
+/// The receiving half of a [`Tap`](crate::tap::Tap) that reads frames from `fd`, each behind a virtio header with buffer
+/// count: a datagram socket that does not block, or an interface.
+///
+/// # Errors
+/// If the process has no descriptor left.
+pub fn tap_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
+    let rx = tap::TapRx::new("test", Arc::new(fd), FdEvent::new()?, Pool::new(POOL));
+    Ok(Box::new(rx))
+}
+
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring that reads frames from `fd`, each behind a
+/// virtio header: a datagram socket.
+///
+/// # Errors
+/// If the process has no descriptor left.
+pub fn packet_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
+    let link = Arc::new(Link::new(fd, "test", 0, None));
+    Ok(af_packet::copying_rx(
+        link,
+        FdEvent::new()?,
+        Pool::new(POOL),
+    ))
+}
+
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) with a ring of `units` slots, or blocks, of `unit_len`
+/// bytes, and what fills the ring.
+///
+/// # Errors
+/// If there is no memory, or `unit_len` is no multiple of the page size.
+pub fn ring_rx(units: u32, unit_len: usize, blocks: bool) -> io::Result<(Box<dyn DeviceRx>, Ring)> {
+    let file = sys::shared_memory(units as usize * unit_len)?;
+    let memory = PacketMemory::new(file.as_fd(), units, unit_len, blocks)?;
+    let ring = Ring {
+        file: File::from(file.try_clone()?),
+        start: memory.view().addr(),
+        units,
+        unit_len,
+        status: if blocks { 8 } else { 0 },
+    };
+    let link = Arc::new(Link::new(file, "test", 0, None));
+    let rx = af_packet::ring_rx(link, FdEvent::new()?, Pool::new(POOL), memory, blocks)?;
+    Ok((rx, ring))
+}
+
+/// The kernel's side of a ring.
+#[derive(Debug)]
+pub struct Ring {
+    file: File,
+    /// Where frames are read.
+    start: usize,
+    units: u32,
+    unit_len: usize,
+    /// Where the status word stands in a unit.
+    status: usize,
+}
+
+impl Ring {
+    /// Fills a unit with `bytes` from its start on, and hands it over. The status word in `bytes` is overwritten: it says that
+    /// the unit is handed over, and otherwise what `status` says. False if the unit was not given back.
+    ///
+    /// # Errors
+    /// If the memory cannot be written.
+    ///
+    /// # Panics
+    /// If there is no such unit, or `bytes` is longer than one.
+    pub fn fill(&self, unit: u32, bytes: &[u8], status: u32) -> io::Result<bool> {
+        assert!(unit < self.units && bytes.len() <= self.unit_len);
+        let start = u64::from(unit) * self.unit_len as u64;
+        let word = start + self.status as u64;
+        let mut old = [0; 4];
+        self.file.read_exact_at(&mut old, word)?;
+        if u32::from_ne_bytes(old) & libc::TP_STATUS_USER != 0 {
+            return Ok(false);
+        }
+        // The word stays as it is until all else is written.
+        let (head, rest) = bytes.split_at(bytes.len().min(self.status));
+        self.file.write_all_at(head, start)?;
+        self.file
+            .write_all_at(rest.get(4..).unwrap_or(&[]), word + 4)?;
+        let status = status | libc::TP_STATUS_USER;
+        self.file.write_all_at(&status.to_ne_bytes(), word)?;
+        Ok(true)
+    }
+
+    /// In which unit a frame that lies in the ring is, and which bytes of that; `None` if it does not lie in one unit.
+    pub fn place(&self, frame: &Frame) -> Option<(u32, Range<usize>)> {
+        let bytes = frame.bytes();
+        let start = bytes.as_ptr().addr().checked_sub(self.start)?;
+        let (unit, within) = (start / self.unit_len, start % self.unit_len);
+        let place = within..within + bytes.len();
+        let fits = unit < self.units as usize && place.end <= self.unit_len;
+        fits.then_some((unit as u32, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_was_filled_by_hand_is_received_in_place_and_given_back() {
+        let (mut rx, ring) = ring_rx(2, 4096, true).unwrap();
+        let mut block = [7; 256];
+        block[12..20].copy_from_slice(&[1, 0, 0, 0, 48, 0, 0, 0]);
+        // The header of the frame: 60 bytes, behind a virtio header, 64 bytes behind its own start.
+        block[48..48 + 40].fill(0);
+        block[48 + 12] = 60;
+        block[48 + 16] = 60;
+        block[48 + 24] = 64;
+        block[48 + 54..48 + 64].fill(0);
+        assert!(ring.fill(0, &block, 0).unwrap());
+        assert!(!ring.fill(0, &block, 0).unwrap(), "it was not given back");
+
+        let mut frames = Vec::new();
+        assert_eq!(rx.claim(8, &mut frames), Ok(1));
+        assert_eq!(frames[0].bytes(), [7; 60]);
+        assert_eq!(ring.place(&frames[0]), Some((0, 112..172)));
+        assert_eq!(ring.place(&Frame::from_bytes(&[1])), None);
+        rx.release(&mut frames);
+        assert!(ring.fill(0, &block, 0).unwrap());
+    }
+}
