@@ -434,6 +434,8 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
             ("refused_syn", state.refused_syn),
             ("opened", state.opened),
             ("closed", state.closed),
+            ("cookies_sent", state.cookies_sent),
+            ("panicked", state.panicked),
         ];
         let text: String = lines
             .iter()

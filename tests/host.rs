@@ -16,6 +16,8 @@
 //!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
 //!   ten seconds.
 //!
+//! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while `curl` downloads.
+//!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
 //! - `top` starts the live view without a terminal, and needs no privileges.
@@ -33,6 +35,8 @@
 mod clients;
 #[path = "host/deaths.rs"]
 mod deaths;
+#[path = "host/floods.rs"]
+mod floods;
 #[path = "host/lab.rs"]
 mod lab;
 #[path = "host/services.rs"]
@@ -56,6 +60,15 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let Some((signals::PEER, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
         return match signals::peer(words) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if let Some((floods::PEER, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
+        return match floods::peer(words) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -141,6 +154,34 @@ fn main() -> ExitCode {
             test(&lab, &|figure| figures.note(&name, &figure))
                 .and_then(|()| lab.check())
                 .map_err(|failed| lab.explain(&failed))?;
+            Ok(Completion::Completed)
+        }));
+    }
+    for &(name, replicas, test) in floods::TESTS {
+        let missing = needs.missing_for_clients();
+        let name = format!("floods::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            let arguments = [&floods::NETWORK[..], &["--replicas", replicas]].concat();
+            let mut lab = Lab::services(floods::DEVICE, &arguments)?;
+            test(&lab, &|figure| figures.note(&name, &figure))
+                .and_then(|()| lab.check())
+                .map_err(|failed| lab.explain(&failed))?;
+            Ok(Completion::Completed)
+        }));
+    }
+    for &(name, replicas) in floods::REOPENED {
+        let missing = needs.missing("tap", &needs.tap);
+        let name = format!("floods::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            figures.note(&name, &floods::reopened(replicas)?);
             Ok(Completion::Completed)
         }));
     }

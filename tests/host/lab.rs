@@ -163,6 +163,11 @@ impl Lab {
         }
     }
 
+    /// Runs `ip` where the peer is.
+    pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
+        self.peer.ip(arguments)
+    }
+
     /// Gives the peer's kernel another address.
     pub(crate) fn add_address(&self, address: &str) -> Result<(), Failed> {
         self.peer.ip(&format!("addr add {address} dev lo"))?;
@@ -201,6 +206,11 @@ impl Lab {
         Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
     }
 
+    /// Processor time of all threads of the server.
+    pub(crate) fn server_cpu(&self) -> Result<Duration, Failed> {
+        cpu_time(&self.server.process.0.id().to_string())
+    }
+
     /// A failure, with what the server has to say about it.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
         self.server.explain(failed.message().unwrap_or("failed"))
@@ -212,6 +222,15 @@ impl Lab {
         let said = self.run("cat", &[path]).unwrap_or_default();
         said.trim().to_owned()
     }
+}
+
+/// Processor time of all threads of a process, user and system, in ticks of 10 ms (proc(5)).
+pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("no processor time")?;
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let sum: u64 = ticks.map_while(|ticks| ticks.parse::<u64>().ok()).sum();
+    Ok(Duration::from_millis(10 * sum))
 }
 
 // Namespaces ---------------------------------------------------------------------------------------------------------
@@ -243,7 +262,7 @@ impl Namespace {
     }
 
     /// A command to be run in this namespace, under its own process number.
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
@@ -326,7 +345,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    fn start(mut command: Command) -> Result<Running, Failed> {
+    pub(crate) fn start(mut command: Command) -> Result<Running, Failed> {
         let mut process = Process::start(&mut command)?;
         Ok(Running {
             what: describe(&command),

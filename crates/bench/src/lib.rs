@@ -16,6 +16,8 @@ pub mod experiments;
 pub mod instructions;
 #[cfg(feature = "report")]
 pub mod micro;
+#[cfg(target_os = "linux")]
+pub mod namespaces;
 pub mod paper;
 #[cfg(feature = "report")]
 pub mod plot;

@@ -1,0 +1,474 @@
+//! Honest clients of a server while floods reach it: our stack and Linux in turn.
+//!
+//! ```text
+//! sudo -E env "PATH=$PATH" cargo bench floods [-- options]
+//! ```
+//!
+//! Without root, `ip`, `curl` or `wrk` it says what it needs, and ends with success.
+//!
+//! | option | what | default |
+//! |---|---|---|
+//! | `--server tap-1,tap-2,packet-1,linux` | our stack over a TAP or a packet socket, with so many replicas; Linux | tap-1,tap-2,linux |
+//! | `--scenario syn,...` | see below | all |
+//! | `--rounds N` | how often each server goes through a scenario, in turn | 3 |
+//! | `--seconds N` | how long each client runs before, during and after | 2 |
+//! | `--rate N` | frames a second of a flood | 10000 |
+//! | `--seed N` | what the frames follow from | 1 |
+//! | `--json FILE` | writes all samples there | |
+//! | `--quick` | one round of one second, and short connections for 5 s; server tap-1,linux | |
+//!
+//! | scenario | what happens |
+//! |---|---|
+//! | `calm` | nothing: what the measurement makes of that |
+//! | `syn`, `ack`, `rst`, `fin` | segments to the server's port, of no connection, from 65,536 senders |
+//! | `fragments` | pieces of datagrams that never become whole |
+//! | `icmp`, `udp` | echo requests; datagrams for ports without a socket |
+//! | `arp` | requests for the server's address, from 64,516 neighbours |
+//! | `readers` | 1,000 clients read one octet a second of a long answer |
+//! | `windows` | 1,000 clients announce a window of zero, and answer every probe so |
+//! | `connections` | 5,000 connections a second for 20 s, with a request and a short answer each |
+//! | `down-up` | the client's interface is down for 100 ms in each second |
+//! | `mtu` | the MTU is 1280 and 1500 octets by turns |
+//! | `deleted` | the link is deleted and made again; the server opens its device anew |
+//!
+//! Every server is a process that serves HTTP with the same code, a thread for each connection. The client and the flood
+//! are on the other side of one link, in a network namespace made for it: our stack has the far end of the client's TAP, or
+//! one end of a veth pair; Linux has one end of a veth pair. Frames are made by smoltcp, sent through a packet socket on
+//! the client's interface, paced by the clock, and the same for every server.
+//!
+//! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it, during it, and from one
+//! second after its end. The share is what is left of the rate during it, and `back` what there is of it afterwards; the
+//! last column is our share over Linux' in the same round. Figures are medians with quartiles over the rounds. Memory is
+//! that of the server's process, before, during and after; what Linux keeps in its kernel is not in it.
+//!
+//! All processes share the machine's cores: a flood takes time from everything, whichever the server is, so the rate before
+//! and during are compared within one server's own run, and the shares between servers of one round.
+
+#[cfg(target_os = "linux")]
+#[path = "../src/floods/mod.rs"]
+mod floods;
+
+#[cfg(target_os = "linux")]
+mod run {
+    use super::floods::frames::Kind;
+    use super::floods::inject::Injector;
+    use super::floods::lab::{self, Lab, Link, Task};
+    use super::floods::server::{self, Said, Server};
+    use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
+    use dominoes_bench::namespaces::{CubicAllowed, Outcome};
+    use dominoes_bench::record::Spread;
+    use dominoes_bench::targets;
+    use dominoes_bench::topology::Machine;
+    use serde::Serialize;
+    use std::io::Read;
+    use std::process::ExitCode;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    /// Clients of `readers` and `windows`, and new ones in a second of `connections`.
+    const SLOW: u64 = 1_000;
+    const NEW: u64 = 5_000;
+    /// Seconds after the end of a scenario at which rates are measured again.
+    const AFTER: Duration = Duration::from_secs(1);
+    /// How long a link is down, and an MTU lasts.
+    const CHANGE: Duration = Duration::from_millis(100);
+
+    struct Options {
+        servers: Vec<Server>,
+        scenarios: Vec<Scenario>,
+        rounds: usize,
+        seconds: u64,
+        rate: u64,
+        seed: u64,
+        /// How long `connections` lasts at least.
+        lasting: Duration,
+        json: Option<String>,
+    }
+
+    /// One server in one scenario.
+    #[derive(Serialize)]
+    struct Sample {
+        scenario: &'static str,
+        server: String,
+        round: usize,
+        /// Of `wrk` in requests a second, and of `curl` in octets a second.
+        before: [f64; 2],
+        during: [f64; 2],
+        after: [f64; 2],
+        /// Octets before, at the end of the scenario, and after.
+        memory: [u64; 3],
+        panicked: u64,
+        /// Of our stack, during the scenario.
+        counters: Vec<(String, u64)>,
+        /// What the disturbing process did.
+        note: String,
+    }
+
+    fn server_name(server: Server) -> String {
+        match server {
+            Server::Tap { replicas } => format!("tap-{replicas}"),
+            Server::Packet { replicas } => format!("packet-{replicas}"),
+            Server::Linux => "linux".to_owned(),
+        }
+    }
+
+    fn server_named(name: &str) -> Option<Server> {
+        if name == "linux" {
+            return Some(Server::Linux);
+        }
+        let (device, replicas) = name.split_once('-')?;
+        let replicas = replicas.parse().ok()?;
+        match device {
+            "tap" => Some(Server::Tap { replicas }),
+            "packet" => Some(Server::Packet { replicas }),
+            _ => None,
+        }
+    }
+
+    fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
+        let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?").into());
+        text.split(',').map(known).collect()
+    }
+
+    /// `None`: it was another process, and is done.
+    fn options(arguments: Vec<String>) -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            servers: list("tap-1,tap-2,linux", server_named)?,
+            scenarios: Scenario::all(),
+            rounds: 3,
+            seconds: 2,
+            rate: 10_000,
+            seed: 1,
+            lasting: Duration::from_secs(20),
+            json: None,
+        };
+        let mut args = lexopt::Parser::from_args(arguments);
+        while let Some(arg) = args.next()? {
+            let Long(name) = arg else {
+                return Err(arg.unexpected().into());
+            };
+            let name = name.to_owned();
+            if name == "quick" {
+                (options.rounds, options.seconds) = (1, 1);
+                options.lasting = Duration::from_secs(5);
+                options.servers = list("tap-1,linux", server_named)?;
+                continue;
+            }
+            let value = args.value()?.string()?;
+            match &*name {
+                "serve" => return server::run(&value).map(|()| None),
+                "disturb" => return disturb(&value).map(|()| None),
+                "server" => options.servers = list(&value, server_named)?,
+                "scenario" => options.scenarios = list(&value, Scenario::named)?,
+                "rounds" => options.rounds = value.parse()?,
+                "seconds" => options.seconds = value.parse()?,
+                "rate" => options.rate = value.parse()?,
+                "seed" => options.seed = value.parse()?,
+                "json" => options.json = Some(value),
+                _ => return Err(format!("what is --{name}?").into()),
+            }
+        }
+        Ok(Some(options))
+    }
+
+    pub(crate) fn main() -> ExitCode {
+        let arguments = match targets::arguments("floods") {
+            Ok(arguments) => arguments,
+            Err(code) => return code,
+        };
+        match run(arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("floods: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn run(arguments: Vec<String>) -> Outcome<()> {
+        let Some(options) = options(arguments)? else {
+            return Ok(());
+        };
+        if let Err(what) = lab::can_run() {
+            println!("floods: nothing is measured: {what}");
+            println!("It needs root (CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs:");
+            println!("  apt-get install iproute2 curl wrk");
+            println!("  sudo -E env \"PATH=$PATH\" cargo bench floods");
+            return Ok(());
+        }
+        let machine = Machine::here();
+        println!(
+            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC",
+            machine.cpu,
+            machine.cores,
+            machine.kernel,
+            machine.commit.as_deref().unwrap_or("unknown"),
+            machine.load_1min.unwrap_or(0.0),
+        );
+        println!(
+            "{} rounds, clients run for {} s; floods: {} frames a second, seed {}",
+            options.rounds, options.seconds, options.rate, options.seed
+        );
+        let _cubic = CubicAllowed::new()?;
+        let mut all = Vec::new();
+        for &scenario in &options.scenarios {
+            let mut samples = Vec::new();
+            for round in 0..options.rounds {
+                let mut servers = options.servers.clone();
+                if round % 2 == 1 {
+                    servers.reverse();
+                }
+                for server in servers {
+                    let sample = measure(&options, scenario, server, round);
+                    let name = server_name(server);
+                    samples.push(sample.map_err(|error| {
+                        format!("{}, {name}, round {round}: {error}", scenario.name())
+                    })?);
+                }
+            }
+            print(&options, scenario, &samples);
+            all.extend(samples);
+            if let Some(path) = &options.json {
+                std::fs::write(path, serde_json::to_string_pretty(&all)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(
+        options: &Options,
+        scenario: Scenario,
+        server: Server,
+        round: usize,
+    ) -> Outcome<Sample> {
+        let mut lab = Lab::new(server)?;
+        let clients = |link: &Link| -> Outcome<[f64; 2]> {
+            Ok([link.wrk(options.seconds)?, link.curl(options.seconds)?])
+        };
+        let before = clients(&lab.link)?;
+        let said_before = lab.said()?;
+        let start = Instant::now();
+        let (during, said, note) = match scenario {
+            Scenario::Calm => (clients(&lab.link)?, lab.said()?, String::new()),
+            Scenario::DownAndUp | Scenario::Mtu | Scenario::Deleted => {
+                let link = &lab.link;
+                let over = AtomicBool::new(false);
+                let (during, changed) = thread::scope(|scope| {
+                    let changing = scope.spawn(|| change(link, scenario, &over));
+                    let during = clients(link);
+                    over.store(true, Relaxed);
+                    (during, changing.join())
+                });
+                let note = changed.map_err(|_| "a thread panicked")??;
+                (during?, lab.said()?, note)
+            }
+            _ => {
+                let process = lab.link.begin(&Task {
+                    scenario: scenario.name().to_owned(),
+                    server_mac: lab.link.server_mac()?,
+                    rate: match scenario {
+                        Scenario::Flood(_) => options.rate,
+                        Scenario::Connections => NEW,
+                        _ => SLOW,
+                    },
+                    seed: options.seed + round as u64,
+                })?;
+                let during = clients(&lab.link)?;
+                if scenario == Scenario::Connections {
+                    thread::sleep(options.lasting.saturating_sub(start.elapsed()));
+                }
+                let said = lab.said()?;
+                (during, said, Link::end(process)?)
+            }
+        };
+        let end = Instant::now();
+        let back = lab.link.wait_until_served()?;
+        thread::sleep(AFTER.saturating_sub(end.elapsed()));
+        let after = clients(&lab.link)?;
+        let said_after = lab.said()?;
+        let note = match back {
+            back if back > Duration::from_millis(100) => {
+                format!("{note} answered again after {} ms", back.as_millis())
+            }
+            _ => note,
+        };
+        Ok(Sample {
+            scenario: scenario.name(),
+            server: server_name(server),
+            round,
+            before,
+            during,
+            after,
+            memory: [said_before.memory, said.memory, said_after.memory],
+            panicked: said_after.panicked,
+            counters: risen(&said_before, &said),
+            note,
+        })
+    }
+
+    fn risen(before: &Said, after: &Said) -> Vec<(String, u64)> {
+        let was = |name: &str| {
+            let mut all = before.counters.iter();
+            all.find(|(other, _)| other == name)
+                .map_or(0, |(_, value)| *value)
+        };
+        let risen = after
+            .counters
+            .iter()
+            .map(|(name, value)| (name.clone(), value.saturating_sub(was(name))));
+        risen.filter(|(_, value)| *value > 0).collect()
+    }
+
+    /// Changes the link until it is `over`.
+    fn change(link: &Link, scenario: Scenario, over: &AtomicBool) -> Outcome<String> {
+        let mut changes = 0;
+        if scenario == Scenario::Deleted {
+            thread::sleep(5 * CHANGE);
+            link.replace()?;
+            let took = link.wait_until_served()?;
+            return Ok(format!(
+                "answered {} ms after it was made",
+                took.as_millis()
+            ));
+        }
+        while !over.load(Relaxed) {
+            changes += 1;
+            if scenario == Scenario::Mtu {
+                link.set_mtu(if changes % 2 == 1 { 1280 } else { 1500 })?;
+                thread::sleep(CHANGE);
+            } else {
+                thread::sleep(5 * CHANGE);
+                link.set_up(false)?;
+                thread::sleep(CHANGE);
+                link.set_up(true)?;
+                thread::sleep(4 * CHANGE);
+            }
+        }
+        if scenario == Scenario::Mtu {
+            link.set_mtu(1500)?;
+        }
+        Ok(format!("{changes} changes"))
+    }
+
+    /// Another process: floods, or clients, until its input ends. Prints what it did.
+    fn disturb(task: &str) -> Outcome<()> {
+        let task: Task = serde_json::from_str(task)?;
+        let scenario = Scenario::named(&task.scenario).ok_or("no such scenario")?;
+        let ends = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ends);
+        thread::spawn(move || {
+            // Nothing comes but the end.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            end.store(true, Relaxed);
+        });
+        let inject = || Injector::open(INTERFACE, task.server_mac, SERVER, PORT, task.seed);
+        let flood = |kind: Kind| -> Outcome<String> {
+            let mut injector = inject()?;
+            println!("ready");
+            let sent = injector.flood(kind, task.rate, || ends.load(Relaxed))?;
+            Ok(format!("{} frames, {} missed", sent.frames, sent.missed))
+        };
+        let note = match scenario {
+            Scenario::Flood(kind) => flood(kind)?,
+            Scenario::SlowReaders => clients::read_slowly(task.rate as usize, &ends)?,
+            Scenario::Connections => clients::come_and_go(task.rate, &ends)?,
+            Scenario::ZeroWindows => {
+                let mut injector = inject()?;
+                println!("ready");
+                let request = b"GET /bytes/1000000 HTTP/1.1\r\nHost: x\r\n\r\n";
+                let count = u16::try_from(task.rate)?;
+                let sent = injector.close_windows(count, request, || ends.load(Relaxed))?;
+                format!(
+                    "{} windows closed, {} answers, {} reset",
+                    sent.established, sent.answered, sent.reset
+                )
+            }
+            other => return Err(format!("{} is done elsewhere", other.name()).into()),
+        };
+        println!("{note}");
+        Ok(())
+    }
+
+    fn print(options: &Options, scenario: Scenario, samples: &[Sample]) {
+        println!(
+            "\n{:12} {:9} {:5} {:>22} {:>22} {:>22} {:>17} {:>6} {:>17}",
+            scenario.name(),
+            "server",
+            "",
+            "before",
+            "during",
+            "after",
+            "share",
+            "back",
+            "share/Linux's"
+        );
+        let linux = server_name(Server::Linux);
+        for &server in &options.servers {
+            let name = server_name(server);
+            let own: Vec<&Sample> = samples
+                .iter()
+                .filter(|sample| sample.server == name)
+                .collect();
+            for (client, what, unit) in [(0, "wrk", 1e3), (1, "curl", 125e6)] {
+                let rates = |of: fn(&Sample) -> &[f64; 2]| {
+                    Spread::of(own.iter().map(|sample| of(sample)[client] / unit))
+                };
+                let share = |sample: &Sample| sample.during[client] / sample.before[client];
+                let ratios = own.iter().filter_map(|sample| {
+                    let mut others = samples.iter();
+                    let of_linux = others
+                        .find(|other| other.round == sample.round && other.server == linux)?;
+                    (name != linux).then(|| share(sample) / share(of_linux))
+                });
+                let back = own
+                    .iter()
+                    .map(|sample| sample.after[client] / sample.before[client]);
+                println!(
+                    "{:12} {name:9} {what:5} {:>22} {:>22} {:>22} {:>17} {:>6} {:>17}",
+                    "",
+                    spread(rates(|sample| &sample.before)),
+                    spread(rates(|sample| &sample.during)),
+                    spread(rates(|sample| &sample.after)),
+                    spread(Spread::of(own.iter().map(|sample| share(sample)))),
+                    Spread::of(back).map_or_else(String::new, |back| format!("{:.2}", back.median)),
+                    spread(Spread::of(ratios)),
+                );
+            }
+            for sample in own {
+                let [before, during, after] = sample.memory.map(|octets| octets >> 20);
+                let counters: Vec<String> = sample
+                    .counters
+                    .iter()
+                    .map(|(name, value)| format!("{name} {value}"))
+                    .collect();
+                println!(
+                    "{:22} memory {before}, {during}, {after} MiB; {} panics; {}; {}",
+                    "",
+                    sample.panicked,
+                    sample.note,
+                    counters.join(", ")
+                );
+            }
+        }
+        println!("{:12} wrk: thousand requests a second; curl: Gbit/s", "");
+    }
+
+    fn spread(spread: Option<Spread>) -> String {
+        spread.map_or_else(String::new, |Spread { q1, median, q3 }| {
+            format!("{median:.2} ({q1:.2}-{q3:.2})")
+        })
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    run::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("It needs a Linux kernel.");
+}

@@ -1,0 +1,297 @@
+//! The server: the same lines of HTTP over our stack and over the kernel's, a thread for each connection.
+//!
+//! A process of its own. It prints `ready` once it listens, a line of JSON for each line that it reads, and ends when it reads
+//! the end of its input.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use dominoes_bench::namespaces::Outcome;
+use dominoes_drivers::Device;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::tap::Tap;
+use dominoes_netstack::stats::StackStats;
+use dominoes_netstack::{Limits, Stack};
+use serde::{Deserialize, Serialize};
+
+use super::{CLIENT, INTERFACE, PORT, SERVER};
+
+/// Connections that wait to be accepted.
+const BACKLOG: u16 = 1_024;
+/// Octets of an answer that are written at once.
+const CHUNK: usize = 128 << 10;
+/// Longest head of a request in octets.
+const HEAD: usize = 8 << 10;
+/// How often the stack is asked for an error of its device, and how often an interface that is gone is looked for.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// What serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Server {
+    /// Our stack over a TAP.
+    Tap {
+        /// Threads that run it.
+        replicas: usize,
+    },
+    /// Our stack over a packet socket.
+    Packet {
+        /// Threads that run it.
+        replicas: usize,
+    },
+    /// The kernel.
+    Linux,
+}
+
+/// What the server says of itself.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Said {
+    /// Resident memory in octets.
+    pub(crate) memory: u64,
+    /// Processor time of all its threads in milliseconds.
+    pub(crate) cpu_ms: u64,
+    /// Times that its device was gone, and was opened again.
+    pub(crate) reopened: u64,
+    /// Panics that our stack caught.
+    pub(crate) panicked: u64,
+    /// Counters of our stack that say what became of a flood.
+    pub(crate) counters: Vec<(String, u64)>,
+}
+
+/// What the thread that answers looks at.
+#[derive(Default)]
+struct Running {
+    stack: Option<Stack>,
+    reopened: u64,
+}
+
+type Shared = Arc<Mutex<Running>>;
+
+fn lock(shared: &Shared) -> MutexGuard<'_, Running> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves as the JSON text says.
+///
+/// # Errors
+/// The interface cannot be opened.
+pub(crate) fn run(server: &str) -> Outcome<()> {
+    let server: Server = serde_json::from_str(server)?;
+    let shared = Shared::default();
+    let answering = Arc::clone(&shared);
+    thread::spawn(move || match server {
+        Server::Linux => over_kernel(),
+        _ => over_ours(server, &shared),
+    });
+    for line in io::stdin().lines() {
+        line?;
+        println!("{}", serde_json::to_string(&said(&answering)?)?);
+    }
+    Ok(())
+}
+
+fn over_kernel() {
+    let listener = match std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)) {
+        Ok(listener) => listener,
+        Err(error) => return println!("no listener: {error}"),
+    };
+    println!("ready");
+    loop {
+        if let Ok((stream, _)) = listener.accept()
+            && stream.set_nodelay(true).is_ok()
+        {
+            spawn(stream);
+        }
+    }
+}
+
+/// Opens the device again whenever it is gone.
+fn over_ours(server: Server, shared: &Shared) {
+    let mut first = true;
+    loop {
+        let stack = match start(server) {
+            Ok(stack) => stack,
+            Err(error) if first => return println!("no device: {error}"),
+            Err(_) => {
+                thread::sleep(GLANCE);
+                continue;
+            }
+        };
+        let Ok(listener) = stack.listen(PORT, BACKLOG) else {
+            return println!("no listener");
+        };
+        let accepting = thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                stream.set_nodelay(true);
+                spawn(stream);
+            }
+        });
+        {
+            let mut running = lock(shared);
+            running.stack = Some(stack);
+            running.reopened += u64::from(!first);
+        }
+        if first {
+            println!("ready");
+        }
+        first = false;
+        loop {
+            let error = lock(shared)
+                .stack
+                .as_ref()
+                .and_then(Stack::take_device_error);
+            if let Some(error) = error
+                && !error.is_temporary()
+            {
+                eprintln!("server: {error}");
+                break;
+            }
+            thread::sleep(GLANCE);
+        }
+        let gone = lock(shared).stack.take();
+        drop(gone);
+        // It ends with its stack.
+        let _ = accepting.join();
+    }
+}
+
+fn start(server: Server) -> Outcome<Stack> {
+    let (replicas, device): (_, Box<dyn Device>) = match server {
+        Server::Tap { replicas } => {
+            // An interface that is not there would be made, and its peer would not know.
+            fs::metadata(format!("/sys/class/net/{INTERFACE}"))?;
+            (replicas, Box::new(Tap::open(INTERFACE)?))
+        }
+        Server::Packet { replicas } => {
+            let options = AfPacketOptions::default().address(SERVER);
+            (replicas, Box::new(AfPacket::open(INTERFACE, options)?))
+        }
+        Server::Linux => return Err("Linux needs no device".into()),
+    };
+    let limits = Limits::default()
+        .receive_buffer(1 << 16)
+        .send_buffer(1 << 20);
+    let stack = Stack::builder(&format!("{SERVER}/16"))
+        .gateway(CLIENT)
+        .replicas(replicas)
+        .limits(limits)
+        .start(device)?;
+    Ok(stack)
+}
+
+fn spawn(stream: impl Read + Write + Send + 'static) {
+    // A client without a thread is one that is not served; one that breaks off knows it.
+    let _ = thread::Builder::new()
+        .stack_size(256 << 10)
+        .spawn(move || serve(stream));
+}
+
+/// Answers `GET /bytes/N` with N octets, until the client closes or asks for the end.
+fn serve(mut stream: impl Read + Write) -> io::Result<()> {
+    let mut head = Vec::new();
+    let mut chunk = Vec::new();
+    loop {
+        let end = loop {
+            let end = head.windows(4).position(|window| window == b"\r\n\r\n");
+            if let Some(end) = end {
+                break end + 4;
+            }
+            let mut octets = [0; 2048];
+            let len = stream.read(&mut octets)?;
+            if len == 0 || head.len() > HEAD {
+                return Ok(());
+            }
+            head.extend_from_slice(&octets[..len]);
+        };
+        let text = String::from_utf8_lossy(&head[..end]).into_owned();
+        head.drain(..end);
+        let path = text.strip_prefix("GET /bytes/");
+        let len = path.and_then(|path| path.split(' ').next()?.parse::<u64>().ok());
+        let len = len.ok_or(io::ErrorKind::InvalidData)?;
+        let closes = text.to_ascii_lowercase().contains("connection: close");
+        chunk.clear();
+        write!(
+            chunk,
+            "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n{}\r\n",
+            if closes { "Connection: close\r\n" } else { "" },
+        )?;
+        let mut left = len;
+        loop {
+            let more = left.min((CHUNK - chunk.len()) as u64);
+            chunk.resize(chunk.len() + more as usize, b'x');
+            stream.write_all(&chunk)?;
+            left -= more;
+            if left == 0 {
+                break;
+            }
+            chunk.clear();
+        }
+        if closes {
+            return Ok(());
+        }
+    }
+}
+
+fn said(shared: &Shared) -> Outcome<Said> {
+    let running = lock(shared);
+    let mut said = Said {
+        memory: memory()?,
+        cpu_ms: cpu_ms()?,
+        reopened: running.reopened,
+        ..Said::default()
+    };
+    if let Some(stack) = &running.stack {
+        let stats = stack.stats();
+        said.panicked = stats.state.panicked;
+        said.counters = counters(&stats);
+    }
+    Ok(said)
+}
+
+/// Those that a flood may raise.
+fn counters(stats: &StackStats) -> Vec<(String, u64)> {
+    let StackStats { pump, state, .. } = stats;
+    let named = [
+        ("refused_syn", state.refused_syn),
+        ("table_full", state.table_full),
+        ("cookies_sent", state.cookies_sent),
+        ("cookies_returned", state.cookies_returned),
+        ("no_connection", state.no_connection),
+        ("resets_withheld", state.resets_withheld),
+        ("challenges_withheld", state.challenges_withheld),
+        ("cut_short", state.cut_short),
+        ("opened", state.opened),
+        ("fragments", pump.fragments),
+        ("bad_fragments", pump.bad_fragments),
+        ("no_port", pump.no_port),
+        ("reports", pump.reports),
+        ("reports_limited", pump.reports_limited),
+        ("arp", pump.arp),
+        ("echo", pump.echo),
+        ("control_dropped", pump.control_dropped),
+        ("log_full", pump.log_full),
+    ];
+    let named = named.into_iter().filter(|(_, value)| *value > 0);
+    named
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+fn memory() -> Outcome<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+}
+
+/// Of user and system, in ticks of 10 ms (proc(5)).
+fn cpu_ms() -> Outcome<u64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("no times")?;
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let sum: u64 = ticks.map_while(|ticks| ticks.parse::<u64>().ok()).sum();
+    Ok(sum * 10)
+}

@@ -1,0 +1,211 @@
+//! Network namespaces, settings that go back when their owners do, and processes in them.
+
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// What may go wrong.
+pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+const CHOSEN: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+
+/// A network namespace, with a name that no other process uses.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes one, with CUBIC.
+    ///
+    /// # Errors
+    /// Without root, or `ip`.
+    pub fn new(role: &str) -> Outcome<Namespace> {
+        let name = format!("dominoes-bench-{}-{role}", std::process::id());
+        ip(&format!("netns add {name}"))?;
+        let namespace = Namespace { name };
+        namespace.ip("link set lo up")?;
+        // Neighbour discovery would mix with our frames.
+        namespace.shell("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true")?;
+        namespace.shell(&format!("echo cubic > {CHOSEN}"))?;
+        Ok(namespace)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `ip` for it.
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn ip(&self, arguments: &str) -> Outcome<()> {
+        ip(&format!("-n {} {arguments}", self.name))
+    }
+
+    /// Turns offloads of an interface on or off.
+    ///
+    /// # Errors
+    /// Those of `ethtool`.
+    pub fn offloads(&self, interface: &str, on: bool) -> Outcome<()> {
+        // GRO is off on these interfaces by default, and off it stays.
+        let to = if on { "on" } else { "off" };
+        let arguments = format!("ethtool -K {interface} tso {to} gso {to} gro off");
+        self.shell(&arguments)
+    }
+
+    /// Runs a line of shell in it.
+    ///
+    /// # Errors
+    /// Those of the line.
+    pub fn shell(&self, line: &str) -> Outcome<()> {
+        run(self.command("sh").args(["-c", line]))
+    }
+
+    /// A command that runs in it.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // The interfaces in it go with it.
+        if let Err(error) = ip(&format!("netns del {}", self.name)) {
+            eprintln!("{} stays: {error}", self.name);
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Outcome<()> {
+    run(Command::new("ip").args(arguments.split(' ')))
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// It cannot be started, or fails; with what it complained of.
+pub fn run(command: &mut Command) -> Outcome<()> {
+    let output = command.stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{command:?}: {}", said.trim()).into())
+}
+
+/// Leave for namespaces to use CUBIC, which only the first one can give.
+#[derive(Debug)]
+pub struct CubicAllowed {
+    before: String,
+}
+
+impl CubicAllowed {
+    /// Adds it to the list.
+    ///
+    /// # Errors
+    /// The list cannot be written.
+    pub fn new() -> Outcome<CubicAllowed> {
+        let before = fs::read_to_string(ALLOWED)?.trim().to_owned();
+        if !before.split(' ').any(|name| name == "cubic") {
+            fs::write(ALLOWED, format!("{before} cubic"))
+                .map_err(|error| format!("cannot allow CUBIC: {error}"))?;
+        }
+        Ok(CubicAllowed { before })
+    }
+}
+
+impl Drop for CubicAllowed {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(ALLOWED, &self.before) {
+            eprintln!(
+                "{ALLOWED} was `{}` and stays otherwise: {error}",
+                self.before
+            );
+        }
+    }
+}
+
+/// A process of this program in a namespace. Killed when its owner goes.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    what: String,
+}
+
+impl Process {
+    /// Starts this program with these arguments.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
+        Process::spawn(namespace.command(&this()?), arguments)
+    }
+
+    /// The same, before all processes that are not in real time.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_first(namespace: &Namespace, arguments: &[&str]) -> Outcome<Process> {
+        let mut command = namespace.command("chrt");
+        command.args(["--fifo", "1", &this()?]);
+        Process::spawn(command, arguments)
+    }
+
+    fn spawn(mut command: Command, arguments: &[&str]) -> Outcome<Process> {
+        let mut child = command
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take();
+        let (send, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
+            // Who does not listen any more has no use for the rest.
+            for line in lines.map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let what = format!("{command:?}");
+        Ok(Process { child, lines, what })
+    }
+
+    /// The next line that it prints.
+    ///
+    /// # Errors
+    /// None comes in time.
+    pub fn line(&self, patience: Duration) -> Outcome<String> {
+        let line = self.lines.recv_timeout(patience);
+        line.map_err(|_| format!("{} says nothing", self.what).into())
+    }
+
+    /// Its standard input; dropping that ends it.
+    pub fn input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+}
+
+/// This program.
+fn this() -> Outcome<String> {
+    Ok(std::env::current_exe()?.display().to_string())
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails if it has ended, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,435 @@
+//! The example `services` over a TAP while raw frames flood it, and while its link changes. How fast it stays stands in
+//! `cargo bench floods`; here it is that downloads arrive whole, memory stays bounded and nothing panics.
+//!
+//! What floods is this program, which the tests start once more in the peer's namespace with [`PEER`] as its first argument.
+
+#[path = "../../crates/bench/src/floods/frames.rs"]
+mod frames;
+#[path = "../../crates/bench/src/floods/inject.rs"]
+mod inject;
+
+use std::error::Error;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::tap::Tap;
+use dominoes_drivers::{Device as _, DeviceError};
+use dominoes_netstack::Stack;
+use libtest_mimic::Failed;
+
+use crate::lab::{Device, Lab, Namespace, OURS, Running, Temporary};
+use crate::services::{curl, expected};
+use crate::{Test, same};
+use frames::Kind;
+use inject::Injector;
+
+/// The first argument of a program that floods, or that opens a device again.
+pub(crate) const PEER: &str = "--flood-peer";
+
+/// Name, replicas, and the test of the example.
+pub(crate) const TESTS: &[(&str, &str, Test)] = &[
+    (
+        "downloads_arrive_whole_under_every_flood_with_one_replica",
+        "1",
+        downloads_arrive_whole_under_every_flood,
+    ),
+    (
+        "downloads_arrive_whole_under_every_flood_with_two_replicas",
+        "2",
+        downloads_arrive_whole_under_every_flood,
+    ),
+    (
+        "downloads_arrive_whole_beside_windows_that_stay_closed",
+        "2",
+        downloads_arrive_whole_beside_closed_windows,
+    ),
+    (
+        "a_download_outlives_a_link_that_changes_with_one_replica",
+        "1",
+        a_download_outlives_a_link_that_changes,
+    ),
+    (
+        "a_download_outlives_a_link_that_changes_with_two_replicas",
+        "2",
+        a_download_outlives_a_link_that_changes,
+    ),
+];
+
+/// Tests without the example: of a stack in this program.
+pub(crate) const REOPENED: &[(&str, &str)] = &[
+    (
+        "a_deleted_link_is_reported_and_a_new_one_served_with_one_replica",
+        "1",
+    ),
+    (
+        "a_deleted_link_is_reported_and_a_new_one_served_with_two_replicas",
+        "2",
+    ),
+];
+
+/// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to all other senders.
+pub(crate) const NETWORK: [&str; 4] = ["--addr", "10.78.0.1/16", "--gateway", "10.78.0.2"];
+
+/// Frames of a flood in a second, and how many of them a test waits for.
+const RATE: u64 = 10_000;
+const FRAMES: u64 = 3_000;
+/// Octets of a short download, and of a long one.
+const SHORT: u64 = 100_000;
+const LONG: u64 = 4_000_000;
+/// What the memory of the server may grow by: the pools of its device, the fragments it keeps, and the rings of connections
+/// that keep their places in TIME-WAIT.
+const GROWTH: u64 = 64 << 20;
+/// Connections whose windows stay closed, and probes that a test waits for. The example serves 64 at a time.
+const CLOSED: u64 = 40;
+const PROBES: u64 = 20;
+/// Something that takes moments.
+const PATIENCE: Duration = Duration::from_secs(60);
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// A process of this program that floods until its owner goes.
+struct Flood {
+    running: Option<Running>,
+    folder: Temporary,
+}
+
+impl Flood {
+    fn start(lab: &Lab, what: &str) -> Result<Flood, Failed> {
+        let folder = Temporary::new()?;
+        let said = lab.run("ip", &["neigh", "show", OURS, "dev", lab.interface])?;
+        let mac = said.split(" lladdr ").nth(1);
+        let mac = mac.and_then(|rest| rest.split_whitespace().next());
+        let mac = mac.ok_or("the peer does not know the server's address")?;
+        let program = std::env::current_exe()?.display().to_string();
+        let end = folder.file("end");
+        let arguments = [PEER, what, mac, lab.interface, &end];
+        Ok(Flood {
+            running: Some(lab.start(&program, &arguments)?),
+            folder,
+        })
+    }
+
+    /// Ends it; returns what it says.
+    fn end(mut self) -> Result<String, Failed> {
+        fs::write(self.folder.file("end"), "")?;
+        match self.running.take() {
+            Some(running) => running.finish(),
+            None => Ok(String::new()),
+        }
+    }
+}
+
+/// A counter of the server's stack.
+fn counter(lab: &Lab, name: &str) -> Result<u64, Failed> {
+    let said = lab.run("nc", &["-d", OURS, "15"])?;
+    let mut lines = said.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(value.ok_or_else(|| format!("no {name}"))?.parse()?)
+}
+
+/// Downloads so many octets, and compares what arrived.
+fn download(lab: &Lab, folder: &Temporary, octets: u64) -> Result<(), Failed> {
+    let got = folder.file("got");
+    let url = format!("http://{OURS}/bytes/{octets}");
+    curl(lab, &["--output", &got, &url])?;
+    same(folder.hash("got")? == expected(octets), "what curl got")
+}
+
+/// Which counter shows that a flood arrives.
+fn shown_by(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Syn => "cookies_sent",
+        Kind::Ack | Kind::Rst | Kind::Fin => "segments",
+        Kind::Fragment => "fragments",
+        Kind::Icmp => "echo",
+        Kind::Arp => "arp",
+        Kind::Udp => "no_port",
+    }
+}
+
+/// Fails if something panicked, or memory grew.
+fn is_well(lab: &Lab, memory: u64) -> Result<u64, Failed> {
+    if counter(lab, "panicked")? > 0 || lab.said().contains("panicked") {
+        return Err("something panicked".into());
+    }
+    let now = lab.server_memory()?;
+    if now > memory + GROWTH {
+        return Err(format!("memory grows from {memory} to {now} octets").into());
+    }
+    Ok(now)
+}
+
+fn downloads_arrive_whole_under_every_flood(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    download(lab, &folder, LONG)?;
+    let memory = lab.server_memory()?;
+    for kind in Kind::ALL {
+        let name = shown_by(kind);
+        let before = counter(lab, name)?;
+        let flood = Flood::start(lab, kind.name())?;
+        let deadline = Instant::now() + PATIENCE;
+        while counter(lab, name)? < before + FRAMES {
+            download(lab, &folder, SHORT)?;
+            if Instant::now() > deadline {
+                return Err(format!("{}: {name} does not rise", kind.name()).into());
+            }
+        }
+        download(lab, &folder, LONG)?;
+        let said = flood.end()?;
+        download(lab, &folder, SHORT)?;
+        let now = is_well(lab, memory)?;
+        figure(format!(
+            "{}: {}, memory {} MiB and {} MiB",
+            kind.name(),
+            said.trim(),
+            memory >> 20,
+            now >> 20
+        ));
+    }
+    Ok(())
+}
+
+/// How long windows stay closed: long enough for a probe of each.
+const PROBED: Duration = Duration::from_secs(3);
+
+fn downloads_arrive_whole_beside_closed_windows(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    download(lab, &folder, LONG)?;
+    let memory = lab.server_memory()?;
+    let flood = Flood::start(lab, "windows")?;
+    let deadline = Instant::now() + PATIENCE;
+    while counter(lab, "opened")? < counter(lab, "closed")? + CLOSED {
+        download(lab, &folder, SHORT)?;
+        if Instant::now() > deadline {
+            return Err("connections are not opened".into());
+        }
+    }
+    // The first probe of a window leaves after a second at most (RFC 9293 section 3.8.6.1).
+    let closed = Instant::now();
+    while closed.elapsed() < PROBED {
+        download(lab, &folder, SHORT)?;
+    }
+    let said = flood.end()?;
+    let answered = said.split(' ').next().unwrap_or_default();
+    if answered.parse::<u64>()? < PROBES {
+        return Err(format!("too few probes: {said}").into());
+    }
+    // Resets end all of them.
+    while counter(lab, "opened")? > counter(lab, "closed")? + CLOSED / 2 {
+        download(lab, &folder, SHORT)?;
+        if Instant::now() > deadline {
+            return Err("connections stay open".into());
+        }
+    }
+    let now = is_well(lab, memory)?;
+    figure(format!(
+        "{}, memory {} MiB and {} MiB",
+        said.trim(),
+        memory >> 20,
+        now >> 20
+    ));
+    Ok(())
+}
+
+/// Octets of the download meanwhile, at a rate that makes it last for some changes.
+const LIMITED_OCTETS: u64 = 40_000_000;
+const LIMITED: &str = "15M";
+/// How long a link is down at first, while the server must not keep a core: less than this part of that time.
+const DOWN: Duration = Duration::from_millis(800);
+const BUSY: u32 = 2;
+
+fn a_download_outlives_a_link_that_changes(
+    lab: &Lab,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    let got = folder.file("got");
+    let url = format!("http://{OURS}/bytes/{LIMITED_OCTETS}");
+    let limited = ["--silent", "--show-error", "--fail", "--noproxy", "*"];
+    let asked = ["--limit-rate", LIMITED, "--output", &got, &url];
+    let running = lab.start("curl", &[&limited[..], &asked].concat())?;
+    let deadline = Instant::now() + PATIENCE;
+    while fs::metadata(&got).map_or(0, |file| file.len()) < LIMITED_OCTETS / 8 {
+        if running.has_ended()? || Instant::now() > deadline {
+            return Err("the download does not begin".into());
+        }
+        thread::sleep(GLANCE);
+    }
+    let set = |what: &str| lab.ip(&format!("link set {} {what}", lab.interface));
+    let mut changes = 0;
+    let mut busy = Duration::ZERO;
+    while !running.has_ended()? {
+        set("down")?;
+        if changes == 0 {
+            let before = lab.server_cpu()?;
+            thread::sleep(DOWN);
+            busy = lab.server_cpu()? - before;
+        }
+        thread::sleep(20 * GLANCE);
+        set("up")?;
+        thread::sleep(20 * GLANCE);
+        for mtu in ["mtu 576", "mtu 1280", "mtu 9000", "mtu 1500"] {
+            set(mtu)?;
+            thread::sleep(10 * GLANCE);
+        }
+        changes += 1;
+    }
+    running.finish()?;
+    figure(format!(
+        "{changes} times down and up; {} ms of a core in {} ms without a link",
+        busy.as_millis(),
+        DOWN.as_millis()
+    ));
+    same(
+        folder.hash("got")? == expected(LIMITED_OCTETS),
+        "what curl got",
+    )?;
+    if busy > DOWN / BUSY {
+        return Err(format!("{busy:?} of a core in {DOWN:?} without a link").into());
+    }
+    download(lab, &folder, SHORT)
+}
+
+// A device that is opened again --------------------------------------------------------------------------------------
+
+/// In a namespace of its own, a stack loses its link, and another one serves on a new one.
+pub(crate) fn reopened(replicas: &str) -> Result<String, Failed> {
+    let namespace = Namespace::new("reopened")?;
+    let program = std::env::current_exe()?;
+    let mut command = namespace.command(program);
+    command.args([PEER, "reopen", replicas]);
+    Ok(Running::start(command)?.finish()?.trim().to_owned())
+}
+
+/// The same, within the namespace.
+fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    const INTERFACE: &str = "tap0";
+    /// How long the stack is left alone with a device that is gone.
+    const ALONE: Duration = Duration::from_millis(800);
+    let replicas = replicas.parse()?;
+    ip("link set lo up")?;
+    let mut busy = Duration::ZERO;
+    for round in 0..3 {
+        ip(&format!("tuntap add dev {INTERFACE} mode tap"))?;
+        ip(&format!("addr add 10.78.0.2/24 dev {INTERFACE}"))?;
+        ip(&format!("link set {INTERFACE} up"))?;
+        let tap = Tap::open(INTERFACE)?;
+        if tap.capabilities().name != INTERFACE {
+            return Err("the device has another name".into());
+        }
+        let stack = Stack::builder("10.78.0.1/24")
+            .replicas(replicas)
+            .start(tap)?;
+        let listener = stack.listen(7, 16)?;
+        let mut theirs = TcpStream::connect_timeout(&"10.78.0.1:7".parse()?, PATIENCE)?;
+        let (mut ours, _) = listener.accept()?;
+        theirs.write_all(b"hello")?;
+        let mut octets = [0; 5];
+        ours.read_exact(&mut octets)?;
+        ours.write_all(&octets)?;
+        theirs.read_exact(&mut octets)?;
+        if octets != *b"hello" {
+            return Err("other octets came back".into());
+        }
+        // Frames wait for the device when it goes.
+        let written = ours.try_write(&vec![7; 500_000])?;
+        ip(&format!("link del {INTERFACE}"))?;
+        let deadline = Instant::now() + PATIENCE;
+        let error = loop {
+            match stack.take_device_error() {
+                Some(error) if !error.is_temporary() => break error,
+                _ if Instant::now() > deadline => return Err("no error is reported".into()),
+                _ => thread::sleep(GLANCE),
+            }
+        };
+        if !matches!(error, DeviceError::Gone { .. }) {
+            return Err(format!("{error:?}").into());
+        }
+        let before = own_cpu()?;
+        thread::sleep(ALONE);
+        busy = busy.max(own_cpu()? - before);
+        drop(stack);
+        if listener.accept().is_ok() {
+            return Err("the listener outlives its stack".into());
+        }
+        println!("round {round}: {written} octets were written; {error}");
+    }
+    println!(
+        "{} ms of a core in {} ms without a device",
+        busy.as_millis(),
+        ALONE.as_millis()
+    );
+    if busy > ALONE / BUSY {
+        return Err(format!("{busy:?} of a core in {ALONE:?} without a device").into());
+    }
+    Ok(())
+}
+
+fn ip(arguments: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let output = Command::new("ip").args(arguments.split(' ')).output()?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(format!("ip {arguments}: {}", said.trim()).into())
+    }
+}
+
+fn own_cpu() -> Result<Duration, Box<dyn Error + Send + Sync>> {
+    crate::lab::cpu_time("self").map_err(|failed| {
+        failed
+            .message()
+            .unwrap_or("no processor time")
+            .to_owned()
+            .into()
+    })
+}
+
+/// Floods, or opens a device again; `arguments` follow [`PEER`].
+pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let [what, mac, interface, end] = match arguments {
+        [what, replicas] if what == "reopen" => return reopen(replicas),
+        [what, mac, interface, end] => [what, mac, interface, end],
+        _ => return Err("two arguments or four".into()),
+    };
+    let mut octets = [0; 6];
+    for (octet, text) in octets.iter_mut().zip(mac.split(':')) {
+        *octet = u8::from_str_radix(text, 16)?;
+    }
+    let server: Ipv4Addr = OURS.parse()?;
+    let mut injector = Injector::open(interface, octets, server, 80, 1)?;
+    let mut looks = 0u32;
+    let ends = || {
+        // A look at a file now and then.
+        looks += 1;
+        looks.is_multiple_of(16) && Path::new(end).exists()
+    };
+    match Kind::named(what) {
+        Some(kind) => {
+            let sent = injector.flood(kind, RATE, ends)?;
+            println!("{} frames, {} missed", sent.frames, sent.missed);
+        }
+        None => {
+            let request = b"GET /bytes/100000 HTTP/1.1\r\nHost: x\r\n\r\n";
+            let sent = injector.close_windows(CLOSED as u16, request, ends)?;
+            println!(
+                "{} probes answered, {} windows closed, {} reset",
+                sent.answered, sent.established, sent.reset
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The device of the tests in [`TESTS`].
+pub(crate) const DEVICE: Device = Device::Tap;
