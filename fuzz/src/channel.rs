@@ -1,0 +1,712 @@
+//! Calls of the log of `dominoes`, and of what stands beside it, in any order, compared with a plain model.
+//!
+//! Every subscription sees what was published, in that order; every value and every attachment is dropped exactly once.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arbitrary::{Arbitrary, Unstructured};
+use dominoes::{
+    Attachments, BatchError, Inactive, Log, NoBatch, Publisher, Stocker, Subscription,
+    TryPublishError, Verdicts, attachments, channel_with_slots,
+};
+
+use crate::input::{Input, assert_overflow_panics};
+use crate::tally;
+
+/// Publishers, and subscriptions, at a time.
+const MOST: usize = 6;
+/// Calls of an input after which the rest of it is ignored: no input takes long.
+const CALLS: u64 = 20_000;
+
+/// Things that are alive, one count for each: 1 while it is, 0 before and after.
+#[derive(Clone, Default)]
+struct Alive(Arc<AtomicUsize>);
+
+/// A value that is told apart by a number, and is counted while it lives.
+struct Counted {
+    number: u64,
+    alive: Alive,
+    dropped: bool,
+}
+
+impl Counted {
+    fn new(number: u64, alive: &Alive) -> Counted {
+        alive.0.fetch_add(1, Ordering::Relaxed);
+        Counted {
+            number,
+            alive: alive.clone(),
+            dropped: false,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        assert!(
+            !mem::replace(&mut self.dropped, true),
+            "{} was dropped twice",
+            self.number
+        );
+        let before = self.alive.0.fetch_sub(1, Ordering::Relaxed);
+        assert!(before > 0, "more was dropped than there was");
+    }
+}
+
+/// Values of the channel: with a destructor, or without.
+trait Value: Send + Sync {
+    fn new(number: u64, alive: &Alive) -> Self;
+    fn number(&self) -> u64;
+}
+
+impl Value for Counted {
+    fn new(number: u64, alive: &Alive) -> Self {
+        Counted::new(number, alive)
+    }
+    fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Value for u64 {
+    fn new(number: u64, _: &Alive) -> Self {
+        number
+    }
+    fn number(&self) -> u64 {
+        *self
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Publish(u8),
+    PublishAll(u8, u8),
+    /// Collects so many of so many values, and flushes, or leaves that to the destructor.
+    Buffered(u8, u8, u8),
+    ClonePublisher(u8),
+    DropPublisher(u8),
+    Close(u8),
+    Subscribe,
+    Fork(u8),
+    Leave(u8),
+    Deactivate(u8),
+    Activate(u8),
+    Evict(u8),
+    Batch(u8, u8),
+    /// Releases some entries early, and leaves others to the next batch.
+    Early(u8, u8, u8),
+    /// Forgets the guard of a batch.
+    Forget(u8),
+    Poll(u8),
+    Peek(u8, u8),
+    Advance(u8, u8),
+    Tidy,
+    /// Attachments: puts one beside the next position.
+    Attach,
+    /// Looks at those of a chunk.
+    Pin(u8),
+    Unpin(u8),
+    Done(u8, u8),
+    TakeOut(u8),
+    Reclaim,
+    SetVerdict(u8, u8),
+    GetVerdict(u8),
+    BeginVerdict(u8, bool),
+}
+
+impl<'a> Arbitrary<'a> for Call {
+    fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let kind: u8 = u.arbitrary()?;
+        // Which publisher, subscription or position, as far as one number is enough.
+        let which = kind >> 6;
+        Ok(match kind & 0x3f {
+            0..=8 => Call::Publish(which),
+            9..=12 => Call::PublishAll(which, u.arbitrary()?),
+            13 => Call::Buffered(which, u.arbitrary()?, u.arbitrary()?),
+            14 => Call::ClonePublisher(which),
+            15 => Call::DropPublisher(which),
+            16 => match u.arbitrary()? {
+                0 => Call::Close(which),
+                other => Call::Evict(other),
+            },
+            17 | 18 => Call::Subscribe,
+            19 => Call::Fork(which),
+            20 => Call::Leave(which),
+            21 => Call::Deactivate(which),
+            22 => Call::Activate(which),
+            23..=28 => Call::Batch(which, u.arbitrary()?),
+            29 | 30 => Call::Early(which, u.arbitrary()?, u.arbitrary()?),
+            31 => Call::Forget(which),
+            32..=34 => Call::Poll(which),
+            35 | 36 => Call::Peek(which, u.arbitrary()?),
+            37..=41 => Call::Advance(which, u.arbitrary()?),
+            42 => Call::Tidy,
+            43..=47 => Call::Attach,
+            48 | 49 => Call::Pin(u.arbitrary()?),
+            50 => Call::Unpin(which),
+            51..=54 => Call::Done(u.arbitrary()?, 1 + which),
+            55 => Call::TakeOut(u.arbitrary()?),
+            56..=58 => Call::Reclaim,
+            59 | 60 => Call::SetVerdict(u.arbitrary()?, which),
+            61 | 62 => Call::GetVerdict(u.arbitrary()?),
+            _ => Call::BeginVerdict(u.arbitrary()?, which & 1 == 0),
+        })
+    }
+}
+
+/// A subscription and what the model knows of it.
+struct Reader<T: Send + Sync> {
+    subscription: Subscription<T>,
+    cursor: u64,
+    seen: u64,
+    evicted: bool,
+}
+
+struct World<T: Send + Sync> {
+    capacity: usize,
+    log: Log<T>,
+    publishers: Vec<Publisher<T>>,
+    readers: Vec<Reader<T>>,
+    inactive: Vec<Inactive<T>>,
+    alive: Alive,
+    /// What was published and is above the lowest cursor, and the position of its first.
+    published: VecDeque<u64>,
+    first: u64,
+    closed: bool,
+    number: u64,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    assert_overflow_panics();
+    let mut input = Input::new(data);
+    let [kind, sizes]: [u8; 2] = input.any();
+    let capacity = 1 + usize::from(sizes & 7);
+    let slots = capacity.next_power_of_two() << (sizes >> 3 & 1);
+    let chunk = 1 << (sizes >> 4 & 1);
+    match kind & 1 {
+        0 => World::<Counted>::new(capacity, slots).run(&mut input, chunk),
+        _ => World::<u64>::new(capacity, slots).run(&mut input, chunk),
+    }
+}
+
+impl<T: Value> World<T> {
+    fn new(capacity: usize, slots: usize) -> Self {
+        let (publisher, log) = channel_with_slots(capacity, slots);
+        World {
+            capacity,
+            log,
+            publishers: vec![publisher],
+            readers: Vec::new(),
+            inactive: Vec::new(),
+            alive: Alive::default(),
+            published: VecDeque::new(),
+            first: 0,
+            closed: false,
+            number: 0,
+        }
+    }
+
+    fn run(mut self, input: &mut Input<'_>, chunk: usize) {
+        let slots = self.log.slots().max(chunk);
+        let attached = Alive::default();
+        let (stocker, shared) = attachments::<Counted>(slots, chunk);
+        let mut beside = Beside {
+            stocker,
+            slots: slots as u64,
+            chunk: chunk as u64,
+            alive: attached.clone(),
+            taken: RefCell::default(),
+            back: 0,
+            done: VecDeque::new(),
+            verdicts: Verdicts::new(slots),
+            model: vec![None; slots],
+        };
+        let mut pins = Vec::new();
+        let mut calls = 0;
+        while calls < CALLS
+            && let Some(call) = input.next()
+        {
+            calls += 1;
+            self.apply(call);
+            beside.apply(call, &shared, &mut pins);
+            self.check();
+        }
+        let held = self.published.len();
+        let waiting = self.readers.iter().map(|reader| reader.cursor).min();
+        drop((self.publishers, self.inactive));
+        // What was published before the channel was closed is read to its end.
+        for Reader {
+            mut subscription,
+            cursor,
+            evicted,
+            ..
+        } in self.readers
+        {
+            subscription.set_batch_limit(usize::MAX);
+            let mut expected = self.published.range((cursor - self.first) as usize..);
+            while let Ok(batch) = subscription.try_next_batch() {
+                for (_, value) in &batch {
+                    assert_eq!(Some(&value.number()), expected.next());
+                }
+            }
+            assert!(
+                evicted || expected.next().is_none(),
+                "{held} from {waiting:?}"
+            );
+        }
+        drop(self.log);
+        assert_eq!(
+            self.alive.0.load(Ordering::Relaxed),
+            0,
+            "every value is dropped"
+        );
+        drop(pins);
+        drop((beside, shared));
+        assert_eq!(
+            attached.0.load(Ordering::Relaxed),
+            0,
+            "every attachment is dropped"
+        );
+        tally::add("calls", calls);
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.published.len() as u64
+    }
+
+    fn least(&self) -> u64 {
+        let cursors = self.readers.iter().map(|reader| reader.cursor);
+        cursors.min().unwrap_or(self.end())
+    }
+
+    fn value(&mut self) -> T {
+        self.number += 1;
+        T::new(self.number, &self.alive)
+    }
+
+    /// What was published below every cursor no reader sees again.
+    fn check(&mut self) {
+        let (least, end) = (self.least(), self.end());
+        while self.first < least && self.published.pop_front().is_some() {
+            self.first += 1;
+        }
+        assert_eq!(self.log.len() as u64, end - least);
+        assert_eq!(self.log.publishers(), self.publishers.len());
+        assert_eq!(self.log.subscribers(), self.readers.len());
+        assert_eq!(self.log.is_closed(), self.closed);
+    }
+
+    fn reader(&mut self, which: u8) -> Option<(&mut Reader<T>, &VecDeque<u64>, u64)> {
+        let at = usize::from(which).checked_rem(self.readers.len())?;
+        Some((&mut self.readers[at], &self.published, self.first))
+    }
+
+    fn apply(&mut self, call: Call) {
+        let room = self.capacity - (self.end() - self.least()) as usize;
+        let end = self.end();
+        let closed = self.closed;
+        let pick = |which: u8, count: usize| usize::from(which).checked_rem(count);
+        match call {
+            Call::Publish(which) => {
+                let Some(at) = pick(which, self.publishers.len()) else {
+                    return;
+                };
+                let value = self.value();
+                match self.publishers[at].try_publish(value) {
+                    Ok(seq) => {
+                        assert!(!closed && room > 0 && seq == end);
+                        self.published.push_back(self.number);
+                    }
+                    Err(TryPublishError::Full(back)) => {
+                        assert!(!closed && room == 0 && back.number() == self.number);
+                    }
+                    Err(TryPublishError::Closed(back)) => {
+                        assert!(closed && back.number() == self.number);
+                    }
+                }
+            }
+            Call::PublishAll(which, count) => {
+                let Some(at) = pick(which, self.publishers.len()) else {
+                    return;
+                };
+                let count = usize::from(count) % (self.capacity + 2);
+                let from = self.number + 1;
+                let values: Vec<T> = (0..count).map(|_| self.value()).collect();
+                // With a length that is known beforehand, and without.
+                let published = match which & 1 {
+                    0 => self.publishers[at].try_publish_all(values),
+                    _ => self.publishers[at].try_publish_all(values.into_iter().filter(|_| true)),
+                };
+                match published {
+                    Ok(range) => {
+                        assert!(count == 0 || !closed && count <= room);
+                        assert_eq!(range, end..end + count as u64);
+                        self.published.extend(from..=self.number);
+                    }
+                    Err(BatchError::Full(back)) => {
+                        assert!(!closed && back.len() == count && count > room);
+                    }
+                    Err(BatchError::Closed(back)) => assert!(closed && back.len() == count),
+                    Err(BatchError::TooLong(back)) => {
+                        assert!(back.len() == count && count > self.capacity);
+                    }
+                }
+            }
+            Call::Buffered(which, size, count) => {
+                let Some(at) = pick(which, self.publishers.len()) else {
+                    return;
+                };
+                let size = 1 + usize::from(size) % self.capacity;
+                // It would wait for room.
+                let count = if closed {
+                    1
+                } else {
+                    usize::from(count) % (room + 1)
+                };
+                let from = self.number + 1;
+                let values: Vec<T> = (0..count).map(|_| self.value()).collect();
+                let mut buffered = self.publishers[at].buffered(size);
+                for value in values {
+                    let pushed = buffered.push(value);
+                    assert!(pushed.is_ok() || closed);
+                }
+                if which & 1 == 0 {
+                    let refused = closed && !buffered.is_empty();
+                    assert_eq!(buffered.flush().is_err(), refused);
+                }
+                drop(buffered);
+                if !closed {
+                    self.published.extend(from..=self.number);
+                }
+            }
+            Call::ClonePublisher(which) => {
+                if let Some(at) = pick(which, self.publishers.len())
+                    && self.publishers.len() < MOST
+                {
+                    let clone = self.publishers[at].clone();
+                    self.publishers.push(clone);
+                }
+            }
+            Call::DropPublisher(which) => {
+                if let Some(at) = pick(which, self.publishers.len()) {
+                    self.publishers.swap_remove(at);
+                    self.closed |= self.publishers.is_empty();
+                }
+            }
+            Call::Close(which) => {
+                if let Some(at) = pick(which, self.publishers.len()) {
+                    self.publishers[at].close();
+                    self.closed = true;
+                }
+            }
+            Call::Subscribe if self.readers.len() < MOST => {
+                let subscription = self.log.subscribe().expect("there is room");
+                assert_eq!(subscription.position(), end);
+                self.readers.push(Reader {
+                    subscription,
+                    cursor: end,
+                    seen: end,
+                    evicted: false,
+                });
+            }
+            Call::Fork(which) => {
+                if let Some(at) = pick(which, self.readers.len())
+                    && self.readers.len() < MOST
+                {
+                    let parent = &self.readers[at];
+                    let fork = Reader {
+                        subscription: parent.subscription.fork().expect("there is room"),
+                        evicted: false,
+                        ..*parent
+                    };
+                    assert_eq!(fork.subscription.position(), fork.cursor);
+                    self.readers.push(fork);
+                }
+            }
+            Call::Leave(which) => {
+                if let Some(at) = pick(which, self.readers.len()) {
+                    self.readers.swap_remove(at);
+                }
+            }
+            Call::Deactivate(which) => {
+                if let Some(at) = pick(which, self.readers.len())
+                    && self.inactive.len() < MOST
+                {
+                    let reader = self.readers.swap_remove(at);
+                    if !reader.evicted {
+                        self.inactive.push(reader.subscription.deactivate());
+                    }
+                }
+            }
+            Call::Activate(which) => {
+                if let Some(at) = pick(which, self.inactive.len())
+                    && self.readers.len() < MOST
+                {
+                    let subscription = self.inactive.swap_remove(at).activate();
+                    assert_eq!(subscription.position(), end);
+                    self.readers.push(Reader {
+                        subscription,
+                        cursor: end,
+                        seen: end,
+                        evicted: false,
+                    });
+                }
+            }
+            Call::Evict(which) => {
+                if let Some(at) = pick(which, self.readers.len()) {
+                    let reader = &mut self.readers[at];
+                    assert!(self.log.evict(reader.subscription.number()));
+                    assert!(reader.subscription.is_evicted());
+                    reader.evicted = true;
+                }
+            }
+            Call::Batch(which, limit) => {
+                let limit = 1 + usize::from(limit) % 8;
+                let Some((reader, published, first)) = self.reader(which) else {
+                    return;
+                };
+                reader.subscription.set_batch_limit(limit);
+                match reader.subscription.try_next_batch() {
+                    Ok(batch) => {
+                        assert!(!reader.evicted);
+                        let to = end.min(reader.cursor + limit as u64);
+                        assert_eq!((batch.first_seq(), batch.end_seq()), (reader.cursor, to));
+                        let part = (reader.cursor - first) as usize..(to - first) as usize;
+                        let numbers = batch.iter().map(|(_, value)| value.number());
+                        assert!(numbers.eq(published.range(part).copied()));
+                        reader.cursor = to;
+                    }
+                    Err(NoBatch::Empty) => {
+                        assert!(reader.cursor == end && !closed && !reader.evicted)
+                    }
+                    Err(NoBatch::Closed) => {
+                        assert!(reader.cursor == end && closed && !reader.evicted)
+                    }
+                    Err(NoBatch::Evicted) => assert!(reader.evicted),
+                }
+                reader.seen = end;
+            }
+            Call::Early(which, count, cut) => {
+                let Some((reader, ..)) = self.reader(which) else {
+                    return;
+                };
+                if let Ok(mut batch) = reader.subscription.try_next_batch() {
+                    let len = batch.len() as u64;
+                    let to = batch.first_seq() + u64::from(count) % (len + 1);
+                    batch.release_to(to);
+                    batch.truncate(to + u64::from(cut));
+                    reader.cursor = batch.end_seq();
+                }
+                reader.seen = end;
+            }
+            Call::Forget(which) => {
+                let Some((reader, ..)) = self.reader(which) else {
+                    return;
+                };
+                if let Ok(batch) = reader.subscription.try_next_batch() {
+                    mem::forget(batch);
+                }
+                reader.seen = end;
+                assert_eq!(reader.subscription.position(), reader.cursor);
+            }
+            Call::Poll(which) => {
+                let Some((reader, ..)) = self.reader(which) else {
+                    return;
+                };
+                assert_eq!(reader.subscription.poll(), end);
+                assert_eq!(reader.subscription.lag(), end - reader.cursor);
+                reader.seen = end;
+            }
+            Call::Peek(which, ahead) => {
+                let Some((reader, published, first)) = self.reader(which) else {
+                    return;
+                };
+                let at = (reader.cursor + u64::from(ahead) % 12).saturating_sub(2);
+                let known = at >= reader.cursor && at < reader.seen;
+                let expected = known.then(|| published[(at - first) as usize]);
+                assert_eq!(reader.subscription.get(at).map(T::number), expected);
+            }
+            Call::Advance(which, count) => {
+                let Some((reader, published, first)) = self.reader(which) else {
+                    return;
+                };
+                // Beyond the polled end it would panic.
+                let to = (reader.cursor + u64::from(count) % 10).min(reader.seen);
+                let (head, rest) = reader.subscription.slices(reader.cursor, to);
+                let part = (reader.cursor - first) as usize..(to - first) as usize;
+                let numbers = head.iter().chain(rest).map(T::number);
+                assert!(numbers.eq(published.range(part).copied()));
+                reader.subscription.advance_to(to);
+                reader.cursor = to;
+            }
+            Call::Tidy => self.log.tidy(),
+            _ => {}
+        }
+    }
+}
+
+/// What stands beside the slots: attachments and verdicts, with the model of both.
+struct Beside {
+    stocker: Stocker<Counted>,
+    slots: u64,
+    chunk: u64,
+    alive: Alive,
+    /// Positions that were taken out before their chunk was taken back.
+    taken: RefCell<VecDeque<u64>>,
+    /// Below this all was taken back.
+    back: u64,
+    /// How many slots of each chunk from there on are done.
+    done: VecDeque<u32>,
+    verdicts: Verdicts,
+    /// For each slot, the last position that was set there, and its bits.
+    model: Vec<Option<(u64, u16)>>,
+}
+
+impl Beside {
+    fn apply<'a>(
+        &mut self,
+        call: Call,
+        shared: &'a Attachments<Counted>,
+        pins: &mut Vec<dominoes::Pin<'a, Counted>>,
+    ) {
+        let next = self.stocker.next_seq();
+        // A position that is in use, or close to those.
+        let position = |which: u8| self.back + u64::from(which) % (self.slots + 4);
+        let chunk_of = |seq: u64| seq / self.chunk;
+        let first_chunk = chunk_of(self.back);
+        let is_pinned = |pins: &[dominoes::Pin<'_, Counted>], chunk: u64| {
+            pins.iter()
+                .any(|pin| pin.range().start / self.chunk == chunk)
+        };
+        match call {
+            Call::Attach => {
+                let fits = self.stocker.can_put(next);
+                assert_eq!(fits, next < self.back + self.slots);
+                assert_eq!(self.stocker.room() as u64, self.back + self.slots - next);
+                let put = self.stocker.put(next, Counted::new(next, &self.alive));
+                assert_eq!(put.is_ok(), fits);
+                if fits && next.is_multiple_of(self.chunk) {
+                    self.done.push_back(0);
+                }
+            }
+            Call::Pin(which) => {
+                let seq = position(which);
+                let Some(pin) = (pins.len() < MOST).then(|| shared.pin(seq)).flatten() else {
+                    return;
+                };
+                assert_eq!(pin.range().start, chunk_of(seq) * self.chunk);
+                for seq in pin.range() {
+                    let taken = self.taken.borrow().contains(&seq);
+                    let expected = (seq >= self.back && seq < next && !taken).then_some(seq);
+                    assert_eq!(
+                        pin.get(seq).map(|value| value.number),
+                        expected,
+                        "beside {seq}"
+                    );
+                }
+                pins.push(pin);
+            }
+            Call::Unpin(which) => {
+                if let Some(at) = usize::from(which).checked_rem(pins.len()) {
+                    pins.swap_remove(at);
+                }
+            }
+            Call::Done(which, count) => {
+                // More than there are, or of a chunk that was taken back, would panic.
+                let seq = position(which);
+                let chunk = chunk_of(seq);
+                let was_taken = self.taken.borrow().contains(&(chunk * self.chunk));
+                let done = self.done.get_mut((chunk - first_chunk) as usize);
+                let Some(done) = done.filter(|_| !was_taken) else {
+                    return;
+                };
+                let stocked = next.min((chunk + 1) * self.chunk) - chunk * self.chunk;
+                let count = u32::from(count).min(stocked as u32 - *done);
+                *done += count;
+                assert_eq!(shared.done(seq, count), *done);
+                assert_eq!(shared.done_count(seq), Some(*done));
+            }
+            Call::TakeOut(which) => {
+                let seq = position(which);
+                let chunk = chunk_of(seq);
+                let mut out = Vec::new();
+                let took = shared.take_out(seq, &mut |seq, value: Counted| {
+                    assert_eq!(value.number, seq);
+                    out.push(seq);
+                });
+                let done = self.done.get((chunk - first_chunk) as usize).copied();
+                let all = chunk * self.chunk..(chunk + 1) * self.chunk;
+                let was = self.taken.borrow().contains(&all.start);
+                let free = done == Some(self.chunk as u32) && !is_pinned(pins, chunk) && !was;
+                assert_eq!(took, free, "chunk {chunk}");
+                assert!(out.iter().copied().eq(all.filter(|_| took)));
+                self.taken.borrow_mut().extend(out);
+            }
+            Call::Reclaim => {
+                let mut out = Vec::new();
+                let took = self.stocker.reclaim(&mut |seq, value| {
+                    assert_eq!(value.number, seq);
+                    out.push(seq);
+                });
+                let free = self.done.front() == Some(&(self.chunk as u32))
+                    && !is_pinned(pins, first_chunk);
+                assert_eq!(took, free, "chunk {first_chunk}");
+                if took {
+                    let all = self.back..self.back + self.chunk;
+                    let mut taken = self.taken.borrow_mut();
+                    assert!(out.into_iter().eq(all.filter(|seq| !taken.contains(seq))));
+                    self.back += self.chunk;
+                    taken.retain(|seq| *seq >= self.back);
+                    self.done.pop_front();
+                }
+            }
+            Call::SetVerdict(which, bits) => {
+                // A position that no other lap sets any more.
+                let seq = position(which);
+                let slot = &mut self.model[(seq % self.slots) as usize];
+                if slot.is_none_or(|(last, _)| last == seq || last + self.slots == seq) {
+                    let bits = slot
+                        .filter(|(last, _)| *last == seq)
+                        .map_or(u16::from(bits), |(_, bits)| bits);
+                    self.verdicts.set(seq, bits);
+                    *slot = Some((seq, bits));
+                }
+            }
+            Call::GetVerdict(which) => {
+                let seq = position(which);
+                // Each lap sets every slot that it means to read, so what is older than a lap is not asked for.
+                if let Some((last, bits)) = self.model[(seq % self.slots) as usize]
+                    && (last == seq || last + self.slots == seq)
+                {
+                    let expected = (last == seq).then_some(bits);
+                    assert_eq!(self.verdicts.get(seq), expected);
+                }
+            }
+            Call::BeginVerdict(which, sets) => {
+                let seq = position(which);
+                let slot = &mut self.model[(seq % self.slots) as usize];
+                let follows = match *slot {
+                    None => seq < self.slots,
+                    Some((last, _)) => last == seq || last + self.slots == seq,
+                };
+                if !follows {
+                    return;
+                }
+                let begun = self.verdicts.begin(seq);
+                let is_set = slot.is_some_and(|(last, _)| last == seq);
+                assert_eq!(begun.is_some(), !is_set);
+                let Some(begun) = begun else { return };
+                assert!(self.verdicts.begin(seq).is_none(), "begun twice");
+                if sets {
+                    begun.set(5);
+                    *slot = Some((seq, 5));
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! Calls of sockets in any order, on two stacks that are joined by a wire which loses frames where the input says so.
+//!
+//! No call panics but where its documentation says so, and those the target does not make. What a stream reads is a prefix of
+//! what the other end wrote; what a UDP socket receives was sent to it, whole.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddrV4};
+
+use arbitrary::{Arbitrary, Unstructured};
+use dominoes_drivers::RxMeta;
+use dominoes_drivers::memory::MemoryConfig;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
+
+use crate::frames::pause;
+use crate::input::{Input, assert_overflow_panics};
+use crate::packets::{FAR, FAR_MAC, STACK, STACK_MAC};
+use crate::stack::{Kind, Stack, limits};
+use crate::tally;
+
+/// Things of each kind that one side has.
+const MOST: usize = 6;
+/// Operations of an input after which the rest of it is ignored: no input takes long.
+const STEPS: u64 = 3000;
+/// Rounds in which frames go back and forth at one moment.
+const ROUNDS: usize = 200;
+
+/// A call: on which side, of which socket, and how.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    side: usize,
+    which: u8,
+    what: What,
+    number: u16,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Listen,
+    Accept,
+    Unlisten,
+    Connect,
+    Finish,
+    GiveUp,
+    Read,
+    ReadVectored,
+    Peek,
+    Fill,
+    Write,
+    WriteVectored,
+    WriteAgain,
+    Shutdown,
+    Settings,
+    Look,
+    Drop,
+    Abort,
+    SplitAndDrop,
+    Bind,
+    Unbind,
+    UdpConnect,
+    SendTo,
+    Send,
+    Receive,
+    UdpPeek,
+    UdpSettings,
+}
+
+const CALLS: [What; 40] = [
+    What::Write,
+    What::Read,
+    What::Fill,
+    What::Accept,
+    What::Connect,
+    What::Finish,
+    What::Listen,
+    What::Write,
+    What::Read,
+    What::Write,
+    What::Read,
+    What::Fill,
+    What::Accept,
+    What::Finish,
+    What::Unlisten,
+    What::GiveUp,
+    What::ReadVectored,
+    What::Peek,
+    What::WriteVectored,
+    What::WriteAgain,
+    What::Shutdown,
+    What::Shutdown,
+    What::Settings,
+    What::Settings,
+    What::Look,
+    What::Drop,
+    What::Drop,
+    What::Abort,
+    What::SplitAndDrop,
+    What::Bind,
+    What::Bind,
+    What::Unbind,
+    What::UdpConnect,
+    What::SendTo,
+    What::SendTo,
+    What::Send,
+    What::Receive,
+    What::Receive,
+    What::UdpPeek,
+    What::UdpSettings,
+];
+
+#[derive(Debug)]
+enum Op {
+    Call(Call),
+    /// Frames go back and forth; those are lost whose bit is set, again and again.
+    Wire(u8),
+    /// Time passes, up to the next deadline if it is `None`.
+    Wait(Option<Duration>),
+    /// Steps of a worker of the first stack.
+    Step(u8),
+}
+
+impl<'a> Arbitrary<'a> for Op {
+    fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let kind: u8 = u.arbitrary()?;
+        Ok(match kind & 0x3f {
+            at @ 0..40 => Op::Call(Call {
+                side: usize::from(kind >> 6 & 1),
+                what: CALLS[usize::from(at)],
+                which: u.arbitrary()?,
+                number: u.arbitrary()?,
+            }),
+            40..=51 => Op::Wire(0),
+            52 | 53 => Op::Wire(u.arbitrary()?),
+            54..=56 => Op::Wait(None),
+            57..=60 => Op::Wait(Some(pause(u.arbitrary()?))),
+            _ => Op::Step(u.arbitrary()?),
+        })
+    }
+}
+
+/// The byte at `offset` of what is written to `to`.
+const fn octet(to: u16, offset: u64) -> u8 {
+    ((offset as u32 ^ (to as u32) << 16).wrapping_mul(0x85eb_ca6b) >> 24) as u8
+}
+
+/// Who writes to whom: its own port, and the other's.
+type Way = (usize, u16, u16);
+
+struct Stream {
+    stream: TcpStream,
+    /// How its own bytes go.
+    way: Way,
+    written: u64,
+    read: u64,
+    /// Bytes that the last look lent.
+    lent: usize,
+    /// Some bytes were written a second time: what comes behind them is not known.
+    again: bool,
+}
+
+struct Side {
+    stack: Option<Stack>,
+    sockets: dominoes_netstack::Sockets,
+    listeners: Vec<TcpListener>,
+    opening: Vec<Connecting>,
+    streams: Vec<Stream>,
+    udp: Vec<UdpSocket>,
+}
+
+struct World {
+    sides: [Side; 2],
+    now: Instant,
+    /// The most that was written on each way by one connection; `None` if bytes were written again.
+    written: HashMap<Way, Option<u64>>,
+    /// The datagrams that were sent.
+    datagrams: HashSet<(u16, u16)>,
+    /// Others were sent besides.
+    mixed: bool,
+    frames: u64,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    assert_overflow_panics();
+    let mut input = Input::new(data);
+    let [kind, sizes]: [u8; 2] = input.any();
+    let kind = [Kind::Single, Kind::Pair(16), Kind::Pair(64), Kind::Single][usize::from(kind & 3)];
+    let limits = limits()
+        .receive_buffer(1 << (10 + (sizes & 3)))
+        .send_buffer(1 << (10 + (sizes >> 2 & 3)))
+        .udp_receive_buffer(1 << (10 + (sizes >> 4 & 1)))
+        .connections([16, 3][usize::from(sizes >> 5 & 1)]);
+    let side = |address, mac, kind| {
+        let stack = Stack::at(address, mac, kind, limits, MemoryConfig::default(), true);
+        Side {
+            sockets: stack.sockets.clone(),
+            stack: Some(stack),
+            listeners: Vec::new(),
+            opening: Vec::new(),
+            streams: Vec::new(),
+            udp: Vec::new(),
+        }
+    };
+    let mut world = World {
+        sides: [
+            side(STACK, STACK_MAC, kind),
+            side(FAR, FAR_MAC, Kind::Single),
+        ],
+        now: Instant::from_millis(1),
+        written: HashMap::new(),
+        datagrams: HashSet::new(),
+        mixed: false,
+        frames: 0,
+    };
+    let mut calls = 0;
+    let mut steps = 0;
+    while steps < STEPS
+        && let Some(op) = input.next()
+    {
+        steps += 1;
+        match op {
+            Op::Call(call) => {
+                calls += 1;
+                world.call(call);
+            }
+            Op::Wire(lost) => world.wire(lost),
+            Op::Wait(span) => world.wait(span),
+            Op::Step(which) => {
+                if let Some(stack) = &mut world.sides[0].stack {
+                    stack.step(which, world.now);
+                }
+            }
+        }
+    }
+    world.wire(0);
+    for stack in world
+        .sides
+        .iter_mut()
+        .filter_map(|side| side.stack.as_mut())
+    {
+        stack.check();
+    }
+    // Sockets outlive their stack.
+    for side in 0..2 {
+        world.sides[side].stack = None;
+        for (at, what) in CALLS.into_iter().enumerate() {
+            world.call(Call {
+                side,
+                which: at as u8,
+                what,
+                number: 77,
+            });
+        }
+    }
+    tally::add("calls", calls);
+    tally::add("steps", steps);
+    tally::add("frames", world.frames);
+}
+
+impl World {
+    /// Frames go back and forth until nothing happens.
+    fn wire(&mut self, lost: u8) {
+        let mut lost = lost;
+        for _ in 0..ROUNDS {
+            let mut done = 0;
+            for from in 0..2 {
+                let Some(stack) = &mut self.sides[from].stack else {
+                    return;
+                };
+                stack.settle(self.now);
+                let sent = stack.take_sent();
+                done += sent.len();
+                let Some(to) = &self.sides[1 - from].stack else {
+                    return;
+                };
+                for frame in sent {
+                    self.frames += 1;
+                    lost = lost.rotate_right(1);
+                    if lost & 0x80 == 0 {
+                        to.push(frame, RxMeta::default());
+                    }
+                }
+            }
+            if done == 0 {
+                return;
+            }
+        }
+    }
+
+    fn wait(&mut self, span: Option<Duration>) {
+        let stacks = self.sides.iter().filter_map(|side| side.stack.as_ref());
+        let next = stacks
+            .map(Stack::next_deadline)
+            .min()
+            .unwrap_or(Instant::NEVER);
+        self.now = match span {
+            Some(span) => self.now + span,
+            None if next == Instant::NEVER => self.now,
+            None => self.now.max(next),
+        };
+        self.wire(0);
+    }
+
+    fn call(&mut self, call: Call) {
+        let Call {
+            side: number_of_side,
+            which,
+            what,
+            number,
+        } = call;
+        let side = &mut self.sides[number_of_side];
+        let remote = |port| SocketAddrV4::new([FAR, STACK][number_of_side].into(), port);
+        let port = 1 + number % 3;
+        let pick = |count: usize| usize::from(which).checked_rem(count);
+        match what {
+            What::Listen => {
+                if side.listeners.len() < MOST
+                    && let Ok(listener) = side.sockets.listen(port, u16::from(which & 3))
+                {
+                    assert_eq!(listener.local_addr().port(), port);
+                    side.listeners.push(listener);
+                }
+            }
+            What::Accept => {
+                let Some(at) = pick(side.listeners.len()) else {
+                    return;
+                };
+                let listener = &side.listeners[at];
+                listener.set_nonblocking(true);
+                let accepted = match number & 1 {
+                    0 => listener.try_accept(),
+                    _ => listener.accept(),
+                };
+                if let Ok((stream, peer)) = accepted {
+                    assert_eq!(stream.peer_addr(), peer);
+                    self.hold(number_of_side, stream);
+                }
+            }
+            What::Unlisten => {
+                if let Some(at) = pick(side.listeners.len()) {
+                    side.listeners.swap_remove(at);
+                }
+            }
+            What::Connect => {
+                let to = match which {
+                    0..=250 => remote(port),
+                    251 => SocketAddrV4::new([10, 0, 0, 1 + number_of_side as u8].into(), port),
+                    252 => SocketAddrV4::new([127, 0, 0, 1].into(), port),
+                    253 => SocketAddrV4::new([255; 4].into(), port),
+                    254 => SocketAddrV4::new([0; 4].into(), port),
+                    255 => SocketAddrV4::new([10, 0, 0, 99].into(), 0),
+                };
+                if side.opening.len() < MOST
+                    && let Ok(opening) = side.sockets.begin_connect(to)
+                {
+                    side.opening.push(opening);
+                }
+            }
+            What::Finish => {
+                let Some(at) = pick(side.opening.len()) else {
+                    return;
+                };
+                match side.opening[at].try_finish() {
+                    Ok(None) => {}
+                    Ok(Some(stream)) => {
+                        side.opening.swap_remove(at);
+                        self.hold(number_of_side, stream);
+                    }
+                    // It may be asked again.
+                    Err(_) if number & 1 == 0 => {}
+                    Err(_) => drop(side.opening.swap_remove(at)),
+                }
+            }
+            What::GiveUp => {
+                if let Some(at) = pick(side.opening.len()) {
+                    side.opening.swap_remove(at);
+                }
+            }
+            What::Drop | What::Abort | What::SplitAndDrop => {
+                let Some(at) = pick(side.streams.len()) else {
+                    return;
+                };
+                let Stream { stream, .. } = side.streams.swap_remove(at);
+                match what {
+                    What::Drop => drop(stream),
+                    What::Abort => stream.abort(),
+                    _ => {
+                        let (mut reader, mut writer) = stream.split();
+                        if number & 1 == 0 {
+                            drop(reader);
+                            let _ = writer.try_write(b"");
+                            writer.shutdown();
+                        } else {
+                            drop(writer);
+                            let _ = reader.try_read(&mut [0; 3]);
+                        }
+                    }
+                }
+            }
+            What::Read
+            | What::ReadVectored
+            | What::Peek
+            | What::Fill
+            | What::Write
+            | What::WriteVectored
+            | What::WriteAgain
+            | What::Shutdown
+            | What::Settings
+            | What::Look => {
+                let Some(at) = pick(side.streams.len()) else {
+                    return;
+                };
+                self.stream_call(number_of_side, at, what, number);
+            }
+            What::Bind
+            | What::Unbind
+            | What::UdpConnect
+            | What::SendTo
+            | What::Send
+            | What::Receive
+            | What::UdpPeek
+            | What::UdpSettings => self.udp_call(call, remote(port)),
+        }
+    }
+
+    fn hold(&mut self, side: usize, mut stream: TcpStream) {
+        stream.set_nonblocking(true);
+        let way = (side, stream.local_addr().port(), stream.peer_addr().port());
+        self.written.entry(way).or_insert(Some(0));
+        let streams = &mut self.sides[side].streams;
+        if streams.len() == MOST {
+            streams.remove(0);
+        }
+        streams.push(Stream {
+            stream,
+            way,
+            written: 0,
+            read: 0,
+            lent: 0,
+            again: false,
+        });
+    }
+
+    fn stream_call(&mut self, side: usize, at: usize, what: What, number: u16) {
+        let this = &mut self.sides[side].streams[at];
+        let len = usize::from(number % 5000);
+        let (_, own, other) = this.way;
+        let mut bytes = vec![0; len];
+        let mut looked = 0;
+        match what {
+            What::Read => {
+                let read = match number & 0x4000 {
+                    0 => this.stream.try_read(&mut bytes).ok(),
+                    _ => this.stream.read(&mut bytes).ok(),
+                };
+                bytes.truncate(read.unwrap_or(0));
+                (looked, this.lent) = (bytes.len(), 0);
+            }
+            What::ReadVectored => {
+                let (a, b) = bytes.split_at_mut(len / 3);
+                let read = this
+                    .stream
+                    .read_vectored(&mut [IoSliceMut::new(a), IoSliceMut::new(b)]);
+                bytes.truncate(read.unwrap_or(0));
+                (looked, this.lent) = (bytes.len(), 0);
+            }
+            What::Peek => {
+                let peeked = this.stream.peek(&mut bytes);
+                bytes.truncate(peeked.unwrap_or(0));
+                // As much may be given back later.
+                this.lent = bytes.len();
+            }
+            What::Fill => {
+                // What was lent by the call before, in part; then a new look.
+                let back = len.min(this.lent);
+                BufRead::consume(&mut this.stream, back);
+                this.read += back as u64;
+                this.lent = 0;
+                bytes.clear();
+                let (reader, _) = this.stream.halves();
+                match number & 0x4000 {
+                    0 => {
+                        if let Ok(part) = reader.fill_buf() {
+                            bytes.extend(part);
+                        }
+                    }
+                    _ => {
+                        if let Ok((a, b)) = reader.try_fill_all() {
+                            bytes.extend(a);
+                            bytes.extend(b);
+                        }
+                    }
+                }
+                this.lent = bytes.len();
+            }
+            What::Write | What::WriteVectored => {
+                let from = this.written;
+                let bytes: Vec<u8> = (from..from + len as u64)
+                    .map(|at| octet(other, at))
+                    .collect();
+                let (a, b) = bytes.split_at(len / 3);
+                let written = match what {
+                    What::Write if number & 0x4000 == 0 => this.stream.try_write(&bytes).ok(),
+                    What::Write => this.stream.write(&bytes).ok(),
+                    _ => this
+                        .stream
+                        .write_vectored(&[IoSlice::new(a), IoSlice::new(b)])
+                        .ok(),
+                };
+                this.written += written.unwrap_or(0) as u64;
+                self.note_written(side, at);
+                return;
+            }
+            What::WriteAgain => {
+                let (_, writer) = this.stream.halves();
+                if writer.write_again(len).is_ok_and(|len| len > 0) {
+                    this.again = true;
+                    self.note_written(side, at);
+                }
+                return;
+            }
+            What::Shutdown => {
+                let how =
+                    [Shutdown::Read, Shutdown::Write, Shutdown::Both][usize::from(number % 3)];
+                this.stream.shutdown(how);
+                return;
+            }
+            What::Settings => {
+                settings(&mut this.stream, number);
+                return;
+            }
+            _ => {
+                let stream = &mut this.stream;
+                let _ = format!("{stream:?} {:?} {}", stream.conn(), stream.group());
+                let (_, writer) = stream.halves();
+                let _ = (writer.room(), writer.all_acknowledged(), writer.timeout());
+                return;
+            }
+        }
+        // The bytes that the other end wrote.
+        let from = this.read;
+        this.read += looked as u64;
+        let end = from + bytes.len() as u64;
+        match self.written.get(&(1 - side, other, own)) {
+            Some(None) => {}
+            Some(Some(written)) => {
+                assert!(end <= *written, "{end} bytes were read of {written}");
+                for (at, byte) in (from..).zip(&bytes) {
+                    assert_eq!(*byte, octet(own, at), "byte {at}");
+                }
+            }
+            None => assert_eq!(end, 0, "nothing was written"),
+        }
+    }
+
+    /// The most that was written in this direction.
+    fn note_written(&mut self, side: usize, at: usize) {
+        let Stream {
+            way,
+            written,
+            again,
+            ..
+        } = self.sides[side].streams[at];
+        let most = self.written.entry(way).or_insert(Some(0));
+        *most = most.filter(|_| !again).map(|most| most.max(written));
+    }
+
+    fn udp_call(&mut self, call: Call, remote: SocketAddrV4) {
+        let Call {
+            side: number_of_side,
+            which,
+            what,
+            number,
+        } = call;
+        let side = &mut self.sides[number_of_side];
+        if let What::Bind = what {
+            if side.udp.len() < MOST
+                && let Ok(mut socket) = side.sockets.bind_udp(number % 4)
+            {
+                socket.set_nonblocking(true);
+                side.udp.push(socket);
+            }
+            return;
+        }
+        let Some(at) = usize::from(which).checked_rem(side.udp.len()) else {
+            return;
+        };
+        let socket = &mut side.udp[at];
+        // Its length says what is in it.
+        let datagram = vec![number as u8; usize::from(number % 4000)];
+        match what {
+            What::Unbind => drop(side.udp.swap_remove(at)),
+            What::UdpConnect => {
+                let _ = socket.connect(remote);
+                if number & 0x1000 != 0 {
+                    socket.halves().1.disconnect();
+                }
+            }
+            What::SendTo => {
+                let to = match which {
+                    0..=250 => remote,
+                    251 => SocketAddrV4::new([255; 4].into(), remote.port()),
+                    252 => SocketAddrV4::new([10, 0, 0, 255].into(), remote.port()),
+                    253 => SocketAddrV4::new([224, 0, 0, 1].into(), remote.port()),
+                    _ => SocketAddrV4::new([0; 4].into(), 0),
+                };
+                if socket.try_send_to(&datagram, to).is_ok() {
+                    self.datagrams
+                        .insert((datagram.len() as u16, number & 0xff));
+                }
+            }
+            What::Send => {
+                if socket.try_send(&datagram).is_ok() {
+                    self.datagrams
+                        .insert((datagram.len() as u16, number & 0xff));
+                }
+            }
+            What::Receive => {
+                let mut buffer = vec![0; 5000];
+                let received = match number & 1 {
+                    0 => socket.try_recv_from(&mut buffer).ok(),
+                    _ => socket.recv_from(&mut buffer).ok(),
+                };
+                if let Some((len, _)) = received {
+                    self.check_datagram(&buffer[..len]);
+                }
+            }
+            What::UdpPeek => {
+                let (receiver, _) = socket.halves();
+                let peeked = receiver.try_peek().map(|datagram| {
+                    let (a, b) = datagram.parts;
+                    [a, b].concat()
+                });
+                if number & 1 == 0 {
+                    receiver.consume();
+                }
+                if let Ok(bytes) = peeked {
+                    self.check_datagram(&bytes);
+                }
+            }
+            _ => {
+                socket.set_broadcast(number & 1 == 0);
+                socket.set_ttl(number as u8);
+                socket.set_tos((number >> 8) as u8);
+                let zero = socket.set_read_timeout(Some(std::time::Duration::ZERO));
+                assert_eq!(zero, Err(SocketError::Invalid));
+                let _ = (socket.local_addr(), socket.peer_addr());
+                // What is sent again may be the end of one datagram and the beginning of the next.
+                self.mixed |= socket
+                    .halves()
+                    .1
+                    .try_send_again(usize::from(number))
+                    .is_ok();
+            }
+        }
+    }
+
+    fn check_datagram(&self, bytes: &[u8]) {
+        if self.mixed {
+            return;
+        }
+        let first = bytes.first().copied();
+        assert!(bytes.iter().all(|byte| Some(*byte) == first));
+        let sent = |(len, byte): &(u16, u16)| {
+            usize::from(*len) == bytes.len() && first.is_none_or(|first| u16::from(first) == *byte)
+        };
+        assert!(
+            self.datagrams.iter().any(sent),
+            "{} bytes were never sent",
+            bytes.len()
+        );
+    }
+}
+
+fn settings(stream: &mut TcpStream, number: u16) {
+    let value = (number >> 4) as u8;
+    let span = std::time::Duration::from_millis(u64::from(value) * 50);
+    match number % 10 {
+        0 => {
+            stream.set_nodelay(value & 1 == 0);
+            assert_eq!(stream.nodelay(), value & 1 == 0);
+        }
+        1 => {
+            let keepalive = Keepalive::default().idle(span).interval(span).probes(value);
+            let set = stream.set_keepalive(Some(keepalive));
+            assert_eq!(set.is_err(), span.is_zero());
+        }
+        2 => stream
+            .set_keepalive(None)
+            .expect("no value is out of its range"),
+        3 => {
+            let set = stream.set_user_timeout(Some(span));
+            assert_eq!(set.is_err(), span.is_zero());
+        }
+        4 => stream
+            .set_user_timeout(None)
+            .expect("no value is out of its range"),
+        5 => stream.set_ttl(value),
+        6 => stream.set_tos(value),
+        // No thread drives the stack while another one waits.
+        7 => stream.set_linger(Some(std::time::Duration::ZERO)),
+        8 => stream.set_linger(None),
+        _ => {
+            assert_eq!(
+                stream.set_read_timeout(Some(std::time::Duration::ZERO)),
+                Err(SocketError::Invalid)
+            );
+            let _ = (
+                stream.keepalive(),
+                stream.user_timeout(),
+                stream.linger(),
+                stream.ttl(),
+                stream.tos(),
+            );
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! How much the inputs of a process contained.
+//!
+//! Each target counts as it goes. When the process ends, the sum is printed in one line that begins with `tally`: the scripts
+//! in `.ci` read it. A process that ends at a finding prints none.
+
+use std::cell::RefCell;
+
+/// The counts of this thread: names, in the order in which they came, and sums.
+struct Counts(Vec<(&'static str, u64)>);
+
+// The destructor of the main thread's value runs when the process ends.
+thread_local! {
+    static COUNTS: RefCell<Counts> = const { RefCell::new(Counts(Vec::new())) };
+}
+
+impl Drop for Counts {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            let fields = self
+                .0
+                .iter()
+                .map(|(name, count)| format!(" {name}={count}"));
+            println!("tally{}", fields.collect::<String>());
+        }
+    }
+}
+
+/// Adds `count` to the sum called `name`.
+pub fn add(name: &'static str, count: u64) {
+    COUNTS.with_borrow_mut(
+        |counts| match counts.0.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, sum)) => *sum += count,
+            None => counts.0.push((name, count)),
+        },
+    );
+}
