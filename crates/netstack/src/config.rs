@@ -191,7 +191,8 @@ pub struct Limits {
     /// `receive_buffer` counts as that. It widens up to there when the application reads more in a round trip than
     /// half of it. Default 2^30: all of the ring from the beginning.
     pub receive_window: u32,
-    /// Send ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
+    /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may hold 64 KiB of it and twice
+    /// what its peer has acknowledged so far, so a peer that reads nothing takes little memory. Default 1 MiB.
     pub send_buffer: u32,
     /// Numbered frames between two that the device took, a power of two. Default 512.
     pub tx_slots: u32,

@@ -109,6 +109,10 @@ pub(crate) fn prefetch_of<T>(value: &T) {
     let _ = value;
 }
 
+/// Bytes that a connection may write before its peer has acknowledged any: more than two first congestion windows of ten
+/// segments (RFC 6928).
+const FIRST_SEND: u64 = 64 << 10;
+
 /// Octets shared between threads that agreed on who has which.
 struct ByteRing {
     bytes: Box<[UnsafeCell<u8>]>,
@@ -1271,12 +1275,20 @@ impl<'a> StreamRef<'a> {
         gain >= u64::from(2 * mss).min(size / 2) && left < size / 2
     }
 
-    /// Octets that may be written now.
+    /// Bytes that may be written now.
+    ///
+    /// A connection may hold [`FIRST_SEND`] bytes and twice what its peer has acknowledged so far, up to the ring's
+    /// length. In slow start the congestion window is at most the first window and what was acknowledged, so this is always
+    /// more than two windows; a peer that reads nothing costs no more than the first bytes.
     pub(crate) fn writable(&self) -> usize {
         // ORDERING: Acquire, pairs with the Release in `release`.
         let released = self.place.stack.released.load(Ordering::Acquire);
         let written = self.place.app.written.load(Ordering::Relaxed);
-        self.streams.send_len - (written - released) as usize
+        // A unit is released as a whole, so one must fit that has only begun.
+        let unit = self.streams.inline.as_ref().map_or(0, |inline| inline.unit);
+        let first = FIRST_SEND.max(2 * unit);
+        let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
+        most.saturating_sub(written - released) as usize
     }
 
     /// Copies as much of `from` as there is room for; returns how much that is.
@@ -1713,6 +1725,28 @@ mod tests {
         assert_eq!(stream.write(&bytes[1024..]), 476);
         let (a, b) = stream.sending(1000, 500);
         assert_eq!([a, b].concat(), &bytes[1000..1500]);
+    }
+
+    #[test]
+    fn what_may_be_written_grows_by_twice_what_was_acknowledged_up_to_the_ring() {
+        let limits = Limits {
+            connections: 1,
+            send_buffer: 1 << 18,
+            ..Limits::default()
+        };
+        let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+        let stream = streams.get(CONN).unwrap();
+        assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536);
+        assert_eq!(stream.writable(), 0);
+        stream.release(10_000);
+        // What was acknowledged made room, and twice as much is allowed besides.
+        assert_eq!(stream.writable(), 3 * 10_000);
+        assert_eq!(stream.write(&vec![0; 1 << 20]), 30_000);
+        stream.release(95_536);
+        assert_eq!(stream.writable(), 65_536 + 2 * 95_536);
+        assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536 + 2 * 95_536);
+        stream.release(200_000);
+        assert_eq!(stream.writable(), (1 << 18) - (352_144 - 200_000));
     }
 
     #[test]
