@@ -77,14 +77,14 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Connections served at a time, a thread each; more are told to come back.
 const CONNECTIONS: usize = 64;
-/// Octets moved at once between a file and a connection.
+/// Bytes moved at once between a file and a connection.
 const CHUNK: usize = 256 << 10;
-/// Octets that are read and thrown away after a final answer, so that the client gets to see it.
+/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
 const LINGER: u64 = 16 << 20;
 /// What peers have to acknowledge everything when the server ends.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often the stack is looked after.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     let done = Options::from_command_line().and_then(|options| match options {
@@ -227,7 +227,7 @@ fn watch(stack: &Stack, end_requested: &AtomicBool, end: Option<Instant>) -> Out
         if stack.shares().iter().any(|share| share.diverged > 0) {
             return Err("replicas differ in the work they found to do".into());
         }
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -297,7 +297,7 @@ fn serve(stream: TcpStream, root: &Path) -> io::Result<()> {
             break;
         }
     }
-    // Octets that nobody reads would make a reset of our closing, and the answer might be lost with it.
+    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with it.
     writer.get_mut().shutdown();
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())

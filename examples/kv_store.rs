@@ -12,7 +12,7 @@
 //! the workspace root.
 
 use dominoes::{
-    ByPosition, Joined, Manager, Observe, PrimaryPolicy, Seat, Seq, Shares, SpinYield,
+    ByPosition, Joined, Manager, Observe, PrimaryPolicy, ReplicaHandle, Seq, Shares, SpinYield,
     Subscription, Turn, channel,
 };
 use std::{
@@ -112,12 +112,12 @@ struct World {
 
 /// A replica's thread: until the end of the log.
 fn run(
-    mut seat: Seat<Store, Operation, SpinYield>,
+    mut handle: ReplicaHandle<Store, Operation, SpinYield>,
     mut store: Store,
     mut log: Log,
     world: &World,
 ) -> Store {
-    let me = seat.replica();
+    let me = handle.replica();
     let mut sent = Vec::new();
     loop {
         if world.kill[me].swap(false, Ordering::Relaxed) {
@@ -130,7 +130,7 @@ fn run(
                 None => world.corrupt[me].store(true, Ordering::Relaxed),
             }
         }
-        let turn = seat.turn(&mut store, &mut log, |store, seq, operation| {
+        let turn = handle.turn(&mut store, &mut log, |store, seq, operation| {
             let reply = store.apply(operation);
             if primary_of(seq) == me {
                 sent.push((seq, reply));
@@ -175,14 +175,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         all
     });
-    let spawn = |seat: Seat<_, _, _>, store, log: Log| {
+    let spawn = |handle: ReplicaHandle<_, _, _>, store, log: Log| {
         let world = world.clone();
-        thread::spawn(move || run(seat, store, log, &world))
+        thread::spawn(move || run(handle, store, log, &world))
     };
     let mut threads = Vec::new();
     for n in 0..REPLICAS {
-        let seat = manager.seat(n).expect("a free seat");
-        threads.push(Some(spawn(seat, Store::default(), log.subscribe()?)));
+        let handle = manager.replica(n).expect("a free slot");
+        threads.push(Some(spawn(handle, Store::default(), log.subscribe()?)));
     }
     let published = Arc::new(AtomicU64::new(0));
     let gate = Arc::new(AtomicU64::new(0));
@@ -249,10 +249,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     if died.is_ok() {
         return Err("replica 2 should have died".into());
     }
-    println!("replica 2 died of a panic; {:?} go on", manager.healthy());
-    let mut joiner = manager.join().ok_or("no seat is free")?;
+    println!("replica 2 died of a panic; {:?} go on", manager.active());
+    let mut joiner = manager.join().ok_or("no replica slot is free")?;
     let Joined {
-        seat,
+        handle,
         state,
         subscription,
     } = loop {
@@ -264,11 +264,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     println!(
         "a fresh replica {} joined at position {}",
-        seat.replica(),
+        handle.replica(),
         subscription.position()
     );
     let joined_at = subscription.position();
-    threads[2] = Some(spawn(seat, state, subscription));
+    threads[2] = Some(spawn(handle, state, subscription));
     gate.store(4, Ordering::Relaxed);
 
     for source in sources {

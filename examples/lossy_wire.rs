@@ -95,9 +95,9 @@ fn bridge_taps(_: &str, _: &str, _: &LinkConfig) -> Outcome<()> {
     Err("TAP devices are Linux's".into())
 }
 
-/// Moves a mebibyte from one stack to another over a wire that loses 1 %, and checks every octet.
+/// Moves a mebibyte from one stack to another over a wire that loses 1 %, and checks every byte.
 fn test_itself() -> Outcome<()> {
-    const OCTETS: usize = 1 << 20;
+    const BYTES: usize = 1 << 20;
     let faults = Faults::new(7)
         .loss(10_000)
         .duplicate(5_000)
@@ -113,7 +113,7 @@ fn test_itself() -> Outcome<()> {
     let over = AtomicBool::new(false);
     let stats = thread::scope(|scope| -> Outcome<_> {
         let wire = scope.spawn(|| bridge(Box::new(left_end), Box::new(right_end), &config, &over));
-        let moved = move_octets(left, right, OCTETS);
+        let moved = move_bytes(left, right, BYTES);
         over.store(true, Ordering::Relaxed);
         let stats = wire.join().map_err(|_| "the wire panicked")?;
         println!(
@@ -130,14 +130,14 @@ fn test_itself() -> Outcome<()> {
     Ok(())
 }
 
-fn move_octets(
+fn move_bytes(
     left: memory::MemoryDevice,
     right: memory::MemoryDevice,
-    octets: usize,
+    bytes: usize,
 ) -> Outcome<Duration> {
     let left = Stack::builder("10.0.0.1/24").replicas(2).start(left)?;
     let right = Stack::builder("10.0.0.2/24").start(right)?;
-    let sent: Vec<u8> = (0..octets as u32)
+    let sent: Vec<u8> = (0..bytes as u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
     let listener = right.listen(7, 1)?;

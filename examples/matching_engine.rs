@@ -4,14 +4,16 @@
 //!
 //! Traders publish limit orders into one log; three replicas keep the book, each on a thread of its
 //! own, and match by price, then by position in the log. One replica's book is corrupted on the
-//! way, one replica's thread dies of a panic, and a fresh one takes its seat. At the end every
+//! way, one replica's thread dies of a panic, and a fresh one takes its slot. At the end every
 //! replica must hold the book, the trades and the volume that the log gives when it is matched once
 //! more on one thread, and every share must be accounted for: bought, sold, or still in the book.
 //! It ends within a second and prints what happened, on standard error also the message of that
 //! panic; it exits with an error if anything is not as it should be. The package is
 //! `dominoes-examples`; the command works from the workspace root.
 
-use dominoes::{Joined, Manager, Observe, Seat, Seq, SpinYield, Subscription, Turn, channel};
+use dominoes::{
+    Joined, Manager, Observe, ReplicaHandle, Seq, SpinYield, Subscription, Turn, channel,
+};
 use std::{
     collections::BTreeMap,
     error::Error,
@@ -105,12 +107,12 @@ impl Observe for Book {
 type Log = Subscription<Order, SpinYield>;
 
 fn run(
-    mut seat: Seat<Book, Order, SpinYield>,
+    mut handle: ReplicaHandle<Book, Order, SpinYield>,
     mut book: Book,
     mut log: Log,
     told: &[AtomicU64],
 ) -> Book {
-    let me = seat.replica();
+    let me = handle.replica();
     loop {
         match told[me].swap(0, Ordering::Relaxed) {
             DIE => panic!("replica {me} is told to die"),
@@ -124,7 +126,7 @@ fn run(
             _ => {}
         }
         let apply = |book: &mut Book, seq, order: &Order| book.apply(seq, order);
-        match seat.turn(&mut book, &mut log, apply) {
+        match handle.turn(&mut book, &mut log, apply) {
             Turn::Finished => return book,
             Turn::Worked => {}
             _ => thread::yield_now(),
@@ -153,14 +155,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         all
     });
-    let spawn = |seat: Seat<_, _, _>, book, log: Log| {
+    let spawn = |handle: ReplicaHandle<_, _, _>, book, log: Log| {
         let told = told.clone();
-        thread::spawn(move || run(seat, book, log, &told))
+        thread::spawn(move || run(handle, book, log, &told))
     };
     let mut threads = Vec::new();
     for n in 0..REPLICAS {
-        let seat = manager.seat(n).ok_or("the seat is taken")?;
-        threads.push(Some(spawn(seat, Book::default(), log.subscribe()?)));
+        let handle = manager.replica(n).ok_or("the replica slot is taken")?;
+        threads.push(Some(spawn(handle, Book::default(), log.subscribe()?)));
     }
     // Traders publish a quarter of their orders whenever the gate is raised by one.
     let (gate, published) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
@@ -221,11 +223,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "replica 1 died: {}; {:?} go on",
         dead.is_err(),
-        manager.healthy()
+        manager.active()
     );
-    let mut joiner = manager.join().ok_or("no seat is free")?;
+    let mut joiner = manager.join().ok_or("no replica slot is free")?;
     let Joined {
-        seat,
+        handle,
         state,
         subscription,
     } = loop {
@@ -237,10 +239,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     println!(
         "a fresh replica {} joined at position {}",
-        seat.replica(),
+        handle.replica(),
         subscription.position()
     );
-    threads[1] = Some(spawn(seat, state, subscription));
+    threads[1] = Some(spawn(handle, state, subscription));
     gate.store(4, Ordering::Relaxed);
     for source in sources {
         source.join().map_err(|_| "a trader panicked")?;

@@ -39,7 +39,7 @@
 //! | 7 | echo (RFC 862), over TCP and UDP |
 //! | 9 | discard (RFC 863), over TCP and UDP |
 //! | 15 | the counters of the stack, as lines of name and value; what `netstat` once was there |
-//! | 80 | HTTP: `GET /bytes/N` answers N octets, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
+//! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
 // Made for files; a service needs a part of it.
@@ -81,12 +81,12 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Connections that a service has at a time, a thread each; more are closed at once.
 const CONNECTIONS: usize = 64;
-/// Octets moved at once.
+/// Bytes moved at once.
 const CHUNK: usize = 256 << 10;
-/// Octets of a datagram, at most.
+/// Bytes of a datagram, at most.
 const DATAGRAM: usize = 65_507;
 /// How often the stack is looked after.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;
@@ -344,7 +344,7 @@ fn watch(
         if let Some(killer) = &mut killer {
             killer.look(stack);
         }
-        thread::sleep(killer.as_ref().map_or(GLANCE, Killer::pause));
+        thread::sleep(killer.as_ref().map_or(POLL_INTERVAL, Killer::pause));
     }
     Ok(())
 }
@@ -383,12 +383,12 @@ impl Drop for Slot {
 fn echo(stream: TcpStream) -> io::Result<()> {
     let (mut reader, mut writer) = stream.split();
     loop {
-        let octets = reader.fill_buf()?;
-        let len = octets.len();
+        let bytes = reader.fill_buf()?;
+        let len = bytes.len();
         if len == 0 {
             break;
         }
-        writer.write_all(octets)?;
+        writer.write_all(bytes)?;
         BufRead::consume(&mut reader, len);
     }
     writer.shutdown();
@@ -397,11 +397,11 @@ fn echo(stream: TcpStream) -> io::Result<()> {
 
 /// Sends every datagram back, until the stack goes down.
 fn echo_datagrams(mut socket: UdpSocket) {
-    let mut octets = vec![0; DATAGRAM];
-    while let Ok((len, from)) = socket.recv_from(&mut octets) {
+    let mut bytes = vec![0; DATAGRAM];
+    while let Ok((len, from)) = socket.recv_from(&mut bytes) {
         // Whom nothing reaches gets nothing, and port 0 wants nothing.
         if from.port() != 0 {
-            let _ = socket.send_to(&octets[..len], from);
+            let _ = socket.send_to(&bytes[..len], from);
         }
     }
 }
@@ -416,8 +416,8 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         let StackStats { pump, state, .. } = sockets.stats();
         let lines = [
-            ("looked_at", pump.looked_at()),
-            ("accounted_for", pump.accounted_for()),
+            ("looked_at", pump.inputs()),
+            ("accounted_for", pump.outcomes()),
             ("malformed", pump.malformed),
             ("not_ours", pump.not_ours),
             ("unknown", pump.unknown),
@@ -451,7 +451,7 @@ fn discard(stream: TcpStream) -> io::Result<()> {
     drain(stream, |_| ())
 }
 
-/// Reads to the end, and tells how many octets came at a time.
+/// Reads to the end, and tells how many bytes came at a time.
 fn drain(mut from: impl BufRead, mut count: impl FnMut(usize)) -> io::Result<()> {
     loop {
         let len = from.fill_buf()?.len();
@@ -463,9 +463,9 @@ fn drain(mut from: impl BufRead, mut count: impl FnMut(usize)) -> io::Result<()>
     }
 }
 
-/// Reads exactly `N` octets.
+/// Reads exactly `N` bytes.
 fn read_array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut octets = [0; N];
-    from.read_exact(&mut octets)?;
-    Ok(octets)
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
 }

@@ -22,8 +22,8 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use dominoes_bench::drivers::{self, Direction, Row};
 use dominoes_bench::record::Spread;
-use dominoes_bench::seats::{self, Direction, Row};
 use dominoes_bench::slices::{self, Sample};
 use dominoes_bench::topology::{self, Distance, Machine};
 use dominoes_bench::workload::{Processing, Workload};
@@ -33,7 +33,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Turns of each row in every table.
 const ROUNDS: usize = 12;
-/// Octets that every row moves, and that are compared, before it is measured.
+/// Bytes that every row moves, and that are compared, before it is measured.
 const COMPARED: u64 = 16 << 20;
 /// Characters of the longest bar.
 const BAR: usize = 40;
@@ -75,7 +75,7 @@ fn main() -> Outcome<()> {
         "{}, {} cores, Linux {}",
         machine.cpu, machine.cores, machine.kernel
     );
-    println!("One TCP connection, segments of 1448 octets, frames from 64 MB of memory.");
+    println!("One TCP connection, segments of 1448 bytes, frames from 64 MB of memory.");
     let lines = lines(machine.cores);
     let mut seen = Seen::default();
     for (number, (direction, processing, name)) in TABLES.into_iter().enumerate() {
@@ -87,11 +87,11 @@ fn main() -> Outcome<()> {
         let mut progress = Progress::new(format!("table {} of {}", number + 1, TABLES.len()));
         let rows = make(&lines, direction, &workload, &mut progress)?;
         let measured = slices::measure(rows, workload.slice, rounds, &mut |done, of| {
-            progress.tell(&format!("round {done} of {of}"));
+            progress.show(&format!("round {done} of {of}"));
         })?;
         progress.clear();
         print(name, &lines, &measured.rounds);
-        seen.note(&lines, &measured.rounds, measured.disturbed);
+        seen.record(&lines, &measured.rounds, measured.disturbed);
     }
     seen.explain(machine.cores);
     println!(
@@ -132,7 +132,7 @@ fn lines(cores: usize) -> Vec<Line> {
     lines
 }
 
-/// Makes the stacks, and lets each move [`COMPARED`] octets that are compared.
+/// Makes the stacks, and lets each move [`COMPARED`] bytes that are compared.
 fn make(
     lines: &[Line],
     direction: Direction,
@@ -141,10 +141,10 @@ fn make(
 ) -> Outcome<Vec<Row>> {
     let mut rows = Vec::new();
     for line in lines {
-        progress.tell(&format!("comparing every octet, {}", line.variant));
-        let variant = seats::variant(line.variant).ok_or("there is no such variant")?;
+        progress.show(&format!("comparing every byte, {}", line.variant));
+        let variant = drivers::variant(line.variant).ok_or("there is no such variant")?;
         let mut row = (variant.make)(direction, workload, line.cores)?;
-        row.settle(COMPARED)?;
+        row.drive_until(COMPARED)?;
         rows.push(row);
     }
     Ok(rows)
@@ -218,7 +218,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn note(&mut self, lines: &[Line], rounds: &[Vec<Sample>], disturbed: usize) {
+    fn record(&mut self, lines: &[Line], rounds: &[Vec<Sample>], disturbed: usize) {
         self.rounds += rounds.len();
         self.disturbed += disturbed;
         let Some((row, line)) = lines.iter().enumerate().find(|(_, line)| line.cores == 2) else {
@@ -298,7 +298,7 @@ impl Progress {
         }
     }
 
-    fn tell(&mut self, now: &str) {
+    fn show(&mut self, now: &str) {
         if self.terminal && self.last.elapsed() > Duration::from_millis(100) {
             self.last = Instant::now();
             eprint!("\r{:<70}\r{}, {now}", "", self.what);

@@ -15,7 +15,7 @@
 //! state, the round-trip time and the rates.
 //!
 //! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one) it serves discard (port
-//! 9) and an endless stream of octets (port 19); the second command runs in another terminal:
+//! 9) and an endless stream of bytes (port 19); the second command runs in another terminal:
 //!
 //! ```text
 //! cargo build --release --example top
@@ -46,7 +46,7 @@ use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::{Stack, StackError};
-use frame::Look;
+use frame::Sample;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::terminal;
 
@@ -55,7 +55,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 /// Time between two frames.
 const REFRESH: Duration = Duration::from_millis(500);
 /// How often the live view looks whether a signal came.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// What peers have to acknowledge everything when the stack ends.
 const GRACE: Duration = Duration::from_secs(1);
 /// Columns of a frame that no terminal shows.
@@ -194,14 +194,17 @@ fn run(options: &Options) -> Outcome<()> {
 }
 
 fn once(stack: &Stack, title: &str) {
-    let before = Look::at(stack);
+    let before = Sample::at(stack);
     thread::sleep(REFRESH);
     let columns = if stdout().is_terminal() {
         terminal::size().map_or(COLUMNS, |(columns, _)| columns)
     } else {
         COLUMNS
     };
-    print!("{}", frame::text(title, &before, &Look::at(stack), columns));
+    print!(
+        "{}",
+        frame::text(title, &before, &Sample::at(stack), columns)
+    );
 }
 
 /// Draws until a key or a signal ends it.
@@ -209,9 +212,9 @@ fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
     let title = format!("{title}; q ends");
     let mut terminal = ratatui::try_init()?;
     let shown = (|| -> Outcome<()> {
-        let mut before = Look::at(stack);
+        let mut before = Sample::at(stack);
         while !await_end(end_requested)? {
-            let now = Look::at(stack);
+            let now = Sample::at(stack);
             terminal.draw(|area| frame::draw(area, &title, &before, &now))?;
             before = now;
         }
@@ -226,7 +229,7 @@ fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
 fn await_end(end_requested: &AtomicBool) -> Outcome<bool> {
     let next = Instant::now() + REFRESH;
     while Instant::now() < next && !end_requested.load(Relaxed) {
-        if event::poll(GLANCE)? {
+        if event::poll(POLL_INTERVAL)? {
             return Ok(matches!(event::read()?, Event::Key(key) if ends(key)));
         }
     }

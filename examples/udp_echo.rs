@@ -4,7 +4,7 @@
 //! cargo run --release --example udp_echo            # two stacks, joined in memory; no privileges
 //! ```
 //!
-//! It prints one line for each size of datagrams, those above 1472 octets in fragments, and how long they took, and ends
+//! It prints one line for each size of datagrams, those above 1472 bytes in fragments, and how long they took, and ends
 //! after about a second. The package is `dominoes-examples`; the command works from the workspace root.
 //!
 //! With the name of a TAP interface it serves there, as 10.78.0.1/24; the kernel at the other end is the client:
@@ -42,7 +42,7 @@ const WINDOW: u32 = 3;
 /// What datagrams have to leave when the server ends.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often the server looks whether a signal came.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
     if let Some(name) = std::env::args().nth(1) {
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("listening on 10.78.0.1, UDP port {ECHO}, {REPLICAS} replicas, device {name}");
         let echo = thread::spawn(move || serve(socket));
         while !end_requested.load(Relaxed) && !echo.is_finished() {
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         stack.close(GRACE)?;
         return echo.join().map_err(|_| "the server panicked".into());
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let echo = thread::spawn(move || serve(socket));
     for len in [16, 1472, 8_000, 65_507] {
         let took = ask(&client, len)?;
-        println!("{COUNT} datagrams of {len} octets came back in {took:.1?}");
+        println!("{COUNT} datagrams of {len} bytes came back in {took:.1?}");
     }
     server.compare()?;
     server.shutdown();
@@ -78,31 +78,31 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Sends back what comes, until the stack goes down.
 fn serve(mut socket: UdpSocket) {
-    let mut octets = vec![0; 65_507];
-    while let Ok((len, from)) = socket.recv_from(&mut octets) {
+    let mut bytes = vec![0; 65_507];
+    while let Ok((len, from)) = socket.recv_from(&mut bytes) {
         // A sender that no route leads to does not end the service.
-        let _ = socket.send_to(&octets[..len], from);
+        let _ = socket.send_to(&bytes[..len], from);
     }
 }
 
-/// Sends [`COUNT`] datagrams of `len` octets, and looks at every answer.
+/// Sends [`COUNT`] datagrams of `len` bytes, and looks at every answer.
 fn ask(client: &Stack, len: usize) -> Result<Duration, Box<dyn Error>> {
     let mut socket = client.bind_udp(0)?;
     socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
-    let mut octets = vec![0x5a; len];
+    let mut bytes = vec![0x5a; len];
     let mut answer = vec![0; len];
     let begin = Instant::now();
     let (mut sent, mut heard) = (0, 0);
     while heard < COUNT {
         while sent < COUNT && sent - heard < WINDOW {
-            octets[..4].copy_from_slice(&sent.to_be_bytes());
-            socket.send(&octets)?;
+            bytes[..4].copy_from_slice(&sent.to_be_bytes());
+            socket.send(&bytes)?;
             sent += 1;
         }
         let got = socket.recv(&mut answer)?;
-        octets[..4].copy_from_slice(&heard.to_be_bytes());
-        if answer[..got] != octets {
+        bytes[..4].copy_from_slice(&heard.to_be_bytes());
+        if answer[..got] != bytes {
             return Err(format!("datagram {heard} came back as another").into());
         }
         heard += 1;

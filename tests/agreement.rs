@@ -6,9 +6,9 @@
 //! Then these must hold:
 //!
 //! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it replays the log.
-//! 2. The frames that left, and the octets that applications read, are those of the replay, to the byte.
+//! 2. The frames that left, and the bytes that applications read, are those of the replay, to the byte.
 //! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults have ended.
-//! 4. No primary found an effect that could not be; in every fourth case, no octet is delivered twice, and no
+//! 4. No primary found an effect that could not be; in every fourth case, no byte is delivered twice, and no
 //!    frame or delivery has a wrong number.
 //! 5. When everybody has let go, every connection ends, and its place is free again.
 //!
@@ -18,8 +18,9 @@
 mod app;
 mod case;
 mod check;
+mod effect_log;
 mod faults;
-mod living;
+mod membership;
 mod peer;
 mod plan;
 mod queues;
@@ -27,7 +28,6 @@ pub(crate) mod segment;
 mod stack;
 mod watch;
 mod wire;
-mod witness;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,11 +38,11 @@ use proptest::strategy::ValueTree;
 
 use crate::support::{Rng, mix, number};
 use check::Failure;
+use effect_log::{EffectLog, EffectRecorder};
 use faults::{Fault, Faulty};
-use living::Mortal;
+use membership::PlannedFaults;
 use plan::Plan;
-use wire::Seen;
-use witness::{Ledger, Witness};
+use wire::Coverage;
 
 /// Cases under `cargo test`.
 const CASES: u64 = 1500;
@@ -56,26 +56,26 @@ fn seed_of(case: u64) -> u64 {
 }
 
 /// Runs a case and checks it.
-fn examine(plan: &Plan) -> Result<Seen, Failure> {
+fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     let mut rng = Rng::new(!plan.seed);
     // A replica whose state was changed asks for other things.
-    let ledger = rng.chance(250).then(Ledger::default);
-    let ledger = ledger.filter(|_| !plan.living.confirms());
-    // What stands in no log, no ledger has.
+    let effect_record = rng.chance(250).then(EffectLog::default);
+    let effect_record = effect_record.filter(|_| !plan.membership.confirms());
+    // What stands in no log, no effect_record has.
     let mut plan = plan.clone();
-    plan.always_log |= ledger.is_some();
+    plan.always_log |= effect_record.is_some();
     let plan = &plan;
-    let mortal = plan.living.panics > 0 || plan.living.flips > 0;
-    let report = match &ledger {
-        None if mortal => case::run(plan, |_| Mortal(()), None),
+    let has_panics = plan.membership.panics > 0 || plan.membership.flips > 0;
+    let report = match &effect_record {
+        None if has_panics => case::run(plan, |_| PlannedFaults(()), None),
         None => case::run(plan, |_| (), None),
-        Some(ledger) => {
-            let witness = |id| Witness {
+        Some(effect_record) => {
+            let witness = |id| EffectRecorder {
                 id,
-                ledger: ledger.clone(),
+                log: effect_record.clone(),
             };
-            if mortal {
-                case::run(plan, |id| Mortal(witness(id)), None)
+            if has_panics {
+                case::run(plan, |id| PlannedFaults(witness(id)), None)
             } else {
                 case::run(plan, witness, None)
             }
@@ -83,8 +83,8 @@ fn examine(plan: &Plan) -> Result<Seen, Failure> {
     };
     let mut outcome = report.result?;
     check::replay(plan, &report.entries, &mut outcome)?;
-    if let Some(ledger) = ledger {
-        ledger.check()?;
+    if let Some(effect_record) = effect_record {
+        effect_record.check()?;
     }
     if rng.chance(125) {
         let replicas = 1 + (plan.replicas + rng.index(3)) % 4;
@@ -97,7 +97,7 @@ fn examine(plan: &Plan) -> Result<Seen, Failure> {
 fn difference(plan: &Plan, failure: &Failure) -> Option<String> {
     let (first, second, position) = failure.at?;
     [second, first].into_iter().find_map(|id| {
-        let report = case::run(plan, |_| Mortal(()), Some((id, position)));
+        let report = case::run(plan, |_| PlannedFaults(()), Some((id, position)));
         let oracle = check::oracle_at(plan, &report.entries, position)?;
         let field = report.found?.first_difference(&oracle)?;
         Some(format!("replica {id} / single: {field}"))
@@ -130,7 +130,7 @@ fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure
 }
 
 /// Examines the case of `seed`; makes it plainer if it fails, and says all about it.
-fn judge(seed: u64) -> Result<Seen, String> {
+fn examine_and_shrink(seed: u64) -> Result<Coverage, String> {
     let mut tree = plan::tree(seed, 1..=4);
     let mut failure = match panic_free(|| examine(&tree.current())) {
         Ok(seen) => return Ok(seen),
@@ -191,7 +191,7 @@ fn in_parallel<R: Send>(cases: u64, each: impl Fn(u64) -> Option<R> + Sync) -> O
 #[test]
 fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() {
     if let Some(seed) = number("AGREEMENT_SEED") {
-        if let Err(text) = judge(seed) {
+        if let Err(text) = examine_and_shrink(seed) {
             panic!("{text}");
         }
         return;
@@ -199,9 +199,9 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
     let cases = number("AGREEMENT_CASES").unwrap_or(CASES);
     let first = number("AGREEMENT_FIRST").unwrap_or(FIRST_SEED);
     let start = Instant::now();
-    let counts = [const { AtomicU64::new(0) }; Seen::COUNT];
+    let counts = [const { AtomicU64::new(0) }; Coverage::COUNT];
     let seed = |case| mix(first.wrapping_add(case));
-    let failure = in_parallel(cases, |case| match judge(seed(case)) {
+    let failure = in_parallel(cases, |case| match examine_and_shrink(seed(case)) {
         Ok(seen) => {
             for (count, seen) in counts.iter().zip(seen.all()) {
                 count.fetch_add(u64::from(seen), Ordering::Relaxed);
@@ -218,7 +218,7 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
         start.elapsed().as_secs_f64()
     );
     let mut missing = Vec::new();
-    for ((name, wanted), count) in Seen::NAMES.iter().zip(&counts) {
+    for ((name, wanted), count) in Coverage::NAMES.iter().zip(&counts) {
         let count = count.load(Ordering::Relaxed);
         println!("  {:5.1} %  {name}", 100.0 * count as f64 / cases as f64);
         if *wanted && count * 20 < cases {
@@ -236,7 +236,9 @@ const NOTICED_WITHIN: u64 = 1000;
 
 /// A case in which one worker, or all of them, have a fault.
 fn examine_faulty(seed: u64, fault: Fault) -> Result<(), Failure> {
-    let plan = plan::tree(seed, 2..=4).current().still();
+    let plan = plan::tree(seed, 2..=4)
+        .current()
+        .without_membership_changes();
     let culprit = seed as usize % plan.replicas;
     let report = case::run(&plan, |id| Faulty::new(fault, id, culprit, seed), None);
     let mut outcome = report.result?;
@@ -270,7 +272,9 @@ fn every_planted_fault_is_noticed_within_a_thousand_cases() {
 fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cases() {
     let (mut states, mut frames) = (None, None);
     for case in 0..NOTICED_WITHIN {
-        let plan = plan::tree(seed_of(case), 1..=1).current().still();
+        let plan = plan::tree(seed_of(case), 1..=1)
+            .current()
+            .without_membership_changes();
         let report = case::run(&plan, |_| (), None);
         let outcome = report.result.map_err(|failure| failure.what).unwrap();
         let rng = |id| Rng::new(plan.seed ^ id);
@@ -303,7 +307,9 @@ fn separate_queues_for_frames_and_writes_part_the_replicas_within_a_thousand_cas
 fn the_frames_of_a_run_have_several_primaries() {
     let mut judged = 0;
     for case in 0..40 {
-        let plan = plan::tree(seed_of(case), 2..=4).current().still();
+        let plan = plan::tree(seed_of(case), 2..=4)
+            .current()
+            .without_membership_changes();
         let report = case::run(&plan, |_| (), None);
         let stats = report.result.map_err(|failure| failure.what).unwrap().stats;
         let frames: u64 = stats.iter().map(|stats| stats.frames).sum();

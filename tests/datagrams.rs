@@ -13,14 +13,14 @@ use dominoes_netstack::{Limits, SocketError, UdpSocket};
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// Octet i of datagram `number`, so that no two datagrams are alike.
+/// Byte i of datagram `number`, so that no two datagrams are alike.
 fn payload(number: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(number);
-    let mut octets: Vec<u8> = (0..len.div_ceil(8))
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8))
         .flat_map(|_| rng.next().to_le_bytes())
         .collect();
-    octets.truncate(len);
-    octets
+    bytes.truncate(len);
+    bytes
 }
 
 fn host(net: &mut Net, variant: Variant) -> HostId {
@@ -59,9 +59,9 @@ fn datagrams_of_every_length_are_echoed_in_order() {
                 let number = round * 100 + i as u64;
                 ours.try_send_to(&payload(number, len), to).unwrap();
                 net.pass(MILLI);
-                let (octets, from) = receive(&mut echo).unwrap_or_else(|| {
+                let (bytes, from) = receive(&mut echo).unwrap_or_else(|| {
                     panic!(
-                        "{variant}: {len} octets, {:?}",
+                        "{variant}: {len} bytes, {:?}",
                         net.host(server).pump_stats()
                     )
                 });
@@ -69,13 +69,13 @@ fn datagrams_of_every_length_are_echoed_in_order() {
                     from,
                     SocketAddrV4::new([10, 0, 0, 2].into(), ours.local_addr().port())
                 );
-                echo.try_send_to(&octets, from).unwrap();
+                echo.try_send_to(&bytes, from).unwrap();
                 net.pass(MILLI);
                 let (back, from) = receive(&mut ours).expect("the echo");
                 assert_eq!(from, to);
                 assert!(
                     back == payload(number, len),
-                    "{variant}: {len} octets differ"
+                    "{variant}: {len} bytes differ"
                 );
             }
         }
@@ -146,10 +146,10 @@ fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
                 1 => rng.below(3_500),
                 _ => rng.below(1_500),
             };
-            // Eight octets tell it from every other one.
-            let octets = payload(seed << 20 | number, 8 + len as usize);
-            match sockets[from].try_send_to(&octets, to[1 - from]) {
-                Ok(()) => *sent.entry(octets).or_default() += 1,
+            // Eight bytes tell it from every other one.
+            let bytes = payload(seed << 20 | number, 8 + len as usize);
+            match sockets[from].try_send_to(&bytes, to[1 - from]) {
+                Ok(()) => *sent.entry(bytes).or_default() += 1,
                 Err(error) => assert!(matches!(
                     error,
                     SocketError::WouldBlock | SocketError::TooLong
@@ -160,8 +160,8 @@ fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
             }
             if rng.chance(500_000) {
                 for socket in &mut sockets {
-                    while let Some((octets, _)) = receive(socket) {
-                        assert!(sent.contains_key(&octets), "seed {seed}: nobody sent this");
+                    while let Some((bytes, _)) = receive(socket) {
+                        assert!(sent.contains_key(&bytes), "seed {seed}: nobody sent this");
                         came_in_all += 1;
                     }
                 }
@@ -169,8 +169,8 @@ fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
         }
         net.pass(Duration::from_secs(40));
         for socket in &mut sockets {
-            while let Some((octets, _)) = receive(socket) {
-                assert!(sent.contains_key(&octets), "seed {seed}: nobody sent this");
+            while let Some((bytes, _)) = receive(socket) {
+                assert!(sent.contains_key(&bytes), "seed {seed}: nobody sent this");
                 came_in_all += 1;
             }
         }
@@ -201,10 +201,10 @@ fn a_full_queue_drops_what_comes_counts_it_and_takes_more_when_it_was_read() {
                 next += 1;
             }
             net.pass(MILLI);
-            // 128 octets each.
+            // 128 bytes each.
             for number in first..first + 32 {
-                let (octets, _) = receive(&mut theirs).expect("it fits");
-                assert!(octets == payload(number, 100), "{variant}: {number}");
+                let (bytes, _) = receive(&mut theirs).expect("it fits");
+                assert!(bytes == payload(number, 100), "{variant}: {number}");
             }
             assert_eq!(receive(&mut theirs), None);
         }
@@ -233,13 +233,13 @@ fn a_sender_waits_when_too_much_is_under_way() {
         assert_eq!(third, Err(SocketError::WouldBlock), "round {round}");
         net.pass(MILLI);
         for number in 0..2 {
-            assert!(receive(&mut theirs).is_some_and(|(octets, _)| octets == payload(number, 400)));
+            assert!(receive(&mut theirs).is_some_and(|(bytes, _)| bytes == payload(number, 400)));
         }
     }
 }
 
 #[test]
-fn a_connected_socket_hears_its_peer_alone_and_learns_that_nobody_is_there() {
+fn a_connected_socket_receives_from_its_peer_alone_and_reports_port_unreachable() {
     for variant in Variant::ALL {
         let (mut net, server, client) = pair(variant, 8);
         let other = host(&mut net, Variant::Single);
@@ -263,11 +263,11 @@ fn a_connected_socket_hears_its_peer_alone_and_learns_that_nobody_is_there() {
         net.pass(MILLI);
         assert_eq!(receive(&mut ours), None);
         assert_eq!(stranger.try_peek().err(), Some(SocketError::Refused));
-        let (octets, from) = receive(&mut theirs).unwrap();
-        theirs.try_send_to(&octets, from).unwrap();
+        let (bytes, from) = receive(&mut theirs).unwrap();
+        theirs.try_send_to(&bytes, from).unwrap();
         net.pass(MILLI);
         assert_eq!(
-            receive(&mut ours).map(|(octets, _)| octets),
+            receive(&mut ours).map(|(bytes, _)| bytes),
             Some(b"hello".to_vec())
         );
         net.check().unwrap();
@@ -275,7 +275,7 @@ fn a_connected_socket_hears_its_peer_alone_and_learns_that_nobody_is_there() {
 }
 
 #[test]
-fn broadcast_reaches_everybody_at_the_port_and_is_never_answered_by_an_error() {
+fn broadcast_reaches_the_socket_at_the_port_and_is_never_answered_by_an_error() {
     let mut net = Net::new(9);
     let hosts = [
         host(&mut net, Variant::Single),
@@ -325,9 +325,9 @@ fn a_closed_socket_sends_what_it_has_and_its_port_and_place_are_used_again() {
             drop(ours);
             net.pass(MILLI);
             for number in 0..20 {
-                let octets = receive(&mut theirs).map(|(octets, _)| octets);
+                let bytes = receive(&mut theirs).map(|(bytes, _)| bytes);
                 assert!(
-                    octets == Some(payload(number, 3_000)),
+                    bytes == Some(payload(number, 3_000)),
                     "{variant}, round {round}: {number}"
                 );
             }
@@ -352,11 +352,11 @@ fn the_first_datagrams_wait_for_the_neighbour_and_are_dropped_if_there_is_none()
     net.pass(MILLI);
     for number in 0..10 {
         assert_eq!(
-            receive(&mut theirs).map(|(octets, _)| octets),
+            receive(&mut theirs).map(|(bytes, _)| bytes),
             Some(payload(number, 50))
         );
     }
-    assert!(receive(&mut theirs).is_some_and(|(octets, _)| octets == payload(10, 5_000)));
+    assert!(receive(&mut theirs).is_some_and(|(bytes, _)| bytes == payload(10, 5_000)));
     net.pass(Duration::from_secs(4));
     assert_eq!(net.host(client).pump_stats().unresolved, 10);
 }
@@ -454,7 +454,7 @@ fn a_ping_of_8000_octets_is_answered_in_fragments() {
 }
 
 #[test]
-fn who_sends_a_first_fragment_and_no_more_is_told_after_the_timeout() {
+fn a_lone_first_fragment_is_reported_after_the_timeout() {
     let mut lone = Lone::new(Variant::Replicated(2));
     let fragments = packets::fragments(&packets::echo(&payload(1, 3_000)), 77, 1480, 1);
     assert_eq!(lone.inject(fragments[0].clone()).len(), 0);
@@ -466,7 +466,7 @@ fn who_sends_a_first_fragment_and_no_more_is_told_after_the_timeout() {
     );
     let sent = lone.pass(Duration::from_secs(31));
     assert_eq!(sent.len(), 1);
-    // Time exceeded, fragment reassembly; quoted is the first fragment's header and eight octets.
+    // Time exceeded, fragment reassembly; quoted is the first fragment's header and eight bytes.
     assert_eq!(sent[0][34..36], [11, 1]);
     assert_eq!(sent[0][42..62], fragments[0][14..34]);
     assert_eq!(sent[0].len(), 42 + 28);
@@ -511,8 +511,8 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
                 lone.pass(Duration::from_millis(300));
                 heard = heard.or_else(|| receive(&mut socket));
             }
-            let (octets, _) = heard.expect("an honest datagram is served");
-            assert!(octets == payload(1, 4_000));
+            let (bytes, _) = heard.expect("an honest datagram is served");
+            assert!(bytes == payload(1, 4_000));
             assert!(lone.now.since(ended) <= Duration::from_secs(1));
         }
     }

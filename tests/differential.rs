@@ -10,7 +10,7 @@ use std::net::SocketAddrV4;
 use dominoes_drivers::Frame;
 use dominoes_drivers::impair::{Link, LinkConfig};
 use dominoes_drivers::memory::Faults;
-use dominoes_netstack::testkit::{Cases, Host, Rng, Stalls, Talk, Variant};
+use dominoes_netstack::testkit::{Cases, Host, Rng, Stalls, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener};
@@ -28,7 +28,7 @@ const PORT: u16 = 7;
 const FAULTS_END: Duration = Duration::from_secs(60);
 /// And everything must be over after so much.
 const LIMIT: Duration = Duration::from_secs(400);
-/// Octets that an application reads or writes at once, at most.
+/// Bytes that an application reads or writes at once, at most.
 const PIECE: u64 = 4000;
 
 /// smoltcp's device: two queues.
@@ -155,7 +155,7 @@ impl Them {
         let (written, closed) = (self.written, self.closed);
         let socket = self.socket();
         if socket.may_send() && written < lens[0] {
-            let piece = Talk::octets(keys[0], written, sizes[0].min(lens[0] - written));
+            let piece = Traffic::pattern(keys[0], written, sizes[0].min(lens[0] - written));
             let sent = socket
                 .send_slice(&piece)
                 .map_err(|error| error.to_string())?;
@@ -171,9 +171,9 @@ impl Them {
         match socket.recv_slice(&mut piece) {
             Ok(0) => {}
             Ok(len) => {
-                let wanted = Talk::octets(keys[1], read, len as u64);
+                let wanted = Traffic::pattern(keys[1], read, len as u64);
                 if piece[..len] != wanted {
-                    return Err(format!("smoltcp read something else from octet {read} on"));
+                    return Err(format!("smoltcp read something else from byte {read} on"));
                 }
                 self.read += len as u64;
                 done += 1;
@@ -197,7 +197,7 @@ impl Them {
 enum Us {
     Listening(TcpListener),
     Opening(Connecting),
-    Talking(Box<Talk>),
+    Traffic(Box<Traffic>),
 }
 
 impl Us {
@@ -205,13 +205,17 @@ impl Us {
         let opened = match self {
             Us::Listening(listener) => listener.try_accept().map(|(stream, _)| Some(stream)),
             Us::Opening(connecting) => connecting.try_finish(),
-            Us::Talking(talk) => return talk.step().map_err(|what| format!("{what}: {talk:?}")),
+            Us::Traffic(traffic) => {
+                return traffic
+                    .step()
+                    .map_err(|what| format!("{what}: {traffic:?}"));
+            }
         };
         match opened {
             Ok(None) | Err(SocketError::WouldBlock) => Ok(0),
             Ok(Some(stream)) => {
-                let talk = Talk::new(stream, keys[1], keys[0], lens[1], lens[0]);
-                *self = Us::Talking(Box::new(talk));
+                let traffic = Traffic::new(stream, keys[1], keys[0], lens[1], lens[0]);
+                *self = Us::Traffic(Box::new(traffic));
                 Ok(1)
             }
             // Everything was lost for so long: the application tries again.
@@ -228,7 +232,7 @@ impl Us {
     }
 
     fn is_over(&self) -> bool {
-        matches!(self, Us::Talking(talk) if talk.is_over())
+        matches!(self, Us::Traffic(traffic) if traffic.is_over())
     }
 }
 
@@ -249,7 +253,7 @@ fn span(at: Instant) -> core::time::Duration {
     core::time::Duration::from_nanos(at.as_nanos())
 }
 
-/// Whether smoltcp came to the end, too. smoltcp 0.14 stops for good now and then: octets that it sent are not
+/// Whether smoltcp came to the end, too. smoltcp 0.14 stops for good now and then: bytes that it sent are not
 /// acknowledged, and it never wants to be asked again.
 fn conversation(seed: u64) -> Result<bool, String> {
     let mut rng = Rng::new(seed);
@@ -292,7 +296,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
     let mut mended = false;
     while now < limit {
         if now > Instant::ZERO + FAULTS_END && !mended {
-            links.iter_mut().for_each(Link::mend);
+            links.iter_mut().for_each(Link::clear_faults);
             host.set_stalls(Stalls::default());
             mended = true;
         }
@@ -350,7 +354,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
     }
     let state = them.socket().state();
     let us = match &us {
-        Us::Talking(talk) => format!("{talk:?}"),
+        Us::Traffic(traffic) => format!("{traffic:?}"),
         Us::Listening(_) => "we listen".to_owned(),
         Us::Opening(_) => "we open".to_owned(),
     };

@@ -10,15 +10,15 @@ use std::rc::Rc;
 use dominoes_drivers::memory::Faults;
 use dominoes_netstack::Limits;
 use dominoes_netstack::config::CongestionControl;
-use dominoes_netstack::testkit::{HostConfig, LinkConfig, Net, Talk, Variant};
+use dominoes_netstack::testkit::{HostConfig, LinkConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::Duration;
 
 /// Bits per second.
 const RATE: u64 = 100_000_000;
-/// Octets that wait for the rate: a round trip's worth.
+/// Bytes that wait for the rate: a round trip's worth.
 const QUEUE: u64 = 125_000;
 
-/// Mbit/s of text that arrive in `seconds`, and how many octets left more than once, in a thousand.
+/// Mbit/s of text that arrive in `seconds`, and how many bytes left more than once, in a thousand.
 fn goodput(seed: u64, faults: &Faults, seconds: u64, control: CongestionControl) -> (f64, f64) {
     let mut net = Net::new(seed);
     let delay = core::time::Duration::from_millis(5);
@@ -49,19 +49,20 @@ fn goodput(seed: u64, faults: &Faults, seconds: u64, control: CongestionControl)
         if ours.is_none()
             && let Some(stream) = connecting.try_finish()?
         {
-            ours = Some(Talk::new(stream, 1, 2, more_than_fits, 0));
+            ours = Some(Traffic::new(stream, 1, 2, more_than_fits, 0));
         }
         if theirs.is_none()
             && let Ok((stream, _)) = listener.try_accept()
         {
-            theirs = Some(Talk::new(stream, 2, 1, 0, more_than_fits));
+            theirs = Some(Traffic::new(stream, 2, 1, 0, more_than_fits));
         }
-        let talks = [&mut ours, &mut theirs].into_iter().flatten();
-        let done = talks.map(|talk| talk.step().expect("what was written is what is read"));
+        let all_traffic = [&mut ours, &mut theirs].into_iter().flatten();
+        let done =
+            all_traffic.map(|traffic| traffic.step().expect("what was written is what is read"));
         Ok(ControlFlow::Continue(done.sum()))
     });
     outcome.expect_err("it does not end by itself");
-    let read = theirs.map_or(0, |talk| talk.received());
+    let read = theirs.map_or(0, |traffic| traffic.received());
     let again = sent.get().saturating_sub(read) as f64 * 1000.0 / sent.get().max(1) as f64;
     (read as f64 * 8.0 / 1e6 / seconds as f64, again)
 }
@@ -100,7 +101,7 @@ fn median(
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let median = all[all.len() / 2];
     println!(
-        "{name}, {control:?}: {:.1} Mbit/s ({:.1} to {:.1}), {:.0} of 1000 octets again",
+        "{name}, {control:?}: {:.1} Mbit/s ({:.1} to {:.1}), {:.0} of 1000 bytes again",
         median.0,
         all[0].0,
         all[all.len() - 1].0,

@@ -12,7 +12,7 @@
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_OCTETS=1000000000` makes its files
 //!   longer.
 //!
-//! - `deaths`: replicas are killed and replaced while octets move. `HOST_OCTETS` counts here, too; `SOAK_SECONDS` is how long
+//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_OCTETS` counts here, too; `SOAK_SECONDS` is how long
 //!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
 //!   ten seconds.
 //!
@@ -35,10 +35,10 @@
 mod clients;
 #[path = "host/deaths.rs"]
 mod deaths;
+#[path = "host/fixture.rs"]
+mod fixture;
 #[path = "host/floods.rs"]
 mod floods;
-#[path = "host/lab.rs"]
-mod lab;
 #[path = "host/services.rs"]
 mod services;
 #[path = "host/signals.rs"]
@@ -50,10 +50,10 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::DeviceError;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
-use lab::{Device, Lab, Namespace, OURS, Temporary};
+use fixture::{Device, Fixture, Namespace, OURS, Temporary};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// Octets of the large file.
+/// Bytes of the large file.
 const LARGE: usize = 200_000_000;
 
 fn main() -> ExitCode {
@@ -98,10 +98,10 @@ fn main() -> ExitCode {
                     if let Some(missing) = missing {
                         return missing;
                     }
-                    let mut lab = Lab::new(device, replicas)?;
-                    test(&lab, &|figure| figures.note(&name, &figure))
-                        .and_then(|()| lab.check())
-                        .map_err(|failed| lab.explain(&failed))?;
+                    let mut fixture = Fixture::new(device, replicas)?;
+                    test(&fixture, &|figure| figures.note(&name, &figure))
+                        .and_then(|()| fixture.check())
+                        .map_err(|failed| fixture.explain(&failed))?;
                     Ok(Completion::Completed)
                 }));
             }
@@ -116,10 +116,10 @@ fn main() -> ExitCode {
                 if let Some(missing) = missing {
                     return missing;
                 }
-                let mut lab = Lab::services(device, arguments)?;
-                test(&lab, &|figure| figures.note(&name, &figure))
-                    .and_then(|()| lab.check())
-                    .map_err(|failed| lab.explain(&failed))?;
+                let mut fixture = Fixture::services(device, arguments)?;
+                test(&fixture, &|figure| figures.note(&name, &figure))
+                    .and_then(|()| fixture.check())
+                    .map_err(|failed| fixture.explain(&failed))?;
                 Ok(Completion::Completed)
             }));
         }
@@ -133,10 +133,10 @@ fn main() -> ExitCode {
                 return missing;
             }
             // Checksums of ours are then complete where `tshark` looks.
-            let mut lab = Lab::services(Device::Tap, &["--no-offloads"])?;
-            test(&lab, &|figure| figures.note(&name, &figure))
-                .and_then(|()| lab.check())
-                .map_err(|failed| lab.explain(&failed))?;
+            let mut fixture = Fixture::services(Device::Tap, &["--no-offloads"])?;
+            test(&fixture, &|figure| figures.note(&name, &figure))
+                .and_then(|()| fixture.check())
+                .map_err(|failed| fixture.explain(&failed))?;
             Ok(Completion::Completed)
         }));
     }
@@ -150,10 +150,10 @@ fn main() -> ExitCode {
             }
             let arguments = arguments()?;
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let mut lab = Lab::services(device, &arguments)?;
-            test(&lab, &|figure| figures.note(&name, &figure))
-                .and_then(|()| lab.check())
-                .map_err(|failed| lab.explain(&failed))?;
+            let mut fixture = Fixture::services(device, &arguments)?;
+            test(&fixture, &|figure| figures.note(&name, &figure))
+                .and_then(|()| fixture.check())
+                .map_err(|failed| fixture.explain(&failed))?;
             Ok(Completion::Completed)
         }));
     }
@@ -166,10 +166,10 @@ fn main() -> ExitCode {
                 return missing;
             }
             let arguments = [&floods::NETWORK[..], &["--replicas", replicas]].concat();
-            let mut lab = Lab::services(floods::DEVICE, &arguments)?;
-            test(&lab, &|figure| figures.note(&name, &figure))
-                .and_then(|()| lab.check())
-                .map_err(|failed| lab.explain(&failed))?;
+            let mut fixture = Fixture::services(floods::DEVICE, &arguments)?;
+            test(&fixture, &|figure| figures.note(&name, &figure))
+                .and_then(|()| fixture.check())
+                .map_err(|failed| fixture.explain(&failed))?;
             Ok(Completion::Completed)
         }));
     }
@@ -209,7 +209,7 @@ fn main() -> ExitCode {
 // Tests --------------------------------------------------------------------------------------------------------------
 
 /// A test of a running server; it may leave a figure for the end.
-pub(crate) type Test = fn(&Lab, &dyn Fn(String)) -> Result<(), Failed>;
+pub(crate) type Test = fn(&Fixture, &dyn Fn(String)) -> Result<(), Failed>;
 
 const TESTS: &[(&str, Test)] = &[
     ("ping_loses_nothing", ping_loses_nothing),
@@ -227,7 +227,7 @@ const TESTS: &[(&str, Test)] = &[
 
 /// It needs no privileges. Nothing is drawn, and the message names the way that works.
 fn top_without_a_terminal() -> Result<(), Failed> {
-    let failed = match lab::start_top(&[])?.finish() {
+    let failed = match fixture::start_top(&[])?.finish() {
         Ok(said) => return Err(format!("it succeeds:\n{said}").into()),
         Err(failed) => failed,
     };
@@ -235,7 +235,7 @@ fn top_without_a_terminal() -> Result<(), Failed> {
     if !said.contains("exit status: 1") || !said.contains("--once") || said.contains('\x1b') {
         return Err(failed);
     }
-    let said = lab::start_top(&["--once"])?.finish()?;
+    let said = fixture::start_top(&["--once"])?.finish()?;
     if said.contains("local ") && said.contains("10.78.0.1:19 ") {
         Ok(())
     } else {
@@ -243,8 +243,8 @@ fn top_without_a_terminal() -> Result<(), Failed> {
     }
 }
 
-fn ping_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let said = lab.run("ping", &["-q", "-c", "100", "-i", "0.01", OURS])?;
+fn ping_loses_nothing(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let said = fixture.run("ping", &["-q", "-c", "100", "-i", "0.01", OURS])?;
     if !said.contains(" 100 received, 0% packet loss") || said.contains("duplicates") {
         return Err(said.into());
     }
@@ -252,48 +252,48 @@ fn ping_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> 
     Ok(())
 }
 
-fn curl_downloads_200_mb(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let written = lab.root.write("large", LARGE, 1)?;
+fn curl_downloads_200_mb(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let written = fixture.root.write("large", LARGE, 1)?;
     let peers = Temporary::new()?;
     let start = Instant::now();
-    download(lab, "large", &peers.file("got"))?.finish()?;
+    download(fixture, "large", &peers.file("got"))?.finish()?;
     figure(rate(LARGE, start.elapsed(), "ours"));
     same(peers.hash("got")? == written, "the file that curl got")
 }
 
-fn curl_uploads_200_mb(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn curl_uploads_200_mb(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let peers = Temporary::new()?;
     let written = peers.write("large", LARGE, 2)?;
     let start = Instant::now();
-    upload(lab, &peers.file("large"), "got")?.finish()?;
-    figure(rate(LARGE, start.elapsed(), &lab.congestion_control()));
+    upload(fixture, &peers.file("large"), "got")?.finish()?;
+    figure(rate(LARGE, start.elapsed(), &fixture.congestion_control()));
     same(
-        lab.root.hash("got")? == written,
+        fixture.root.hash("got")? == written,
         "the file that the server got",
     )
 }
 
 /// Five downloads and five uploads, of several lengths, each a connection with a port of its own.
-fn ten_curls_at_once_all_succeed(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
+fn ten_curls_at_once_all_succeed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let peers = Temporary::new()?;
     let mut transfers = Vec::new();
     for i in 0..10 {
-        let from = if i % 2 == 0 { &lab.root } else { &peers };
+        let from = if i % 2 == 0 { &fixture.root } else { &peers };
         let (name, len) = (format!("from{i}"), i * 1_234_567);
         transfers.push((i, from.write(&name, len, i as u64)?, name, format!("to{i}")));
     }
     let mut curls = Vec::new();
     for (i, _, from, to) in &transfers {
         curls.push(match i % 2 {
-            0 => download(lab, from, &peers.file(to))?,
-            _ => upload(lab, &peers.file(from), to)?,
+            0 => download(fixture, from, &peers.file(to))?,
+            _ => upload(fixture, &peers.file(from), to)?,
         });
     }
     for curl in curls {
         curl.finish()?;
     }
     for (i, written, _, to) in &transfers {
-        let at = if i % 2 == 0 { &peers } else { &lab.root };
+        let at = if i % 2 == 0 { &peers } else { &fixture.root };
         same(at.hash(to)? == *written, to)?;
     }
     Ok(())
@@ -301,14 +301,14 @@ fn ten_curls_at_once_all_succeed(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Fa
 
 /// Connections follow each other in the same places of the table, several at a time; the server closes them first.
 fn many_short_connections_each_get_their_own_file(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     const FILES: usize = 400;
     let peers = Temporary::new()?;
     let mut written = Vec::new();
     for i in 0..FILES {
-        written.push(lab.root.write(&format!("from{i}"), i * 7, i as u64)?);
+        written.push(fixture.root.write(&format!("from{i}"), i * 7, i as u64)?);
     }
     let range = format!("[0-{}]", FILES - 1);
     let parallel = [
@@ -321,11 +321,15 @@ fn many_short_connections_each_get_their_own_file(
     let start = Instant::now();
     let urls = format!("http://{OURS}/from{range}");
     let got = peers.file("got#1");
-    curl(lab, &[&parallel[..], &["--output", &got, &urls]].concat())?.finish()?;
+    curl(
+        fixture,
+        &[&parallel[..], &["--output", &got, &urls]].concat(),
+    )?
+    .finish()?;
     let sources = peers.file(&format!("got{range}"));
     let url = format!("http://{OURS}/");
     curl(
-        lab,
+        fixture,
         &[&parallel[..], &["--upload-file", &sources, &url]].concat(),
     )?
     .finish()?;
@@ -341,25 +345,25 @@ fn many_short_connections_each_get_their_own_file(
             &format!("the peer's {name}"),
         )?;
         same(
-            lab.root.hash(&name)? == *written,
+            fixture.root.hash(&name)? == *written,
             &format!("the server's {name}"),
         )?;
     }
     Ok(())
 }
 
-fn download(lab: &Lab, name: &str, to: &str) -> Result<lab::Running, Failed> {
-    curl(lab, &["--output", to, &format!("http://{OURS}/{name}")])
+fn download(fixture: &Fixture, name: &str, to: &str) -> Result<fixture::Running, Failed> {
+    curl(fixture, &["--output", to, &format!("http://{OURS}/{name}")])
 }
 
-fn upload(lab: &Lab, from: &str, name: &str) -> Result<lab::Running, Failed> {
+fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<fixture::Running, Failed> {
     curl(
-        lab,
+        fixture,
         &["--upload-file", from, &format!("http://{OURS}/{name}")],
     )
 }
 
-fn curl(lab: &Lab, arguments: &[&str]) -> Result<lab::Running, Failed> {
+fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<fixture::Running, Failed> {
     let bounded = [
         "--silent",
         "--show-error",
@@ -369,7 +373,7 @@ fn curl(lab: &Lab, arguments: &[&str]) -> Result<lab::Running, Failed> {
         "--max-time",
         "100",
     ];
-    lab.start("curl", &[&bounded, arguments].concat())
+    fixture.start("curl", &[&bounded, arguments].concat())
 }
 
 pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
@@ -380,8 +384,8 @@ pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
     }
 }
 
-fn rate(octets: usize, took: Duration, congestion_control: &str) -> String {
-    let gigabits = octets as f64 * 8e-9 / took.as_secs_f64();
+fn rate(bytes: usize, took: Duration, congestion_control: &str) -> String {
+    let gigabits = bytes as f64 * 8e-9 / took.as_secs_f64();
     format!(
         "{gigabits:.1} Gbit/s ({} ms, {congestion_control})",
         took.as_millis()

@@ -30,7 +30,7 @@ impl Index for Rng {
 
 /// What the far side knows of a flow: what the stack said last.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct FlowState {
     /// Ours, and the stack's port.
     ports: (u16, u16),
     /// The lowest and the highest number that the stack sent.
@@ -46,7 +46,7 @@ struct Known {
 /// What happened.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    /// Connections that opened, were answered by a cookie, and moved octets.
+    /// Connections that opened, were answered by a cookie, and moved bytes.
     opened: u64,
     cookies: u64,
     octets: u64,
@@ -56,12 +56,12 @@ struct Tally {
 
 struct Far {
     rng: Rng,
-    flows: Vec<Known>,
+    flows: Vec<FlowState>,
     tally: Tally,
 }
 
 impl Far {
-    fn hear(&mut self, frame: &[u8]) {
+    fn on_frame(&mut self, frame: &[u8]) {
         let Some(heard) = Segment::read(frame) else {
             return;
         };
@@ -69,11 +69,11 @@ impl Far {
         let flow = match self.flows.iter_mut().find(|flow| flow.ports == ports) {
             Some(flow) => flow,
             None if heard.has(SYN) => {
-                self.flows.push(Known {
+                self.flows.push(FlowState {
                     ports,
                     low: heard.seq,
                     high: heard.seq,
-                    ..Known::default()
+                    ..FlowState::default()
                 });
                 self.flows.last_mut().expect("it was just added")
             }
@@ -139,7 +139,7 @@ impl Far {
     /// Something about a flow.
     fn segment(&mut self) -> Segment {
         let flow = self.flows[self.rng.index(self.flows.len())];
-        let Known {
+        let FlowState {
             low,
             high,
             ack,
@@ -292,7 +292,7 @@ fn case(seed: u64) -> Result<Tally, String> {
         }
         host.turn(now);
         for frame in host.take_sent() {
-            far.hear(&frame);
+            far.on_frame(&frame);
         }
         if let Some(listening) = &listener
             && let Ok((stream, _)) = listening.try_accept()
@@ -340,11 +340,11 @@ fn whatever_a_peer_says_of_its_connections_nothing_panics() {
     let tallies = Cases::new("HOSTILE", command, 240).run(case);
     let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
     let (opened, cookies) = (sum(|t| t.opened), sum(|t| t.cookies));
-    let (octets, again) = (sum(|t| t.octets), sum(|t| t.again));
-    println!("opened {opened}, by cookies {cookies}, octets {octets}, sent again {again}");
+    let (bytes, again) = (sum(|t| t.octets), sum(|t| t.again));
+    println!("opened {opened}, by cookies {cookies}, bytes {bytes}, sent again {again}");
     if tallies.len() >= 240 {
         let each = tallies.len() as u64;
         assert!(opened > 4 * each && cookies > each / 4);
-        assert!(octets > 100 * each && again > each);
+        assert!(bytes > 100 * each && again > each);
     }
 }

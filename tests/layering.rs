@@ -57,7 +57,7 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 36] = [
+const PATH_OF_A_FRAME: [&str; 37] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
@@ -80,19 +80,20 @@ const PATH_OF_A_FRAME: [&str; 36] = [
     "crates/netstack/src/engine/replica/row.rs",
     "crates/netstack/src/engine/stream.rs",
     "crates/netstack/src/engine/tx.rs",
-    "crates/netstack/src/shards.rs",
+    "crates/netstack/src/groups.rs",
     "crates/netstack/src/udp.rs",
     "crates/netstack/src/udp/record.rs",
     "crates/netstack/src/udp/send.rs",
     "crates/netstack/src/variants/replicated.rs",
-    "crates/netstack/src/variants/replicated/alone.rs",
-    "crates/netstack/src/variants/replicated/hands.rs",
-    "crates/netstack/src/variants/replicated/judge.rs",
-    "crates/netstack/src/variants/replicated/kept.rs",
-    "crates/netstack/src/variants/replicated/late.rs",
-    "crates/netstack/src/variants/replicated/members.rs",
-    "crates/netstack/src/variants/replicated/primaries.rs",
-    "crates/netstack/src/variants/replicated/staff.rs",
+    "crates/netstack/src/variants/replicated/assign.rs",
+    "crates/netstack/src/variants/replicated/autoscale.rs",
+    "crates/netstack/src/variants/replicated/divergence.rs",
+    "crates/netstack/src/variants/replicated/epochs.rs",
+    "crates/netstack/src/variants/replicated/execute.rs",
+    "crates/netstack/src/variants/replicated/membership.rs",
+    "crates/netstack/src/variants/replicated/pending.rs",
+    "crates/netstack/src/variants/replicated/solo.rs",
+    "crates/netstack/src/variants/replicated/steal.rs",
     "crates/netstack/src/variants/replicated/worker.rs",
 ];
 
@@ -643,7 +644,7 @@ fn clocks_threads_and_unsafe_are_found_where_they_may_not_be() {
 }
 
 #[test]
-fn a_lock_is_found_unless_it_is_the_desk_where_connections_are_accepted() {
+fn a_lock_is_found_unless_it_guards_the_socket_table() {
     let file = "crates/netstack/src/engine/perform.rs";
     let good = "fn accept() { world.desk(); }\n#[cfg(test)]\nmod tests { use std::sync::Mutex; }";
     assert_eq!(locks(file, good), []);

@@ -1,11 +1,11 @@
-//! What connections cost in memory, idle or forged: every octet of the heap is counted, so this is a binary of its own.
+//! What connections cost in memory, idle or forged: every byte of the heap is counted, so this is a binary of its own.
 
 use std::io::{BufRead, ErrorKind, Read};
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dominoes_drivers::impair::LinkConfig;
-use dominoes_netstack::testkit::{Host, HostConfig, Net, Rng, Talk, Variant};
+use dominoes_netstack::testkit::{Host, HostConfig, Net, Rng, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream};
@@ -100,7 +100,7 @@ fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, u32) {
     host.inject(segment(peer(i), PEER_NEXT - 1, 0, SYN));
     host.turn(NOW);
     let sent = host.take_sent();
-    let iss = u32::from_be_bytes(sent[0][38..42].try_into().expect("four octets"));
+    let iss = u32::from_be_bytes(sent[0][38..42].try_into().expect("four bytes"));
     let next = iss.wrapping_add(1);
     host.inject(segment(peer(i), PEER_NEXT, next, ACK));
     host.turn(NOW);
@@ -133,7 +133,7 @@ fn look(stream: &mut TcpStream, waits: bool) {
     }
 }
 
-/// Octets of the heap that a stack with room for so many connections takes, and that so many idle ones add whose
+/// Bytes of the heap that a stack with room for so many connections takes, and that so many idle ones add whose
 /// applications look for news of them.
 fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     let before = HEAP.current_usage();
@@ -163,7 +163,7 @@ fn an_idle_connection_costs_what_is_written_down() {
         let (large, open) = idle(variant, 1792);
         let place = large.saturating_sub(small) / (1792 - 256);
         let each = open / 1792;
-        println!("{variant}: {place} octets for each place, {each} for each idle connection");
+        println!("{variant}: {place} bytes for each place, {each} for each idle connection");
         let bound = Limits::CONNECTION_BASE + replicas * Limits::CONNECTION_PER_REPLICA;
         assert!(
             place + each <= bound,
@@ -173,7 +173,7 @@ fn an_idle_connection_costs_what_is_written_down() {
     }
 }
 
-/// Octets of this process that are in memory.
+/// Bytes of this process that are in memory.
 #[cfg(target_os = "linux")]
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
@@ -196,7 +196,7 @@ fn room_for_connections_costs_little_until_it_is_used() {
         let pages = 0;
         let heap = HEAP.current_usage() - before;
         drop(stack);
-        println!("{connections} connections: {heap} octets of the heap, {pages} in memory");
+        println!("{connections} connections: {heap} bytes of the heap, {pages} in memory");
         (heap, pages)
     };
     let (base, base_pages) = start(256);
@@ -237,7 +237,7 @@ fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_a
         look(&mut writes, false);
         let written = HEAP.current_usage() - before - read;
 
-        println!("{variant}: {read} octets for reading, {written} for writing");
+        println!("{variant}: {read} bytes for reading, {written} for writing");
         let around = |ring: u32| ring as usize..ring as usize + BESIDES_A_RING;
         assert!(around(limits.receive_buffer).contains(&read));
         assert!(around(limits.send_buffer).contains(&written));
@@ -268,7 +268,7 @@ fn a_udp_socket_has_no_rings_before_it_carries_something() {
         let to = std::net::SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 9), 9);
         sockets[0].try_send_to(b"hello", to).expect("there is room");
         let sent = HEAP.current_usage() - before - bound;
-        println!("{variant}: {bound} octets for eight sockets, {sent} for sending");
+        println!("{variant}: {bound} bytes for eight sockets, {sent} for sending");
         assert!(bound < BESIDES_A_RING);
         assert!(sent < limits.udp_send_buffer as usize + BESIDES_A_RING);
     }
@@ -280,9 +280,9 @@ const FORGED: u64 = 10;
 const FLOOD: Duration = Duration::from_secs(10);
 /// When somebody connects meanwhile.
 const CONNECTS_AT: Duration = Duration::from_secs(2);
-const OCTETS: u64 = 10_000_000;
+const BYTES: u64 = 10_000_000;
 
-/// What an honest client sees, and what it costs: time until it is connected, time until its octets are there, and the
+/// What an honest client sees, and what it costs: time until it is connected, time until its bytes are there, and the
 /// most of the heap that was in use.
 fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     let mut rng = Rng::new(0x5eed);
@@ -298,7 +298,7 @@ fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     HEAP.reset_peak_usage();
     let start = net.now();
     let (mut connecting, mut connected, mut done) = (None, None, None);
-    let (mut ours, mut theirs): (Option<Talk>, Option<Talk>) = (None, None);
+    let (mut ours, mut theirs): (Option<Traffic>, Option<Traffic>) = (None, None);
     while net.now() < start + FLOOD {
         for _ in 0..forged {
             let remote = (
@@ -318,28 +318,28 @@ fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
         }
         let until = net.now() + Duration::from_millis(1);
         loop {
-            net.settle();
+            net.run_until_idle();
             let mut busy = 0;
             if theirs.is_none()
                 && let Ok((stream, _)) = listener.try_accept()
             {
-                theirs = Some(Talk::new(stream, 2, 1, 0, OCTETS));
+                theirs = Some(Traffic::new(stream, 2, 1, 0, BYTES));
             }
             if let Some(connecting) = &mut connecting
                 && ours.is_none()
                 && let Some(stream) = connecting.try_finish().expect("it gets in")
             {
                 connected = Some(net.now().since(start + CONNECTS_AT));
-                ours = Some(Talk::new(stream, 1, 2, OCTETS, 0));
+                ours = Some(Traffic::new(stream, 1, 2, BYTES, 0));
             }
-            for talk in [&mut ours, &mut theirs].into_iter().flatten() {
-                busy += talk.step().expect("every octet is right");
+            for traffic in [&mut ours, &mut theirs].into_iter().flatten() {
+                busy += traffic.step().expect("every byte is right");
             }
-            let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
+            let over = |traffic: &Option<Traffic>| traffic.as_ref().is_some_and(Traffic::is_over);
             if done.is_none() && over(&ours) && over(&theirs) {
                 done = Some(net.now().since(start + CONNECTS_AT));
             }
-            if busy == 0 && net.settle() == 0 && !net.advance(until) {
+            if busy == 0 && net.run_until_idle() == 0 && !net.advance(until) {
                 break;
             }
         }
@@ -353,7 +353,7 @@ fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     let connected = connected.expect("it is connected");
     (
         connected,
-        done.expect("its octets are there"),
+        done.expect("its bytes are there"),
         HEAP.peak_usage(),
     )
 }
@@ -370,7 +370,7 @@ fn a_flood_of_forged_syns_takes_little_memory_and_keeps_nobody_out() {
         let bound = Limits::default().syn_queue as usize * each + ((1 + replicas) << 16);
         println!(
             "{variant}: connected after {connected:?}, 10 MB after {time:?} ({calm_time:?} without the flood), \
-             {more} octets more of the heap, {bound} allowed"
+             {more} bytes more of the heap, {bound} allowed"
         );
         assert!(connected <= Duration::from_millis(100));
         assert!(more <= bound, "{more} of {bound}");

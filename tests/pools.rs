@@ -99,7 +99,7 @@ fn exchange(replicas: usize, most: usize) {
             scope.spawn(move || {
                 let mut heard = Vec::new();
                 reader.read_to_end(&mut heard).unwrap();
-                assert!(heard == *sent, "{} of {LEN} octets", heard.len());
+                assert!(heard == *sent, "{} of {LEN} bytes", heard.len());
             });
         }
     });

@@ -5,7 +5,7 @@
 //! done it. Meanwhile the others find that work begun, pass by it, come back to it, and take what is late around
 //! it. Who gets the baton next comes from a seed, so a seed repeats a schedule that threads would show once a day.
 //!
-//! Octets go both ways between the group and a stack that runs alone. All must arrive, unharmed; no effect may find
+//! Bytes go both ways between the group and a stack that runs alone. All must arrive, unharmed; no effect may find
 //! its place taken; and nothing may stand still once nobody is held up any more.
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use dominoes_netstack::effect::Effect;
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout, Primaries, Tamper, Worker};
+use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout, Primaries, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
@@ -33,8 +33,8 @@ const ROUND: u64 = 5_000;
 /// Rounds without news for an application after which something stands still: a fifth of a second, less than any
 /// retransmission timeout, and far more than the longest pause.
 const PATIENCE: u64 = 40_000;
-/// Octets each way.
-const OCTETS: u64 = 400_000;
+/// Bytes each way.
+const BYTES: u64 = 400_000;
 
 /// Who may run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -111,14 +111,14 @@ struct Preempt {
     per_mille: u32,
 }
 
-impl Tamper for Preempt {
+impl FaultHooks for Preempt {
     const ACTIVE: bool = true;
 
-    fn performing(&mut self, seq: u64, _effect: &Effect) {
-        self.preparing(seq);
+    fn before_performing(&mut self, seq: u64, _effect: &Effect) {
+        self.before_preparing(seq);
     }
 
-    fn preparing(&mut self, _seq: u64) {
+    fn before_preparing(&mut self, _seq: u64) {
         if self.rng.chance(self.per_mille) {
             self.baton.give_up(true, false);
             let _ = self.baton.take(self.id);
@@ -135,29 +135,29 @@ fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> (EffectStats, 
             break;
         }
     }
-    (worker.stats(), worker.replica().unplanned_panics())
+    (worker.stats(), worker.replica().unexpected_panics())
 }
 
-fn octet(offset: u64, salt: u64) -> u8 {
+fn pattern_byte(offset: u64, salt: u64) -> u8 {
     ((offset + salt) % 251) as u8
 }
 
-/// An application that writes and reads `OCTETS`.
-struct Talker {
+/// An application that writes and reads `BYTES`.
+struct Traffic {
     stream: TcpStream,
     salt: u64,
     written: u64,
     read: u64,
 }
 
-impl Talker {
+impl Traffic {
     fn step(&mut self) -> Result<(), String> {
-        while self.written < OCTETS {
-            let len = (OCTETS - self.written).min(4096);
-            let octets: Vec<u8> = (self.written..self.written + len)
-                .map(|at| octet(at, self.salt))
+        while self.written < BYTES {
+            let len = (BYTES - self.written).min(4096);
+            let bytes: Vec<u8> = (self.written..self.written + len)
+                .map(|at| pattern_byte(at, self.salt))
                 .collect();
-            match self.stream.try_write(&octets) {
+            match self.stream.try_write(&bytes) {
                 Ok(len) => self.written += len as u64,
                 Err(SocketError::WouldBlock) => break,
                 Err(error) => return Err(format!("write: {error}")),
@@ -166,14 +166,14 @@ impl Talker {
         let (half, _) = self.stream.halves();
         loop {
             let len = match half.try_fill() {
-                Ok(octets) => {
+                Ok(bytes) => {
                     let other = 1 - self.salt;
-                    for (at, &found) in (self.read..).zip(octets) {
-                        if found != octet(at, other) {
-                            return Err(format!("octet {at} is wrong"));
+                    for (at, &found) in (self.read..).zip(bytes) {
+                        if found != pattern_byte(at, other) {
+                            return Err(format!("byte {at} is wrong"));
                         }
                     }
-                    octets.len()
+                    bytes.len()
                 }
                 Err(SocketError::WouldBlock) => return Ok(()),
                 Err(error) => return Err(format!("read: {error}")),
@@ -267,7 +267,7 @@ fn play(seed: u64) -> Result<Seen, String> {
     });
     let per_mille = rng.below(200) as u32;
     let layout = layout(&mut rng, replicas);
-    let group = Group::with_tampers(setup, layout, Box::new(device), |id| Preempt {
+    let group = Group::with_fault_hooks(setup, layout, Box::new(device), |id| Preempt {
         id,
         baton: Arc::clone(&baton),
         rng: Rng::new(mix(seed ^ id as u64)),
@@ -300,7 +300,7 @@ fn play(seed: u64) -> Result<Seen, String> {
         seen: Seen::default(),
     };
     let (mut to_group, mut to_peer) = (VecDeque::new(), VecDeque::new());
-    let (mut end, mut peer_end) = (None::<Talker>, None::<Talker>);
+    let (mut end, mut peer_end) = (None::<Traffic>, None::<Traffic>);
     let (mut moved, mut last_news) = (0, 0);
     let mut result = Ok(());
     for index in 0.. {
@@ -310,7 +310,7 @@ fn play(seed: u64) -> Result<Seen, String> {
         carry(&mut to_group, &theirs, &ours);
         carry(&mut to_peer, &ours, &theirs);
         let talker = |salt| {
-            move |stream| Talker {
+            move |stream| Traffic {
                 stream,
                 salt,
                 written: 0,
@@ -337,11 +337,11 @@ fn play(seed: u64) -> Result<Seen, String> {
         if baton.lock().panicked {
             result = Err("a worker panicked".into());
         }
-        if total == 2 * OCTETS || result.is_err() {
+        if total == 2 * BYTES || result.is_err() {
             break;
         }
         if index - last_news > PATIENCE {
-            result = Err(format!("all stands still after {total} octets"));
+            result = Err(format!("all stands still after {total} bytes"));
             break;
         }
     }
@@ -357,7 +357,7 @@ fn play(seed: u64) -> Result<Seen, String> {
         }
         case.seen.stolen += stats.stolen;
     }
-    if single.replica().unplanned_panics() > 0 {
+    if single.replica().unexpected_panics() > 0 {
         result = Err("the peer caught a panic".into());
     }
     result.map_err(|what| format!("{what} (with {layout:?})"))?;

@@ -1,4 +1,4 @@
-//! Connections over bad wires, in virtual time: every octet arrives, every connection ends, none is left behind.
+//! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is left behind.
 //!
 //! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts stall, come, go, die
 //! and have bits flipped: one stall at least, and one that joins or dies. Some stacks have two or three groups, and their
@@ -8,15 +8,15 @@
 //! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many there are,
 //! `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
-mod calm;
 mod case;
-mod eyes;
+mod clean_links;
+mod wire_observer;
 
 use core::fmt;
 
 use dominoes_drivers::impair::LinkStats;
 use dominoes_netstack::Replica;
-use dominoes_netstack::testkit::{Cases, Host, LifeStats, Net, Rng, Stalls, Variant};
+use dominoes_netstack::testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
 use dominoes_netstack::time::Duration;
 
 use case::{About, CONNECTIONS};
@@ -50,7 +50,7 @@ tally! {
     connections,
     /// Those that were schedules.
     schedules,
-    /// Octets that applications read.
+    /// Bytes that applications read.
     octets,
     /// Requests in the logs of both stacks.
     positions,
@@ -96,7 +96,7 @@ tally! {
     repairs,
     /// Flips that were overwritten before anything came of them.
     overwritten,
-    /// Payload octets that were stored while they were verified.
+    /// Payload bytes that were stored while they were verified.
     stored_ahead,
     /// Effects and frames that somebody else was late with.
     steals,
@@ -124,13 +124,13 @@ impl Tally {
         }
     }
 
-    fn life(&mut self, stats: &LifeStats) {
+    fn worker_faults(&mut self, stats: &FaultStats) {
         self.joins += stats.joins;
-        self.revivals += stats.revivals;
+        self.revivals += stats.replacements;
         self.leaves += stats.leaves;
-        self.deaths += stats.deaths;
-        self.deaths_performing += stats.deaths_performing;
-        self.deaths_applying += stats.deaths_applying;
+        self.deaths += stats.failures;
+        self.deaths_performing += stats.failures_performing;
+        self.deaths_applying += stats.failures_applying;
         self.flips += stats.flips;
         self.found += stats.found;
         self.repairs += stats.repairs;
@@ -140,22 +140,22 @@ impl Tally {
     /// What happened in a group that is idle again, in which nothing may be left.
     fn group(&mut self, host: &mut Host) -> Result<(), String> {
         self.stalls += host.stall_count();
-        self.life(&host.life_stats());
+        self.worker_faults(&host.fault_stats());
         self.positions += host.position();
-        self.held_back += host.pump_stats().held_back;
+        self.held_back += host.pump_stats().deferred;
         let effects = host.effect_stats();
         self.frames += effects.frames;
         self.stored_ahead += effects.stored_ahead;
         self.steals += effects.stolen;
         let stats = host.state_stats();
-        let unplanned = host.unplanned_panics();
+        let unplanned = host.unexpected_panics();
         if unplanned > 0 {
             return Err(format!("{unplanned} panics that no test planted"));
         }
         self.panicked += stats.panicked;
-        self.departures += stats.left;
-        self.arrivals += stats.came;
-        self.stayed += stats.stayed;
+        self.departures += stats.migrated_out;
+        self.arrivals += stats.migrated_in;
+        self.stayed += stats.migration_declined;
         let replicas = host.replicas();
         self.replicas += replicas.len() as u64;
         let mut left = replicas.into_iter().flat_map(Replica::connections);
@@ -231,7 +231,7 @@ fn run(cases: Cases, about: About) -> Tally {
 }
 
 #[test]
-fn every_connection_over_a_bad_wire_ends_with_every_octet() {
+fn every_connection_over_a_bad_wire_ends_with_every_byte() {
     let command =
         "cargo test --release -p dominoes-tests --test main every_connection_over_a_bad_wire";
     let cases = wanted("SIMULATION_CONNECTIONS", 2_000).div_ceil(CONNECTIONS);
@@ -243,7 +243,7 @@ fn every_connection_over_a_bad_wire_ends_with_every_octet() {
 }
 
 #[test]
-fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_octet() {
+fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_byte() {
     let command = "cargo test --release -p dominoes-tests --test main every_schedule_of_stalls";
     let cases = wanted("SCHEDULES", 400).div_ceil(CONNECTIONS);
     let sum = run(Cases::new("SCHEDULES", command, cases), About::Members);
@@ -265,7 +265,7 @@ fn over_perfect_wires_nothing_is_sent_again_while_workers_stall_for_a_moment() {
     let mut stalled = 0;
     for seed in 0..60 {
         let variant = Variant::Replicated(1 + seed as usize % 3);
-        let (again, times) = calm::both_ways(seed, variant, stalls);
+        let (again, times) = clean_links::both_ways(seed, variant, stalls);
         assert_eq!(again, 0, "seed {seed}: {times} stalls");
         stalled += times;
     }

@@ -3,7 +3,7 @@
 //! Two stacks on one simulated link, in virtual time: one is a group of replicas, the other runs alone and takes
 //! the peer's part. In the middle of a transfer at full speed one replica does nothing for 100 ms, or panics in
 //! the middle of an effect. What the application gets must go on growing, unharmed, and neither side may send an
-//! octet twice.
+//! byte twice.
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
@@ -14,7 +14,7 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::effect::Effect;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout, Primaries, Tamper, Worker};
+use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout, Primaries, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
@@ -38,7 +38,7 @@ const PATIENCE: u64 = MILLI;
 /// its progress as often: 20,000.
 const LOG: usize = 1 << 15;
 
-/// The octets of a stream, with a period that no buffer's length is a multiple of.
+/// The bytes of a stream, with a period that no buffer's length is a multiple of.
 struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -59,14 +59,14 @@ impl Pattern {
     }
 }
 
-/// One direction of a link of 8 Gbit/s: an octet takes a nanosecond.
+/// One direction of a link of 8 Gbit/s: a byte takes a nanosecond.
 #[derive(Default)]
 struct Lane {
     under_way: VecDeque<(u64, Vec<u8>)>,
     free_at: u64,
-    /// After the highest octet that went this way.
+    /// After the highest byte that went this way.
     highest: Option<u32>,
-    /// Octets that went again.
+    /// Bytes that went again.
     again: u64,
 }
 
@@ -121,16 +121,16 @@ struct Scene {
 }
 
 /// Panics once, in the middle of an effect.
-struct Fuse {
+struct PanicOnce {
     armed: bool,
     /// Effects before it does.
     left: u64,
 }
 
-impl Tamper for Fuse {
+impl FaultHooks for PanicOnce {
     const ACTIVE: bool = true;
 
-    fn performing(&mut self, seq: u64, _effect: &Effect) {
+    fn before_performing(&mut self, seq: u64, _effect: &Effect) {
         if self.armed && seq > 1000 {
             if self.left == 0 {
                 self.armed = false;
@@ -145,7 +145,7 @@ impl Tamper for Fuse {
 struct Outcome {
     /// Longest wait of the application for more, in nanoseconds, from a moment before the stall on.
     gap: u64,
-    /// Octets that it got during the stall.
+    /// Bytes that it got during the stall.
     got: u64,
     again: u64,
     stolen: u64,
@@ -166,14 +166,14 @@ fn play(scene: Scene) -> Outcome {
     layout.log = LOG;
     let late = rng.index(scene.replicas);
     let stall_at = WARM + rng.below(5 * MILLI);
-    let fuse = rng.below(200);
-    let group = Group::with_tampers(
+    let panic_at = rng.below(200);
+    let group = Group::with_fault_hooks(
         Setup::new(GROUP.into(), 24, [1, 2]),
         layout,
         Box::new(device),
-        |id| Fuse {
+        |id| PanicOnce {
             armed: scene.panics && id == late,
-            left: fuse,
+            left: panic_at,
         },
     )
     .unwrap();
@@ -185,7 +185,7 @@ fn play(scene: Scene) -> Outcome {
         .sockets()
         .begin_connect(SocketAddrV4::new(GROUP.into(), 80))
         .unwrap();
-    let mut workers: Vec<Option<Worker<Fuse>>> =
+    let mut workers: Vec<Option<Worker<PanicOnce>>> =
         group.into_workers().into_iter().map(Some).collect();
     let (mut to_group, mut to_peer) = (Lane::default(), Lane::default());
     let (mut ends, mut peer_end) = (None::<TcpStream>, None::<TcpStream>);
@@ -242,12 +242,12 @@ fn play(scene: Scene) -> Outcome {
             let (to, _) = to.halves();
             loop {
                 let len = match to.try_fill() {
-                    Ok(octets) => {
+                    Ok(bytes) => {
                         assert!(
-                            octets == pattern.at(read, octets.len()),
+                            bytes == pattern.at(read, bytes.len()),
                             "{scene:?} at {read}"
                         );
-                        octets.len()
+                        bytes.len()
                     }
                     Err(SocketError::WouldBlock) => break,
                     Err(error) => panic!("{scene:?}: {error}"),
@@ -271,11 +271,11 @@ fn play(scene: Scene) -> Outcome {
     for worker in workers.iter().flatten() {
         let stats = worker.stats();
         assert_eq!(stats.diverged, 0, "{scene:?}");
-        let panics = worker.replica().unplanned_panics();
+        let panics = worker.replica().unexpected_panics();
         assert_eq!(panics, 0, "{scene:?}: panics were caught");
         outcome.stolen += stats.stolen;
     }
-    let panics = single.replica().unplanned_panics();
+    let panics = single.replica().unexpected_panics();
     assert_eq!(panics, 0, "{scene:?}: the peer caught panics");
     outcome.again = to_group.again + to_peer.again;
     outcome
@@ -301,7 +301,7 @@ fn scenes(panics: bool) -> impl Iterator<Item = Scene> {
     })
 }
 
-/// Octets that 100 ms at 7 Gbit/s bring.
+/// Bytes that 100 ms at 7 Gbit/s bring.
 const AT_LEAST: u64 = 87_500_000;
 
 #[test]

@@ -10,13 +10,13 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use dominoes_netstack::Stack;
-use frame::Look;
+use frame::Sample;
 
 /// The frame of `stack` once it has four established connections, in this many columns; and both addresses of each of them.
 fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
-    let first = Look::at(stack);
+    let first = Sample::at(stack);
     for _ in 0..200 {
-        let text = frame::text("a test", &first, &Look::at(stack), width);
+        let text = frame::text("a test", &first, &Sample::at(stack), width);
         if text.matches("Established").count() == 4 {
             let connections = stack.connections(200);
             let both = connections.iter().map(|one| [one.local, one.remote]);
@@ -29,7 +29,7 @@ fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
     }
     panic!(
         "four connections are not established:\n{}",
-        frame::text("a test", &first, &Look::at(stack), width)
+        frame::text("a test", &first, &Sample::at(stack), width)
     );
 }
 
@@ -52,13 +52,13 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
         let stack = stack.start(device).unwrap();
         load::serve(&stack).unwrap();
         let peer = load::drive(far, "10.78.0.1/24").unwrap();
-        let first = Look::at(&stack);
+        let first = Sample::at(&stack);
         let mut text = String::new();
         let works = |text: &str| names.iter().all(|name| second(text, name) != "0");
         // On a busy machine it takes a while until every thread has told something.
         for _ in 0..200 {
             sleep(Duration::from_millis(50));
-            text = frame::text("a test", &first, &Look::at(&stack), 120);
+            text = frame::text("a test", &first, &Sample::at(&stack), 120);
             if works(&text) && text.matches("Established").count() == 4 {
                 break;
             }
@@ -95,9 +95,9 @@ fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
                 "state",
                 "cwnd",
                 "rtt",
-                "octets in",
+                "bytes in",
                 "in/s",
-                "octets out",
+                "bytes out",
                 "out/s",
             ],
         ),

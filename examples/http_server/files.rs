@@ -49,19 +49,19 @@ pub(crate) fn place(root: &Path, path: &str) -> Result<(PathBuf, PathBuf), Statu
 }
 
 fn percent_decode(text: &str) -> Result<String, Status> {
-    let mut octets = Vec::with_capacity(text.len());
+    let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
-    while let Some(octet) = rest.next() {
-        octets.push(match octet {
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
             b'%' => {
                 let mut digit = || char::from(rest.next()?).to_digit(16);
                 let (high, low) = digit().zip(digit()).ok_or(Status::BAD)?;
                 (high * 16 + low) as u8
             }
-            octet => octet,
+            byte => byte,
         });
     }
-    match String::from_utf8(octets) {
+    match String::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => Ok(text),
         _ => Err(Status::BAD),
     }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 
-/// Longest head of a request, and longest line within a chunked body, in octets.
+/// Longest head of a request, and longest line within a chunked body, in bytes.
 pub(crate) const HEAD: usize = 16 << 10;
 /// Header fields of a request.
 pub(crate) const FIELDS: usize = 64;
@@ -55,7 +55,7 @@ pub(crate) struct Request {
 /// How long the body of a request is (RFC 9112 section 6).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Framing {
-    Octets(u64),
+    Length(u64),
     Chunks,
 }
 
@@ -64,16 +64,16 @@ impl Request {
     pub(crate) fn read(reader: &mut impl BufRead) -> Result<Option<Request>, Status> {
         let mut head = Vec::new();
         loop {
-            let octets = reader.fill_buf()?;
-            if octets.is_empty() {
+            let bytes = reader.fill_buf()?;
+            if bytes.is_empty() {
                 return if head.is_empty() {
                     Ok(None)
                 } else {
                     Err(Status::BAD)
                 };
             }
-            let (before, more) = (head.len(), octets.len().min(HEAD - head.len()));
-            head.extend_from_slice(&octets[..more]);
+            let (before, more) = (head.len(), bytes.len().min(HEAD - head.len()));
+            head.extend_from_slice(&bytes[..more]);
             let mut fields = [httparse::EMPTY_HEADER; FIELDS];
             let mut parsed = httparse::Request::new(&mut fields);
             match parsed.parse(&head) {
@@ -108,7 +108,7 @@ impl Request {
             match &*field.name.to_ascii_lowercase() {
                 "content-length" => {
                     // `parse` alone would take a sign.
-                    let digits = value.bytes().all(|octet| octet.is_ascii_digit());
+                    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
                     let value: u64 = value.parse().map_err(|_| Status::BAD)?;
                     if !digits || length.is_some_and(|length| length != value) {
                         return Err(Status::BAD);
@@ -129,9 +129,9 @@ impl Request {
             // Two answers to where the body ends: somebody is being fooled (RFC 9112 section 6.1).
             (Some(_), true) => return Err(Status::BAD),
             (None, true) => Framing::Chunks,
-            (Some(length), false) => Framing::Octets(length),
+            (Some(length), false) => Framing::Length(length),
             (None, false) if method == "PUT" => return Err(Status::LENGTH_REQUIRED),
-            (None, false) => Framing::Octets(0),
+            (None, false) => Framing::Length(0),
         };
         Ok(Request {
             method: method.to_owned(),
@@ -146,7 +146,7 @@ impl Request {
 /// The body of a request, to be read until it ends.
 pub(crate) struct Body<'a, R> {
     reader: &'a mut R,
-    /// Octets left, of the chunk if there are chunks.
+    /// Bytes left, of the chunk if there are chunks.
     left: u64,
     /// Another chunk follows.
     more: bool,
@@ -155,7 +155,7 @@ pub(crate) struct Body<'a, R> {
 impl<'a, R: BufRead> Body<'a, R> {
     pub(crate) fn new(reader: &'a mut R, framing: Framing) -> Self {
         let (left, more) = match framing {
-            Framing::Octets(left) => (left, false),
+            Framing::Length(left) => (left, false),
             Framing::Chunks => (0, true),
         };
         Body { reader, left, more }

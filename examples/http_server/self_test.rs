@@ -30,7 +30,7 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
     std::os::unix::fs::symlink("..", root.join("up"))?;
     for (path, len) in FILES {
         let mut file = File::create(root.join(&path[1..]))?;
-        io::copy(&mut Octets::new(len), &mut file)?;
+        io::copy(&mut Pattern::new(len), &mut file)?;
     }
     let root = open_root(&root)?;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
     let mut client = Client::connect(&client)?;
     println!(
         "{:4} {:20} {:>10} {:>7} {:>9} {:>9}",
-        "", "", "octets", "status", "ms", "SHA-256"
+        "", "", "bytes", "status", "ms", "SHA-256"
     );
     for (path, len) in FILES {
         client.get(path, len)?;
@@ -101,7 +101,7 @@ impl Client {
         let (status, answered) = self.answer()?;
         let mut hash = Sha256::new();
         io::copy(&mut self.reader.by_ref().take(answered), &mut hash)?;
-        let equal = answered == len && hash.finalize() == Octets::new(len).hash()?;
+        let equal = answered == len && hash.finalize() == Pattern::new(len).hash()?;
         report("GET", path, answered, status, start.elapsed(), Some(equal));
         expect(status == Status::OK.0 && equal, "GET", path)
     }
@@ -121,11 +121,11 @@ impl Client {
         } else {
             self.ask("PUT", path, &format!("{framing}\r\n"))?;
         }
-        let mut octets = Octets::new(len);
+        let mut bytes = Pattern::new(len);
         if chunked {
             let mut chunk = vec![0; 10_000];
             loop {
-                let len = octets.read(&mut chunk)?;
+                let len = bytes.read(&mut chunk)?;
                 write!(self.writer, "{len:x}\r\n")?;
                 self.writer.write_all(&chunk[..len])?;
                 write!(self.writer, "\r\n")?;
@@ -134,14 +134,14 @@ impl Client {
                 }
             }
         } else {
-            io::copy(&mut octets, &mut self.writer)?;
+            io::copy(&mut bytes, &mut self.writer)?;
         }
         self.writer.flush()?;
         let (status, answered) = self.answer()?;
         let took = start.elapsed();
         let mut hash = Sha256::new();
         let stored = io::copy(&mut File::open(root.join(&path[1..]))?, &mut hash)?;
-        let equal = stored == len && hash.finalize() == Octets::new(len).hash()?;
+        let equal = stored == len && hash.finalize() == Pattern::new(len).hash()?;
         report("PUT", path, stored, status, took, Some(equal));
         expect(
             status == Status::CREATED.0 && answered == 0 && equal,
@@ -216,15 +216,15 @@ fn expect(holds: bool, method: &str, path: &str) -> Outcome<()> {
     }
 }
 
-/// So many octets without a pattern, the same for the same length (Marsaglia's xorshift64).
-struct Octets {
+/// So many bytes without a pattern, the same for the same length (Marsaglia's xorshift64).
+struct Pattern {
     state: u64,
     left: u64,
 }
 
-impl Octets {
-    fn new(len: u64) -> Octets {
-        Octets {
+impl Pattern {
+    fn new(len: u64) -> Pattern {
+        Pattern {
             state: len + 1,
             left: len,
         }
@@ -237,16 +237,16 @@ impl Octets {
     }
 }
 
-impl Read for Octets {
+impl Read for Pattern {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let len = into
             .len()
             .min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        for octet in &mut into[..len] {
+        for byte in &mut into[..len] {
             self.state ^= self.state << 13;
             self.state ^= self.state >> 7;
             self.state ^= self.state << 17;
-            *octet = (self.state >> 32) as u8;
+            *byte = (self.state >> 32) as u8;
         }
         self.left -= len as u64;
         Ok(len)

@@ -1,7 +1,7 @@
 //! The server of iperf3, for TCP: one test at a time.
 //!
 //! The protocol has no specification but its source (`iperf_server_api.c`, `iperf_api.c`): the client opens a control
-//! connection and sends a cookie; from then on each side tells the other its state in one octet, and three times a
+//! connection and sends a cookie; from then on each side tells the other its state in one byte, and three times a
 //! length and a JSON text follow: the test's parameters, and both sides' results. Connections for data begin with the
 //! same cookie.
 
@@ -34,12 +34,12 @@ pub(crate) const SERVER_ERROR: u8 = 0xfe;
 /// iperf3's number for an option that the server does not have (`IEUNIMP`).
 const UNIMPLEMENTED: u32 = 13;
 
-/// Octets of a cookie: 36 characters and a zero.
+/// Bytes of a cookie: 36 characters and a zero.
 pub(crate) const COOKIE: usize = 37;
-/// Longest JSON text that is read, in octets.
+/// Longest JSON text that is read, in bytes.
 const LONGEST: u32 = 1 << 20;
 /// How long a stream rests that is ahead of the rate it was given: as long as iperf3's do.
-const NAP: Duration = Duration::from_millis(1);
+const PACING_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Most streams of a test, as in iperf3.
 const STREAMS: u64 = 128;
@@ -57,9 +57,9 @@ pub(crate) fn serve(listener: &TcpListener) {
 /// What the client asks for.
 struct Parameters {
     streams: u64,
-    /// Octets written at once.
+    /// Bytes written at once.
     block: usize,
-    /// Octets a second that each of our streams sends at most; zero: as fast as it can.
+    /// Bytes a second that each of our streams sends at most; zero: as fast as it can.
     rate: u64,
     /// The client sends, and we send.
     directions: (bool, bool),
@@ -88,19 +88,19 @@ impl Parameters {
 /// One connection for data.
 struct Stream {
     we_send: bool,
-    octets: AtomicU64,
+    bytes: AtomicU64,
 }
 
 fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
     let (mut from, mut to) = control.split();
     let cookie: [u8; COOKIE] = read_array(&mut from)?;
-    tell(&mut to, PARAM_EXCHANGE)?;
+    send_state(&mut to, PARAM_EXCHANGE)?;
     let Some(parameters) = Parameters::understand(&read_json(&mut from)?) else {
-        tell(&mut to, SERVER_ERROR)?;
+        send_state(&mut to, SERVER_ERROR)?;
         to.write_all(&UNIMPLEMENTED.to_be_bytes())?;
         return to.write_all(&0u32.to_be_bytes());
     };
-    tell(&mut to, CREATE_STREAMS)?;
+    send_state(&mut to, CREATE_STREAMS)?;
     let over = Arc::new(AtomicBool::new(false));
     let mut streams = Vec::new();
     let mut begin = Vec::new();
@@ -114,14 +114,14 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
             let connection = accept(listener, &cookie)?;
             let stream = Arc::new(Stream {
                 we_send,
-                octets: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
             });
             streams.push(Arc::clone(&stream));
             begin.push((connection, stream));
         }
     }
-    tell(&mut to, TEST_START)?;
-    tell(&mut to, TEST_RUNNING)?;
+    send_state(&mut to, TEST_START)?;
+    send_state(&mut to, TEST_RUNNING)?;
     let start = Instant::now();
     for (connection, stream) in begin {
         let (reader, writer) = connection.split();
@@ -136,19 +136,19 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
             };
         })?;
     }
-    let state = hear(&mut from)?;
+    let state = read_state(&mut from)?;
     let seconds = start.elapsed().as_secs_f64();
     over.store(true, Relaxed);
     if state != TEST_END {
         return Err(unexpected(state));
     }
     let results = results(&streams, seconds);
-    tell(&mut to, EXCHANGE_RESULTS)?;
+    send_state(&mut to, EXCHANGE_RESULTS)?;
     read_json(&mut from)?;
     write_json(&mut to, &results)?;
-    tell(&mut to, DISPLAY_RESULTS)?;
+    send_state(&mut to, DISPLAY_RESULTS)?;
     print(&streams, seconds);
-    match hear(&mut from)? {
+    match read_state(&mut from)? {
         IPERF_DONE => Ok(()),
         state => Err(unexpected(state)),
     }
@@ -177,19 +177,19 @@ fn fill(
     block: usize,
     rate: u64,
 ) -> io::Result<()> {
-    let mut octets = vec![0; block];
-    crate::web::octets(0, &mut octets);
+    let mut bytes = vec![0; block];
+    crate::web::fill_pattern(0, &mut bytes);
     let start = Instant::now();
     // ORDERING: Relaxed, it may be seen late.
     while !over.load(Relaxed) {
         let allowed = start.elapsed().as_secs_f64() * rate as f64;
-        if rate > 0 && stream.octets.load(Relaxed) as f64 > allowed {
-            thread::sleep(NAP);
+        if rate > 0 && stream.bytes.load(Relaxed) as f64 > allowed {
+            thread::sleep(PACING_INTERVAL);
             continue;
         }
-        let len = writer.write(&octets)?;
+        let len = writer.write(&bytes)?;
         // ORDERING: Relaxed, a count for people.
-        stream.octets.fetch_add(len as u64, Relaxed);
+        stream.bytes.fetch_add(len as u64, Relaxed);
     }
     Ok(())
 }
@@ -197,7 +197,7 @@ fn fill(
 /// Reads until the client closes.
 fn empty(reader: ReadHalf, writer: WriteHalf, stream: &Stream) -> io::Result<()> {
     drain(reader, |len| {
-        stream.octets.fetch_add(len as u64, Relaxed);
+        stream.bytes.fetch_add(len as u64, Relaxed);
     })?;
     drop(writer);
     Ok(())
@@ -212,7 +212,7 @@ fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
         .map(|(stream, number)| {
             json!({
                 "id": number,
-                "bytes": stream.octets.load(Relaxed),
+                "bytes": stream.bytes.load(Relaxed),
                 "retransmits": -1,
                 "jitter": 0,
                 "errors": 0,
@@ -237,20 +237,20 @@ fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
 fn print(streams: &[Arc<Stream>], seconds: f64) {
     for (we_send, verb) in [(false, "received"), (true, "sent")] {
         let these = streams.iter().filter(|stream| stream.we_send == we_send);
-        let octets: u64 = these.map(|stream| stream.octets.load(Relaxed)).sum();
-        if octets > 0 {
-            let rate = octets as f64 * 8e-9 / seconds;
-            println!("iperf3: {verb} {octets} octets in {seconds:.1} s, {rate:.2} Gbit/s");
+        let bytes: u64 = these.map(|stream| stream.bytes.load(Relaxed)).sum();
+        if bytes > 0 {
+            let rate = bytes as f64 * 8e-9 / seconds;
+            println!("iperf3: {verb} {bytes} bytes in {seconds:.1} s, {rate:.2} Gbit/s");
         }
     }
 }
 
-fn tell(to: &mut WriteHalf, state: u8) -> io::Result<()> {
+fn send_state(to: &mut WriteHalf, state: u8) -> io::Result<()> {
     to.write_all(&[state])
 }
 
 /// The next state of the client.
-fn hear(from: &mut ReadHalf) -> io::Result<u8> {
+fn read_state(from: &mut ReadHalf) -> io::Result<u8> {
     read_array::<1>(from).map(|[state]| state)
 }
 

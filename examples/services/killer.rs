@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use dominoes_netstack::Stack;
-use dominoes_netstack::stats::MemberStats;
+use dominoes_netstack::stats::MembershipStats;
 
 /// How often the stack is looked at: more often than its members change.
-const GLANCE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Lets one replica after the other die, each when all are there.
+/// Lets one replica after the other fail, each when all are active.
 pub(crate) struct Killer {
     every: Duration,
     start: Instant,
     next: Instant,
-    seat: usize,
+    replica: usize,
     replicas: usize,
-    seen: MemberStats,
+    seen: MembershipStats,
 }
 
 impl Killer {
@@ -26,38 +26,39 @@ impl Killer {
             every,
             start,
             next: start + every,
-            seat: 0,
+            replica: 0,
             replicas,
-            seen: MemberStats::default(),
+            seen: MembershipStats::default(),
         }
     }
 
-    /// Kills if it is time, and prints what has become of the members; for [`pause`](Self::pause) there is nothing to do.
+    /// Kills if it is time, and prints how many replicas failed and joined; during [`pause`](Self::pause) there is nothing to do.
     pub(crate) fn look(&mut self, stack: &Stack) {
         let stats = stack.stats();
-        let members = stats.members;
-        if self.seen.died != members.died || self.seen.joined != members.joined {
+        let membership = stats.membership;
+        if self.seen.failed != membership.failed || self.seen.joined != membership.joined {
             println!(
-                "members after {:.3} s: {} died, {} joined, {} there, {} segments arrived",
+                "replicas after {:.3} s: {} failed, {} joined, {} active, {} segments arrived",
                 self.start.elapsed().as_secs_f64(),
-                members.died,
-                members.joined,
-                members.members,
+                membership.failed,
+                membership.joined,
+                membership.active,
                 stats.state.segments,
             );
-            self.seen = members;
+            self.seen = membership;
         }
         // With the last of them the state would be gone.
-        let all = members.members == self.replicas as u64 && members.died == members.joined;
+        let all =
+            membership.active == self.replicas as u64 && membership.failed == membership.joined;
         if all && Instant::now() >= self.next {
-            stack.kill_replica(self.seat);
-            self.seat = (self.seat + 1) % self.replicas;
+            stack.kill_replica(self.replica);
+            self.replica = (self.replica + 1) % self.replicas;
             self.next = Instant::now() + self.every;
         }
     }
 
     /// How long to wait until the next look.
     pub(crate) fn pause(&self) -> Duration {
-        GLANCE
+        POLL_INTERVAL
     }
 }

@@ -16,8 +16,8 @@ use crate::iperf::{
 };
 use crate::{DISCARD, ECHO, HTTP, IPERF, Outcome, Services, builder, read_array, web};
 
-/// Octets that go each way in a test.
-const OCTETS: usize = 20_000_000;
+/// Bytes that go each way in a test.
+const BYTES: usize = 20_000_000;
 /// How long an iperf3 test runs.
 const RUN: Duration = Duration::from_millis(300);
 
@@ -85,9 +85,9 @@ fn expect(holds: bool, what: impl Into<String>) -> Outcome<()> {
 }
 
 fn sample(len: usize) -> Vec<u8> {
-    let mut octets = vec![0; len];
-    web::octets(0, &mut octets);
-    octets
+    let mut bytes = vec![0; len];
+    web::fill_pattern(0, &mut bytes);
+    bytes
 }
 
 fn echo_datagrams(stack: &Stack) -> Outcome<String> {
@@ -102,12 +102,12 @@ fn echo_datagrams(stack: &Stack) -> Outcome<String> {
         let len = socket.recv(&mut got)?;
         expect(got[..len] == sent, "another datagram came back")?;
     }
-    Ok(format!("{} datagrams, up to 65507 octets", lens.len()))
+    Ok(format!("{} datagrams, up to 65507 bytes", lens.len()))
 }
 
 fn echo(stack: &Stack) -> Outcome<String> {
     let (mut reader, mut writer) = connect(stack, ECHO)?.split();
-    let sent = sample(OCTETS);
+    let sent = sample(BYTES);
     let mut got = Vec::new();
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -120,18 +120,18 @@ fn echo(stack: &Stack) -> Outcome<String> {
             .join()
             .map_err(|_| io::Error::other("the sender panicked"))?
     })?;
-    expect(got == sent, format!("{} octets came back", got.len()))?;
-    Ok(format!("{OCTETS} octets came back"))
+    expect(got == sent, format!("{} bytes came back", got.len()))?;
+    Ok(format!("{BYTES} bytes came back"))
 }
 
 fn discard(stack: &Stack) -> Outcome<String> {
     let (mut reader, mut writer) = connect(stack, DISCARD)?.split();
-    writer.write_all(&sample(OCTETS))?;
+    writer.write_all(&sample(BYTES))?;
     writer.shutdown();
     let mut got = Vec::new();
     reader.read_to_end(&mut got)?;
     expect(got.is_empty(), "something came back")?;
-    Ok(format!("{OCTETS} octets are gone"))
+    Ok(format!("{BYTES} bytes are gone"))
 }
 
 /// Sends a request; returns the status line and the body.
@@ -158,29 +158,29 @@ fn ask(stream: &mut BufReader<TcpStream>, head: &str, body: &[u8]) -> Outcome<(S
 
 fn fetch(stack: &Stack) -> Outcome<String> {
     let mut stream = BufReader::new(connect(stack, HTTP)?);
-    for len in [0, 1, 4097, OCTETS] {
+    for len in [0, 1, 4097, BYTES] {
         let head = format!("GET /bytes/{len} HTTP/1.1\r\nHost: x\r\n\r\n");
         let (status, got) = ask(&mut stream, &head, &[])?;
         expect(status == "HTTP/1.1 200 OK", status)?;
-        expect(got == sample(len), format!("{len} octets are others"))?;
+        expect(got == sample(len), format!("{len} bytes are others"))?;
     }
-    Ok(format!("{OCTETS} octets as they should be"))
+    Ok(format!("{BYTES} bytes as they should be"))
 }
 
 fn sum(stack: &Stack) -> Outcome<String> {
     let mut stream = BufReader::new(connect(stack, HTTP)?);
-    let octets = sample(OCTETS);
-    let expected = web::hex(&Sha256::digest(&octets));
+    let bytes = sample(BYTES);
+    let expected = web::hex(&Sha256::digest(&bytes));
     for method in ["POST", "PUT"] {
-        let head = format!("{method} /sum HTTP/1.1\r\nHost: x\r\nContent-Length: {OCTETS}\r\n\r\n");
-        let (status, got) = ask(&mut stream, &head, &octets)?;
+        let head = format!("{method} /sum HTTP/1.1\r\nHost: x\r\nContent-Length: {BYTES}\r\n\r\n");
+        let (status, got) = ask(&mut stream, &head, &bytes)?;
         expect(status == "HTTP/1.1 200 OK", status)?;
         expect(
             got == format!("{expected}\n").as_bytes(),
             "the sum is another",
         )?;
     }
-    Ok(format!("{OCTETS} octets summed"))
+    Ok(format!("{BYTES} bytes summed"))
 }
 
 fn mistakes(stack: &Stack) -> Outcome<String> {
@@ -209,14 +209,14 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
     let cookie = [b'x'; COOKIE];
     let mut control = connect(stack, IPERF)?;
     control.write_all(&cookie)?;
-    hear(&mut control, PARAM_EXCHANGE)?;
+    expect_state(&mut control, PARAM_EXCHANGE)?;
     parameters["len"] = json!(128 << 10);
     write_json(&mut control, &parameters)?;
-    hear(&mut control, CREATE_STREAMS)?;
+    expect_state(&mut control, CREATE_STREAMS)?;
     // A second client is told to come back.
     let mut other = connect(stack, IPERF)?;
     other.write_all(&[b'y'; COOKIE])?;
-    hear(&mut other, ACCESS_DENIED)?;
+    expect_state(&mut other, ACCESS_DENIED)?;
 
     let both = parameters["bidirectional"] == 1;
     let reverse = parameters["reverse"] == true;
@@ -226,23 +226,23 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
         stream.write_all(&cookie)?;
         streams.push((stream, if both { at == 0 } else { !reverse }));
     }
-    hear(&mut control, TEST_START)?;
-    hear(&mut control, TEST_RUNNING)?;
+    expect_state(&mut control, TEST_START)?;
+    expect_state(&mut control, TEST_RUNNING)?;
     let end = Instant::now() + RUN;
     let mut workers = Vec::new();
     for (mut stream, we_send) in streams {
         workers.push(thread::spawn(move || {
             let mut block = vec![7; 128 << 10];
-            let mut octets = 0;
+            let mut bytes = 0;
             while Instant::now() < end {
                 let len = if we_send {
                     stream.write(&block)?
                 } else {
                     stream.read(&mut block)?
                 };
-                octets += len as u64;
+                bytes += len as u64;
             }
-            Ok::<_, io::Error>((stream, we_send, octets))
+            Ok::<_, io::Error>((stream, we_send, bytes))
         }));
     }
     let mut done = Vec::new();
@@ -250,26 +250,26 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
         done.push(worker.join().map_err(|_| "a stream panicked")??);
     }
     control.write_all(&[TEST_END])?;
-    hear(&mut control, EXCHANGE_RESULTS)?;
+    expect_state(&mut control, EXCHANGE_RESULTS)?;
     write_json(&mut control, &json!({"streams": []}))?;
     let results = read_json(&mut control)?;
-    hear(&mut control, DISPLAY_RESULTS)?;
+    expect_state(&mut control, DISPLAY_RESULTS)?;
     control.write_all(&[IPERF_DONE])?;
     let theirs = results["streams"].as_array().ok_or("no streams")?;
     expect(theirs.len() == numbers.len(), "streams are missing")?;
     let mut total = 0;
-    for ((theirs, number), (_, we_send, octets)) in theirs.iter().zip(numbers).zip(&done) {
+    for ((theirs, number), (_, we_send, bytes)) in theirs.iter().zip(numbers).zip(&done) {
         expect(theirs["id"] == *number, format!("{theirs}"))?;
         let counted = theirs["bytes"].as_u64().ok_or("no count")?;
         // What is under way is counted by the sender only.
         let (sent, received) = if *we_send {
-            (*octets, counted)
+            (*bytes, counted)
         } else {
-            (counted, *octets)
+            (counted, *bytes)
         };
         expect(
             received > 0 && received <= sent,
-            format!("{received} octets received of {sent}"),
+            format!("{received} bytes received of {sent}"),
         )?;
         total += received;
     }
@@ -282,14 +282,14 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
 fn no_datagrams(stack: &Stack) -> Outcome<String> {
     let mut control = connect(stack, IPERF)?;
     control.write_all(&[b'x'; COOKIE])?;
-    hear(&mut control, PARAM_EXCHANGE)?;
+    expect_state(&mut control, PARAM_EXCHANGE)?;
     write_json(&mut control, &json!({"udp": true}))?;
-    hear(&mut control, SERVER_ERROR)?;
+    expect_state(&mut control, SERVER_ERROR)?;
     read_array::<8>(&mut control)?;
     Ok("refused".to_owned())
 }
 
-fn hear(control: &mut TcpStream, expected: u8) -> Outcome<()> {
+fn expect_state(control: &mut TcpStream, expected: u8) -> Outcome<()> {
     let [state] = read_array::<1>(control)?;
     expect(
         state == expected,

@@ -1,4 +1,4 @@
-//! HTTP: octets to be fetched, and the sum of what is sent.
+//! HTTP: bytes to be fetched, and the sum of what is sent.
 
 use std::io::{self, BufRead, BufWriter, Read, Write};
 
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::CHUNK;
 use crate::http::{Answer, Body, Request, Status};
 
-/// Octets that are read and thrown away after a final answer, so that the client gets to see it.
+/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
 const LINGER: u64 = 16 << 20;
 
 /// Answers one request after the other.
@@ -39,12 +39,12 @@ pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
         }
     }
     writer.get_mut().shutdown();
-    // Octets that nobody reads would make a reset of our closing, and the answer might be lost with it.
+    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with it.
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())
 }
 
-/// How many octets are asked for; `None`: the answer has been sent.
+/// How many bytes are asked for; `None`: the answer has been sent.
 fn answer(
     request: &Request,
     body: &mut Body<'_, impl BufRead>,
@@ -79,19 +79,19 @@ fn answer(
 
 /// A sum as `sha256sum` prints it.
 pub(crate) fn hex(sum: &[u8]) -> String {
-    sum.iter().map(|octet| format!("{octet:02x}")).collect()
+    sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The octets at `from`, of those that `/bytes/` answers: without a pattern, and the same each time (splitmix64 of the
+/// The bytes at `from`, of those that `/bytes/` answers: without a pattern, and the same each time (splitmix64 of the
 /// position).
-pub(crate) fn octets(from: u64, into: &mut [u8]) {
+pub(crate) fn fill_pattern(from: u64, into: &mut [u8]) {
     debug_assert!(from.is_multiple_of(8));
     for (at, word) in (from / 8..).zip(into.chunks_mut(8)) {
         let mut mixed = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let octets = (mixed ^ (mixed >> 31)).to_le_bytes();
-        word.copy_from_slice(&octets[..word.len()]);
+        let bytes = (mixed ^ (mixed >> 31)).to_le_bytes();
+        word.copy_from_slice(&bytes[..word.len()]);
     }
 }
 
@@ -117,7 +117,7 @@ fn send(writer: &mut impl Write, len: u64, head_only: bool, keep: bool) -> io::R
         let now = chunk
             .len()
             .min(usize::try_from(len - at).unwrap_or(usize::MAX));
-        octets(at, &mut chunk[..now]);
+        fill_pattern(at, &mut chunk[..now]);
         writer.write_all(&chunk[..now])?;
         at += now as u64;
     }

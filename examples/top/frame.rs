@@ -17,20 +17,20 @@ const MOST: usize = 200;
 
 /// What a stack told at a moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Look {
+pub(crate) struct Sample {
     at: Instant,
     threads: dominoes::Snapshot,
     connections: Vec<ConnectionStats>,
     stats: StackStats,
 }
 
-impl Look {
+impl Sample {
     /// Asks `stack`.
-    pub(crate) fn at(stack: &Stack) -> Look {
+    pub(crate) fn at(stack: &Stack) -> Sample {
         let mut connections = stack.connections(MOST);
         // Those that move most stand first.
         connections.sort_by_key(|one| core::cmp::Reverse(one.received + one.acknowledged));
-        Look {
+        Sample {
             at: Instant::now(),
             threads: stack.snapshot(),
             connections,
@@ -40,7 +40,7 @@ impl Look {
 }
 
 /// Draws what happened between two looks.
-pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Look, now: &Look) {
+pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Sample, now: &Sample) {
     let threads = now.threads.domains.len() as u16 + 3;
     let channels = now.threads.channels.len() as u16;
     let [head, log, upper, lower] = Layout::vertical([
@@ -64,7 +64,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Look, now: &Look
     draw_connections(frame, lower, before, now, span);
 }
 
-fn summary(title: &str, before: &Look, now: &Look, span: Duration) -> Paragraph<'static> {
+fn summary(title: &str, before: &Sample, now: &Sample, span: Duration) -> Paragraph<'static> {
     let (pump, state) = (&now.stats.pump, &now.stats.state);
     let frames = rate(pump.frames - before.stats.pump.frames, span);
     let text = vec![
@@ -122,9 +122,9 @@ const CONNECTIONS: [Column; 9] = [
     column("state", 11, 1),
     column("cwnd", 7, 5),
     column("rtt", 6, 4),
-    column("octets in", 9, 6),
+    column("bytes in", 9, 6),
     column("in/s", 7, 2),
-    column("octets out", 10, 7),
+    column("bytes out", 10, 7),
     column("out/s", 7, 3),
 ];
 
@@ -162,7 +162,7 @@ fn draw_table<const N: usize>(
     frame.render_widget(table, area);
 }
 
-fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, span: Duration) {
+fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Sample, now: &Sample, span: Duration) {
     let parts = now.threads.primary_parts();
     let rows = now.threads.domains.iter().zip(parts).enumerate();
     let rows = rows.map(|(i, (domain, part))| {
@@ -181,7 +181,13 @@ fn draw_threads(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, sp
     draw_table(frame, area, "threads ", &THREADS, rows);
 }
 
-fn draw_connections(frame: &mut Frame<'_>, area: Rect, before: &Look, now: &Look, span: Duration) {
+fn draw_connections(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    before: &Sample,
+    now: &Sample,
+    span: Duration,
+) {
     let title = format!("connections: {} ", now.connections.len());
     let rows = now.connections.iter().map(|one| {
         let same = |old: &&ConnectionStats| old.conn == one.conn && old.remote == one.remote;
@@ -227,7 +233,7 @@ fn bar(part: f64) -> String {
 }
 
 /// The frame as lines of text of at most `width` characters, without a terminal.
-pub(crate) fn text(title: &str, before: &Look, now: &Look, width: u16) -> String {
+pub(crate) fn text(title: &str, before: &Sample, now: &Sample, width: u16) -> String {
     let lines = 10 + now.threads.domains.len() + now.connections.len();
     let backend = TestBackend::new(width, lines as u16);
     // Drawing into memory has nothing to fail at.

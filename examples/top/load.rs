@@ -13,7 +13,7 @@ pub(crate) const DISCARD: u16 = 9;
 /// What sends without end (RFC 864).
 pub(crate) const CHARGEN: u16 = 19;
 
-/// Octets that an application moves at a time.
+/// Bytes that an application moves at a time.
 const CHUNK: usize = 64 << 10;
 /// How long the one that is in no hurry waits between two lines.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -87,9 +87,9 @@ fn discard(mut stream: TcpStream) -> io::Result<()> {
 }
 
 fn generate(mut stream: TcpStream) -> io::Result<()> {
-    let octets = [b'.'; CHUNK];
+    let bytes = [b'.'; CHUNK];
     loop {
-        stream.write_all(&octets)?;
+        stream.write_all(&bytes)?;
     }
 }
 

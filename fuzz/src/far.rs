@@ -216,7 +216,7 @@ pub(crate) struct Known {
 }
 
 /// The byte that the far side sends from `port` as number `seq`.
-pub(crate) const fn octet(port: u16, seq: u32) -> u8 {
+pub(crate) const fn pattern_byte(port: u16, seq: u32) -> u8 {
     let mixed = (seq ^ (port as u32) << 20).wrapping_mul(0x9e37_79b9);
     (mixed >> 24) as u8
 }
@@ -329,7 +329,9 @@ impl Far {
             &options,
         );
         let first = seq.wrapping_add(1);
-        frame.extend((0..u32::from(open.len)).map(|at| octet(far_port, first.wrapping_add(at))));
+        frame.extend(
+            (0..u32::from(open.len)).map(|at| pattern_byte(far_port, first.wrapping_add(at))),
+        );
         frame
     }
 
@@ -408,7 +410,7 @@ impl Far {
         );
         let (port, is_syn) = (flow.ports.1, segment.flags & SYN != 0);
         let first = seq.wrapping_add(is_syn.into());
-        let at = |at| octet(port, first.wrapping_add(at));
+        let at = |at| pattern_byte(port, first.wrapping_add(at));
         frame.extend((0..u32::from(segment.len)).map(at));
         // A cookie shows that a number was asked for, relative to the number that the peer says it has begun with: who lies about
         // both alike moves the whole stream.

@@ -417,7 +417,7 @@ pub fn run(data: &[u8]) {
         sent: Vec::new(),
         frames: 0,
     };
-    world.settle();
+    world.run_until_idle();
     // A connection is open from the beginning, if the first operation does not forget it.
     let open = Arbitrary::arbitrary(&mut Unstructured::new(&[0, 0])).expect("two bytes are enough");
     world.arrive(Sent::Open(open), &Shape::default());
@@ -450,7 +450,7 @@ impl World {
                     None if next == Instant::NEVER => self.now,
                     None => self.now.max(next),
                 };
-                self.settle();
+                self.run_until_idle();
             }
             Op::Credit(frames) => self.stack.script.accept_at_most(frames.map(usize::from)),
             Op::Step(which) => self.stack.step(which, self.now),
@@ -471,7 +471,7 @@ impl World {
         self.stack.push(frame, meta);
         self.frames += 1;
         if !shape.waits {
-            self.settle();
+            self.run_until_idle();
         }
     }
 
@@ -558,8 +558,8 @@ impl World {
     }
 
     /// Everything that can be done now; the far side hears what was sent.
-    fn settle(&mut self) {
-        self.stack.settle(self.now);
+    fn run_until_idle(&mut self) {
+        self.stack.run_until_idle(self.now);
         for frame in self.stack.take_sent() {
             if let Some(heard) = packets::hear(&frame) {
                 self.far.hear(&heard);
@@ -637,7 +637,7 @@ impl World {
                 };
             }
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     fn hold(&mut self, stream: TcpStream) {
@@ -650,11 +650,11 @@ impl World {
     /// A host that behaves comes, and is served.
     fn end(&mut self) {
         self.stack.script.accept_at_most(None);
-        self.settle();
+        self.run_until_idle();
         self.stack.check();
         self.stack
             .push(packets::echo(HONEST, 0x1234), RxMeta::default());
-        self.stack.settle(self.now);
+        self.stack.run_until_idle(self.now);
         let is_answer = |frame: &Vec<u8>| {
             frame.len() >= LOWER + 8
                 && frame[30..34] == HONEST
@@ -673,13 +673,13 @@ impl World {
         for stream in self.streams.drain(..) {
             stream.abort();
         }
-        self.settle();
+        self.run_until_idle();
         let listener = self
             .stack
             .sockets
             .listen(LAST_PORT, 4)
             .expect("the port is free");
-        self.settle();
+        self.run_until_idle();
         let mut honest = Honest {
             next: 0x0bad_cafe,
             ..Honest::default()
@@ -702,7 +702,7 @@ impl World {
         let read = stream.try_read(&mut heard);
         assert_eq!((read, &heard[..5]), (Ok(5), &b"hello"[..]));
         drop(stream);
-        self.stack.settle(self.now);
+        self.stack.run_until_idle(self.now);
         self.stack.check();
         assert_eq!(self.udp.try_send(b"x"), Err(SocketError::NotConnected));
     }
@@ -716,7 +716,7 @@ impl World {
                 .next_deadline()
                 .max(self.now + Duration::from_millis(1));
             self.now = next.min(end);
-            self.settle();
+            self.run_until_idle();
         }
     }
 
@@ -734,7 +734,7 @@ impl World {
         frame.extend(payload);
         packets::finish(&mut frame, Right::ALL);
         self.stack.push(frame, RxMeta::default());
-        self.stack.settle(self.now);
+        self.stack.run_until_idle(self.now);
         let sent = self.stack.take_sent();
         let heard = sent.iter().filter_map(|frame| packets::hear(frame));
         let to_us =

@@ -12,7 +12,7 @@ use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream};
 
-use crate::far::{Far, Near, Open, Segment, octet};
+use crate::far::{Far, Near, Open, Segment, pattern_byte};
 use crate::frames::pause;
 use crate::input::{Input, assert_overflow_panics};
 use crate::packets::{self, FAR, FAR_MAC, Right, STACK};
@@ -124,7 +124,7 @@ const fn may_be_busy(rules: u8) -> bool {
 }
 
 /// The byte at `offset` of what the application writes.
-const fn written_octet(offset: u64) -> u8 {
+const fn written_byte(offset: u64) -> u8 {
     ((offset as u32).wrapping_mul(0x85eb_ca6b) >> 24) as u8
 }
 
@@ -248,7 +248,7 @@ fn call_of(stream: &mut TcpStream, call: App, written: u64) -> Told {
         }
         App::Write(len) => {
             let from: Vec<u8> = (written..written + u64::from(len % 20_000))
-                .map(written_octet)
+                .map(written_byte)
                 .collect();
             stream.try_write(&from)
         }
@@ -326,7 +326,7 @@ pub fn run(data: &[u8]) {
         may_be_busy: may_be_busy(rules),
         begun: None,
     };
-    pair.settle();
+    pair.run_until_idle();
     // A connection is open from the beginning, by either side.
     if rules & 32 == 0 {
         let open = Arbitrary::arbitrary(&mut Unstructured::new(&[0, 0]));
@@ -347,7 +347,7 @@ pub fn run(data: &[u8]) {
         steps += 1;
     }
     pair.apply(Op::Credit(None), true);
-    pair.settle();
+    pair.run_until_idle();
     for side in &mut pair.sides {
         side.stack.check();
     }
@@ -357,7 +357,7 @@ pub fn run(data: &[u8]) {
 
 impl Pair {
     fn apply(&mut self, op: Op, may_wait: bool) {
-        let mut settles = true;
+        let mut run_now = true;
         match op {
             Op::Segment(segment, fate) => {
                 if let Some(mut frame) = self.far.segment(&segment) {
@@ -367,7 +367,7 @@ impl Pair {
                         frame[at] = !frame[at];
                     }
                     let waiting = self.sides[0].stack.script.unclaimed();
-                    settles = fate != Fate::Waits || !may_wait || waiting + 2 > TOGETHER;
+                    run_now = fate != Fate::Waits || !may_wait || waiting + 2 > TOGETHER;
                     if fate == Fate::Twice && may_wait {
                         self.arrive(&frame);
                     }
@@ -391,7 +391,7 @@ impl Pair {
             }
             Op::Wait(span) => {
                 // A side that has news already would tell of them at another time.
-                self.settle();
+                self.run_until_idle();
                 let next = self.sides[0].stack.next_deadline();
                 self.now = match span {
                     Some(span) => self.now + span,
@@ -414,7 +414,7 @@ impl Pair {
             }
             Op::App(app) => {
                 // What waits for the stack may have news for the application on one side alone.
-                self.settle();
+                self.run_until_idle();
                 let [first, second] = &mut self.sides;
                 let read = first.read;
                 let told = first.app(app);
@@ -429,8 +429,8 @@ impl Pair {
                 self.check_read(read, &told.1);
             }
         }
-        if settles {
-            self.settle();
+        if run_now {
+            self.run_until_idle();
         }
     }
 
@@ -453,7 +453,7 @@ impl Pair {
         });
         begun.retain(|irs| {
             let first = irs.wrapping_add(1).wrapping_add(from as u32);
-            let mut numbered = (0..).map(|at| octet(port, first.wrapping_add(at)));
+            let mut numbered = (0..).map(|at| pattern_byte(port, first.wrapping_add(at)));
             bytes.iter().all(|byte| Some(*byte) == numbered.next())
         });
         assert!(
@@ -464,10 +464,10 @@ impl Pair {
     }
 
     /// Both do all that can be done, and are compared.
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         let [first, second] = &mut self.sides;
-        first.stack.settle(self.now);
-        second.stack.settle(self.now);
+        first.stack.run_until_idle(self.now);
+        second.stack.run_until_idle(self.now);
         let sent = first.stack.take_sent();
         let other = second.stack.take_sent();
         if !self.may_be_busy {
@@ -482,7 +482,7 @@ impl Pair {
             if let Some(offset) = self.far.hear(&heard) {
                 let payload = &frame[heard.payload.0..heard.payload.1];
                 for (at, byte) in (offset..).zip(payload) {
-                    assert_eq!(*byte, written_octet(at.into()), "byte {at} that was sent");
+                    assert_eq!(*byte, written_byte(at.into()), "byte {at} that was sent");
                 }
             }
         }

@@ -140,7 +140,7 @@ impl<'a> Arbitrary<'a> for Op {
 }
 
 /// The byte at `offset` of what is written to `to`.
-const fn octet(to: u16, offset: u64) -> u8 {
+const fn pattern_byte(to: u16, offset: u64) -> u8 {
     ((offset as u32 ^ (to as u32) << 16).wrapping_mul(0x85eb_ca6b) >> 24) as u8
 }
 
@@ -268,7 +268,7 @@ impl World {
                 let Some(stack) = &mut self.sides[from].stack else {
                     return;
                 };
-                stack.settle(self.now);
+                stack.run_until_idle(self.now);
                 let sent = stack.take_sent();
                 done += sent.len();
                 let Some(to) = &self.sides[1 - from].stack else {
@@ -497,7 +497,7 @@ impl World {
             What::Write | What::WriteVectored => {
                 let from = this.written;
                 let bytes: Vec<u8> = (from..from + len as u64)
-                    .map(|at| octet(other, at))
+                    .map(|at| pattern_byte(other, at))
                     .collect();
                 let (a, b) = bytes.split_at(len / 3);
                 let written = match what {
@@ -547,7 +547,7 @@ impl World {
             Some(Some(written)) => {
                 assert!(end <= *written, "{end} bytes were read of {written}");
                 for (at, byte) in (from..).zip(&bytes) {
-                    assert_eq!(*byte, octet(own, at), "byte {at}");
+                    assert_eq!(*byte, pattern_byte(own, at), "byte {at}");
                 }
             }
             None => assert_eq!(end, 0, "nothing was written"),

@@ -98,7 +98,7 @@ impl Stack {
     }
 
     /// Everything that can be done at `now`.
-    pub(crate) fn settle(&mut self, now: Instant) {
+    pub(crate) fn run_until_idle(&mut self, now: Instant) {
         let mut idle = 0;
         for _ in 0..SPINNING {
             let done = match &mut self.engine {
@@ -175,9 +175,9 @@ impl Stack {
         }
     }
 
-    /// Checks, after [`settle`](Self::settle), that no connection panicked and that replicas are equal.
+    /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and that replicas are equal.
     pub(crate) fn check(&mut self) {
-        assert_eq!(self.replica().unplanned_panics(), 0, "a panic was caught");
+        assert_eq!(self.replica().unexpected_panics(), 0, "a panic was caught");
         let Engine::Group(group) = &mut self.engine else {
             return;
         };

@@ -1,11 +1,11 @@
-//! Our application: it accepts, opens, reads, writes and closes, and checks every octet that it reads.
+//! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it reads.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::digest::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
 
-use super::peer::{FIRST_PORT, SERVER, keys, octets};
+use super::peer::{FIRST_PORT, SERVER, keys, pattern};
 use super::plan::App;
 use super::segment::FAR;
 use crate::support::Rng;
@@ -72,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// Reads at most `most` octets. Says how many that were.
+    /// Reads at most `most` bytes. Says how many that were.
     ///
     /// # Errors
     /// If they are not those that the peer sends.
@@ -95,10 +95,10 @@ impl Connection {
         };
         let (_, key) = keys(seed, self.port);
         let offset = self.received.len();
-        let expected = octets(key, offset as u64, got);
+        let expected = pattern(key, offset as u64, got);
         if let Some(at) = (0..got).find(|&i| expected[i] != buffer[i]) {
             return Err(format!(
-                "connection {}: octet {} that was read is {:#04x}, should be {:#04x}",
+                "connection {}: byte {} that was read is {:#04x}, should be {:#04x}",
                 self.peer,
                 offset + at,
                 buffer[at],
@@ -131,7 +131,7 @@ impl Connection {
             .map_or(u64::MAX, |until| until.saturating_sub(self.written));
         let len = (most as u64).min(left) as usize;
         let (key, _) = keys(seed, self.port);
-        match stream.try_write(&octets(key, self.written, len)) {
+        match stream.try_write(&pattern(key, self.written, len)) {
             Ok(took) => {
                 self.written += took as u64;
                 took
@@ -299,10 +299,10 @@ impl Application {
             return;
         }
         for _ in 0..=rng.below(2) {
-            let octets = vec![rng.next() as u8; rng.index(1_500)];
+            let bytes = vec![rng.next() as u8; rng.index(1_500)];
             let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), 700 + rng.below(2) as u16);
             // What finds no room is not sent.
-            let _ = self.udp.try_send_to(&octets, remote);
+            let _ = self.udp.try_send_to(&bytes, remote);
         }
     }
 

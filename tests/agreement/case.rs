@@ -1,24 +1,24 @@
 //! One case: a group of workers, their application, the bad wire and the far side, all on one thread.
 
-mod calm;
+mod quiesce;
 
 use dominoes_drivers::memory::Script;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
 use dominoes_netstack::digest::Body;
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Tamper};
+use dominoes_netstack::variants::replicated::{FaultHooks, Group};
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
-use super::living::STRETCH;
+use super::membership::STEPS_BETWEEN_FAULTS;
 use super::peer::{FIRST_PORT, Peer, Phase};
-use super::plan::{Bad, Plan};
+use super::plan::{LinkFaults, Plan};
 use super::segment::{self, SYN, Segment};
 use super::stack::{self, Memory};
 use super::watch::Watch;
-use super::wire::{OnWire, Seen, Wire};
+use super::wire::{Coverage, OnWire, Wire};
 use crate::support::Rng;
 
 /// Connections of one case, at most.
@@ -37,18 +37,18 @@ pub(crate) struct Outcome {
     pub(crate) left: Left,
     pub(crate) app: Application,
     pub(crate) marks: Marks,
-    pub(crate) seen: Seen,
+    pub(crate) seen: Coverage,
     pub(crate) state: StateStats,
     pub(crate) stats: Vec<EffectStats>,
 }
 
-pub(crate) struct Case<'p, T: Tamper> {
+pub(crate) struct Case<'p, T: FaultHooks> {
     pub(crate) plan: &'p Plan,
     pub(crate) rng: Rng,
     now: u64,
     pub(crate) group: Group<T>,
-    /// Makes what a worker is tampered with by.
-    pub(crate) tamper: &'p dyn Fn(usize) -> T,
+    /// Makes the fault hooks of a worker.
+    pub(crate) hooks: &'p dyn Fn(usize) -> T,
     script: Script,
     app: Application,
     peers: Vec<Peer>,
@@ -64,15 +64,15 @@ pub(crate) struct Case<'p, T: Tamper> {
     order: Vec<u64>,
     /// The highest of them, and one.
     order_end: u64,
-    pub(crate) seen: Seen,
-    /// The seat whose state was changed, and how many had been repaired then.
+    pub(crate) seen: Coverage,
+    /// The slot whose state was changed, and how many had been repaired then.
     pub(crate) flipped: Option<usize>,
     pub(crate) repaired: u64,
-    /// The seats of those whose changed state made them panic.
+    /// The slots of those whose changed state made them panic.
     pub(crate) lost: Vec<usize>,
-    /// The seat of a worker that is held up, and the stretches of steps for which it still is.
+    /// The slot of a worker that is held up, and the stretches of steps for which it still is.
     stalled: Option<(usize, u64)>,
-    /// Position of the worker on each seat as last marked.
+    /// Position of the worker in each slot as last marked.
     marked: Vec<u64>,
     /// A worker and a position at which its state is wanted.
     watched: Option<(usize, u64)>,
@@ -121,18 +121,18 @@ pub(crate) struct Report {
     pub(crate) found: Option<Replica>,
 }
 
-/// Runs the case of `plan`, worker i tampered with by `tamper(i)`. If `watched` names a worker and a position,
+/// Runs the case of `plan`; worker i has the fault hooks `hooks(i)`. If `watched` names a worker and a position,
 /// the worker's state there comes back.
-pub(crate) fn run<T: Tamper>(
+pub(crate) fn run<T: FaultHooks>(
     plan: &Plan,
-    tamper: impl Fn(usize) -> T,
+    hooks: impl Fn(usize) -> T,
     watched: Option<(usize, u64)>,
 ) -> Report {
     let log = Memory::default();
     let (device, script) = stack::device(plan);
     let mut setup = stack::setup(plan);
     setup.recorder = Recorder::new(Box::new(log.clone()), &setup.limits).ok();
-    let group = Group::with_tampers(setup, stack::layout(plan), device, &tamper)
+    let group = Group::with_fault_hooks(setup, stack::layout(plan), device, &hooks)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
     // From now on, frames are counted as they leave.
@@ -142,7 +142,7 @@ pub(crate) fn run<T: Tamper>(
         rng: Rng::new(plan.seed),
         now: 1_000_000,
         group,
-        tamper: &tamper,
+        hooks: &hooks,
         script,
         app,
         peers: Vec::new(),
@@ -155,21 +155,21 @@ pub(crate) fn run<T: Tamper>(
         left: Vec::new(),
         order: Vec::new(),
         order_end: 0,
-        seen: Seen::default(),
+        seen: Coverage::default(),
         flipped: None,
         repaired: 0,
         lost: Vec::new(),
         stalled: None,
-        marked: vec![0; plan.replicas + plan.living.free],
+        marked: vec![0; plan.replicas + plan.membership.free],
         watched,
         found: None,
     };
     let result = case
-        .introduce()
+        .announce_far_side()
         .and_then(|()| case.noise())
-        .and_then(|()| case.calm())
-        .and_then(|()| case.look_back())
-        .and_then(|()| case.farewell())
+        .and_then(|()| case.quiesce())
+        .and_then(|()| case.check_endings())
+        .and_then(|()| case.close_all())
         .and_then(|()| case.end())
         .and_then(|()| case.sort());
     let found = case.found.take();
@@ -200,15 +200,15 @@ pub(crate) fn run<T: Tamper>(
     report
 }
 
-impl<T: Tamper> Case<'_, T> {
+impl<T: FaultHooks> Case<'_, T> {
     /// The stack learns where the far side is, so that all it sends is numbered.
-    fn introduce(&mut self) -> Result<(), Failure> {
+    fn announce_far_side(&mut self) -> Result<(), Failure> {
         let hello = segment::arp(self.mac, false);
         self.script.push_frame(Frame::from_bytes(&hello));
         let now = Instant::from_nanos(self.now);
         self.group.workers()[0].pump(now);
         let plan = self.plan;
-        self.collect(&plan.bad)
+        self.collect(&plan.link_faults)
     }
 
     /// Faults, and everything in random order, until the log is long enough.
@@ -229,8 +229,8 @@ impl<T: Tamper> Case<'_, T> {
                 favourite = self.rng.next() as usize;
                 self.choose_stalled();
             }
-            if step % STRETCH == 0 {
-                self.live()?;
+            if step % STEPS_BETWEEN_FAULTS == 0 {
+                self.inject_faults()?;
             }
             let mut at = self.rng.below(weights.iter().sum::<u64>().max(1));
             let chosen = weights
@@ -256,9 +256,9 @@ impl<T: Tamper> Case<'_, T> {
                 worker = (worker + 1) % workers;
             }
             let (kind, _) = KINDS[chosen.unwrap_or(0)];
-            self.risk(worker, |case| case.step(kind, worker))?
+            self.run_with_fault(worker, |case| case.step(kind, worker))?
                 .unwrap_or(Ok(()))?;
-            self.come_and_go()?;
+            self.admit_and_remove()?;
             self.now += self.rng.below(40_000);
         }
         Err(Failure::new(format!(
@@ -294,12 +294,12 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// The index of a worker that knows the state.
-    fn knowing(&mut self) -> usize {
+    fn worker_with_state(&mut self) -> usize {
         let flipped = self.flipped;
         let mut workers = self.group.workers().iter();
         let knows = |id| Some(id) != flipped;
         workers
-            .position(|worker| worker.is_member() && knows(worker.id()))
+            .position(|worker| worker.is_active() && knows(worker.id()))
             .unwrap_or(0)
     }
 
@@ -326,13 +326,13 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::Send => {
                 worker.send_one();
-                return self.collect(&plan.bad);
+                return self.collect(&plan.link_faults);
             }
             Step::Turn => {
                 worker.turn(now);
-                self.seen.alone |= worker.is_alone();
+                self.seen.solo |= worker.is_solo();
                 self.mark(index)?;
-                return self.collect(&plan.bad);
+                return self.collect(&plan.link_faults);
             }
             Step::Use => {
                 self.app.step(&plan.app, plan.peers.short, &mut self.rng)?;
@@ -340,12 +340,12 @@ impl<T: Tamper> Case<'_, T> {
             }
             Step::ToStack => {
                 for _ in 0..self.rng.between(1, 12) {
-                    self.arrive(&plan.bad);
+                    self.arrive(&plan.link_faults);
                 }
             }
             Step::ToPeers => {
                 for _ in 0..self.rng.between(1, 12) {
-                    self.leave(&plan.bad)?;
+                    self.leave(&plan.link_faults)?;
                 }
             }
             Step::Emit => self.emit(),
@@ -398,7 +398,7 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// What the device took goes on the wire.
-    fn collect(&mut self, bad: &Bad) -> Result<(), Failure> {
+    fn collect(&mut self, bad: &LinkFaults) -> Result<(), Failure> {
         let numbers = self.group.take_frame_order().unwrap_or_default();
         let sent = self.script.take_sent();
         if numbers.len() != sent.len() {
@@ -449,7 +449,7 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// A frame reaches the stack's device.
-    fn arrive(&mut self, bad: &Bad) -> bool {
+    fn arrive(&mut self, bad: &LinkFaults) -> bool {
         let Some(mut under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
             return false;
         };
@@ -482,7 +482,7 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// A frame reaches the far side.
-    fn leave(&mut self, bad: &Bad) -> Result<bool, Failure> {
+    fn leave(&mut self, bad: &LinkFaults) -> Result<bool, Failure> {
         let Some(frame) = self.to_peers.take(bad, &mut self.rng, &mut self.seen) else {
             return Ok(false);
         };
@@ -525,7 +525,7 @@ impl<T: Tamper> Case<'_, T> {
         Ok(true)
     }
 
-    fn put(&mut self, bytes: Vec<u8>, cut: Option<u16>, bad: &Bad) {
+    fn put(&mut self, bytes: Vec<u8>, cut: Option<u16>, bad: &LinkFaults) {
         let frame = OnWire {
             bytes,
             damaged: false,
@@ -538,10 +538,10 @@ impl<T: Tamper> Case<'_, T> {
     /// The far side may send: one of the peers, a stray, news of where it is, or a new connection.
     fn emit(&mut self) {
         let plan = self.plan;
-        if self.rng.chance(plan.bad.strays) {
-            self.stray();
+        if self.rng.chance(plan.link_faults.strays) {
+            self.unsolicited();
         }
-        while self.rng.chance(plan.bad.datagrams) {
+        while self.rng.chance(plan.link_faults.datagrams) {
             let payload = vec![self.rng.next() as u8; self.rng.index(700)];
             let port = 53 + u16::from(self.rng.chance(50));
             let from = 700 + self.rng.below(3) as u16;
@@ -549,7 +549,7 @@ impl<T: Tamper> Case<'_, T> {
             // A frame with several of them, as a sender on the same machine leaves it.
             let several = plan.device.cuts > 0 && self.rng.chance(300);
             let cut = several.then(|| 50 + self.rng.below(300) as u16);
-            self.put(frame, cut, &plan.bad);
+            self.put(frame, cut, &plan.link_faults);
         }
         let live = self.peers.iter().filter(|peer| self.is_live(peer)).count();
         if live < plan.peers.count
@@ -561,7 +561,7 @@ impl<T: Tamper> Case<'_, T> {
         }
         if !self.peers.is_empty() && self.to_stack.len() < 64 {
             let index = self.rng.index(self.peers.len());
-            self.emit_from(index, &plan.bad);
+            self.emit_from(index, &plan.link_faults);
         }
     }
 
@@ -609,7 +609,7 @@ impl<T: Tamper> Case<'_, T> {
         }
     }
 
-    fn emit_from(&mut self, index: usize, bad: &Bad) -> usize {
+    fn emit_from(&mut self, index: usize, bad: &LinkFaults) -> usize {
         let peer = &mut self.peers[index];
         let out = peer.emit(
             self.now,
@@ -642,7 +642,7 @@ impl<T: Tamper> Case<'_, T> {
     }
 
     /// A segment of no connection, or a neighbour that moved.
-    fn stray(&mut self) {
+    fn unsolicited(&mut self) {
         let frame = if self.rng.chance(200) {
             self.mac[5] ^= 4;
             segment::arp(self.mac, self.rng.chance(500))
@@ -659,7 +659,7 @@ impl<T: Tamper> Case<'_, T> {
             seg.payload = vec![7; self.rng.index(40)];
             seg.frame(self.mac)
         };
-        self.put(frame, None, &self.plan.bad);
+        self.put(frame, None, &self.plan.link_faults);
     }
 
     fn next_deadline(&mut self) -> u64 {
@@ -710,14 +710,14 @@ impl<T: Tamper> Case<'_, T> {
             if matches!(meta.checksum, TxChecksum::Partial { .. }) {
                 segment::complete(&mut whole);
             }
-            watch.look(&whole, number, false, &mut Seen::default())?;
+            watch.look(&whole, number, false, &mut Coverage::default())?;
             self.left.push((bytes, meta));
         }
         Ok(())
     }
 
     fn outcome(mut self) -> Outcome {
-        let knowing = self.knowing();
+        let knowing = self.worker_with_state();
         let mut group = self.group;
         let state = group.workers()[knowing].replica().stats();
         let stats = group

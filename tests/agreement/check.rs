@@ -120,7 +120,7 @@ pub(crate) fn replay_in_group(
     setup.limits = outcome.limits;
     let mut layout = stack::layout(plan);
     layout.replicas = replicas;
-    layout.seats = replicas;
+    layout.replica_slots = replicas;
     // What leaves is compared in the order in which it leaves.
     layout.past_hole = usize::MAX;
     let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
@@ -145,7 +145,7 @@ pub(crate) fn replay_in_group(
 
 /// A panic that a replica catches ends a connection alike in all of them: nothing else here would show it.
 fn no_panic(replica: &Replica) -> Result<(), Failure> {
-    match replica.unplanned_panics() {
+    match replica.unexpected_panics() {
         0 => Ok(()),
         panics => Err(Failure::new(format!("{panics} panics were caught"))),
     }
@@ -225,7 +225,7 @@ impl Follower {
             };
             if !equal {
                 return Err(Failure::new(format!(
-                    "connection {}: {} octets were read, {} in the replay, not the same",
+                    "connection {}: {} bytes were read, {} in the replay, not the same",
                     connection.peer,
                     ours.len(),
                     again.len()

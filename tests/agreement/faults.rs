@@ -5,7 +5,7 @@ use dominoes_netstack::digest::{Body, Flags, Flow, Kind, Request};
 use dominoes_netstack::effect::Effect;
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::variants::replicated::Tamper;
+use dominoes_netstack::variants::replicated::FaultHooks;
 
 use crate::support::Rng;
 
@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     LateVerdict,
     /// One replica, when it had to wait, leaves the last segment of a run to the next one.
     RunBoundaries,
-    /// All replicas alike let a delivery begin on the last octet of the one before.
+    /// All replicas alike let a delivery begin on the last byte of the one before.
     TwoEffectsOverOneByte,
     /// One replica does a late worker's work without telling that it has begun it.
     StealUnasked,
@@ -129,10 +129,10 @@ impl Faulty {
     }
 }
 
-impl Tamper for Faulty {
+impl FaultHooks for Faulty {
     const ACTIVE: bool = true;
 
-    fn takes_unasked(&mut self, seq: u64) -> bool {
+    fn steals_unclaimed(&mut self, seq: u64) -> bool {
         let due = self.due(seq) == Some(Fault::StealUnasked);
         if due {
             self.done();
@@ -140,7 +140,7 @@ impl Tamper for Faulty {
         due
     }
 
-    fn verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
+    fn change_verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
         if verdict.is_none() {
             self.waited = seq;
             if self.due(seq) == Some(Fault::LateVerdict) {
@@ -152,7 +152,7 @@ impl Tamper for Faulty {
         verdict.map(|bits| if self.takes_left { bits << 1 | 1 } else { bits })
     }
 
-    fn request(&mut self, seq: u64, request: &mut Request) {
+    fn change_request(&mut self, seq: u64, request: &mut Request) {
         let digest = &mut request.digest;
         if self.takes_left
             && let Some(left) = self.left.take()
@@ -179,7 +179,7 @@ impl Tamper for Faulty {
         }
     }
 
-    fn effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
+    fn change_effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
         let Some(fault) = self.due(seq) else { return };
         if fault == Fault::DroppedEffect && !effects.is_empty() {
             effects.remove(self.rng.index(effects.len()));

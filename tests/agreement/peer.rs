@@ -1,13 +1,13 @@
 //! The far side: a small TCP that does little and trusts nothing.
 //!
-//! It sends an endless stream, keeps no copy of anything, and checks every octet that it gets at once, since
+//! It sends an endless stream, keeps no copy of anything, and checks every byte that it gets at once, since
 //! both streams are functions of their offset. What it lets the stack do is what RFC 9293 lets it do.
 
 use std::collections::BTreeMap;
 
-use super::plan::{Bad, Peers};
+use super::plan::{LinkFaults, Peers};
 use super::segment::{ACK, FIN, PSH, RST, SYN, Segment};
-use super::wire::Seen;
+use super::wire::Coverage;
 use crate::support::{Rng, mix};
 
 /// The first port of the far side. Ports are counted from here.
@@ -22,8 +22,8 @@ pub(crate) fn keys(seed: u64, port: usize) -> (u64, u64) {
     (mix(seed ^ port), mix(seed ^ (port + 1)))
 }
 
-/// The octets of a stream from `offset` on.
-pub(crate) fn octets(key: u64, offset: u64, len: usize) -> Vec<u8> {
+/// The bytes of a stream from `offset` on.
+pub(crate) fn pattern(key: u64, offset: u64, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 16);
     let first = offset / 8;
     for word in first..(offset + len as u64).div_ceil(8) {
@@ -153,12 +153,12 @@ impl Peer {
         }
     }
 
-    /// Octets received without a gap.
+    /// Bytes received without a gap.
     pub(crate) fn received(&self) -> u64 {
         self.rcv
     }
 
-    /// Octets sent so far.
+    /// Bytes sent so far.
     pub(crate) fn sent(&self) -> u64 {
         self.nxt
     }
@@ -198,7 +198,7 @@ impl Peer {
         }
     }
 
-    /// Reads up to `len` octets. From now on there is room for as many more.
+    /// Reads up to `len` bytes. From now on there is room for as many more.
     pub(crate) fn read(&mut self, len: u64) {
         let before = self.window();
         self.read = self.rcv.min(self.read + len);
@@ -223,14 +223,21 @@ impl Peer {
         !self.quiet && self.end == Some(self.nxt) && !self.fin_acked
     }
 
-    /// Octets from `rcv` on that there is room for.
+    /// Bytes from `rcv` on that there is room for.
     fn window(&self) -> u64 {
         self.edge.max(self.read + self.buffer) - self.rcv
     }
 
     // Sending.
 
-    fn segment(&mut self, flags: u8, offset: u64, len: u64, now: u64, seen: &mut Seen) -> Segment {
+    fn segment(
+        &mut self,
+        flags: u8,
+        offset: u64,
+        len: u64,
+        now: u64,
+        seen: &mut Coverage,
+    ) -> Segment {
         let scale = if self.scales && flags & SYN == 0 {
             self.scale
         } else {
@@ -264,12 +271,12 @@ impl Peer {
             timestamps: (self.timestamps && flags & RST == 0)
                 .then_some(((now >> 20) as u32, self.ts_recent)),
             sack,
-            payload: octets(self.key_out, offset, len as usize),
+            payload: pattern(self.key_out, offset, len as usize),
             ..Segment::default()
         }
     }
 
-    fn syn(&mut self, flags: u8, style: &Peers, now: u64, seen: &mut Seen) -> Segment {
+    fn syn(&mut self, flags: u8, style: &Peers, now: u64, seen: &mut Coverage) -> Segment {
         let answers = flags & ACK != 0;
         let mut syn = self.segment(flags, 0, 0, now, seen);
         syn.seq = self.iss;
@@ -286,9 +293,9 @@ impl Peer {
         &mut self,
         now: u64,
         style: &Peers,
-        bad: &Bad,
+        bad: &LinkFaults,
         rng: &mut Rng,
-        seen: &mut Seen,
+        seen: &mut Coverage,
     ) -> Vec<Segment> {
         match self.phase {
             Phase::Listening | Phase::Reset | Phase::Replaced => Vec::new(),
@@ -313,7 +320,7 @@ impl Peer {
             }
             Phase::Open => {
                 let mut out = self.new_data(now, style, rng, seen);
-                if out.is_empty() && self.ack_due && rng.chance(1000 - bad.hesitation) {
+                if out.is_empty() && self.ack_due && rng.chance(1000 - bad.delayed_acks) {
                     out.push(self.segment(ACK, self.nxt + u64::from(self.fin_sent), 0, now, seen));
                 }
                 out
@@ -321,9 +328,9 @@ impl Peer {
         }
     }
 
-    /// Octets from `from` on, as many as may be or fewer, whether sent before or not; at least one if there
+    /// Bytes from `from` on, as many as may be or fewer, whether sent before or not; at least one if there
     /// is any, even into a closed window.
-    fn again(&mut self, from: u64, now: u64, rng: &mut Rng, seen: &mut Seen) -> Segment {
+    fn again(&mut self, from: u64, now: u64, rng: &mut Rng, seen: &mut Coverage) -> Segment {
         let last = if self.quiet {
             self.nxt
         } else {
@@ -335,7 +342,14 @@ impl Peer {
         self.data(from, len, now, rng, seen)
     }
 
-    fn data(&mut self, from: u64, len: u64, now: u64, rng: &mut Rng, seen: &mut Seen) -> Segment {
+    fn data(
+        &mut self,
+        from: u64,
+        len: u64,
+        now: u64,
+        rng: &mut Rng,
+        seen: &mut Coverage,
+    ) -> Segment {
         self.nxt = self.nxt.max(from + len);
         let mut flags = ACK;
         if rng.chance(100) {
@@ -356,7 +370,7 @@ impl Peer {
         now: u64,
         style: &Peers,
         rng: &mut Rng,
-        seen: &mut Seen,
+        seen: &mut Coverage,
     ) -> Vec<Segment> {
         let mut out = Vec::new();
         let idle = self.una == self.nxt;
@@ -498,7 +512,7 @@ impl Peer {
         let most = self.nxt + u64::from(self.fin_sent);
         if ack > most as i64 {
             return Err(format!(
-                "peer {}: octet {ack} acknowledged, {most} sent",
+                "peer {}: byte {ack} acknowledged, {most} sent",
                 self.index
             ));
         }
@@ -541,16 +555,16 @@ impl Peer {
         let from = offset as u64;
         if from + len > self.edge + 1 {
             return Err(format!(
-                "peer {}: octets {from}..{} sent, {} allowed",
+                "peer {}: bytes {from}..{} sent, {} allowed",
                 self.index,
                 from + len,
                 self.edge
             ));
         }
-        let expected = octets(self.key_in, from, len as usize);
+        let expected = pattern(self.key_in, from, len as usize);
         if let Some(at) = (0..expected.len()).find(|&i| expected[i] != seg.payload[i]) {
             return Err(format!(
-                "peer {}: octet {} of the stream is {:#04x}, should be {:#04x}",
+                "peer {}: byte {} of the stream is {:#04x}, should be {:#04x}",
                 self.index,
                 from + at as u64,
                 seg.payload[at],

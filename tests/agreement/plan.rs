@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use dominoes_netstack::variants::replicated::Primaries;
 
-use super::living::Living;
+use super::membership::MembershipFaults;
 use crate::support::Rng;
 
 /// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
@@ -24,22 +24,22 @@ pub(crate) struct Plan {
     pub(crate) limits: Bounds,
     /// Log positions before the faults end.
     pub(crate) positions: u64,
-    pub(crate) bad: Bad,
+    pub(crate) link_faults: LinkFaults,
     pub(crate) peers: Peers,
     pub(crate) app: App,
     /// How often, per mille, a step is a whole turn of a worker and no single step of it.
     pub(crate) turns: u32,
     pub(crate) device: Device,
     /// Members that come and go.
-    pub(crate) living: Living,
+    pub(crate) membership: MembershipFaults,
     /// Whether a worker that is alone keeps its log.
     pub(crate) always_log: bool,
 }
 
 impl Plan {
     /// The same, but nobody comes or goes, and all stands in the log.
-    pub(crate) fn still(mut self) -> Plan {
-        self.living = Living::default();
+    pub(crate) fn without_membership_changes(mut self) -> Plan {
+        self.membership = MembershipFaults::default();
         self.always_log = true;
         self
     }
@@ -53,7 +53,7 @@ pub(crate) struct Late {
     /// Positions or frames after which its work is taken.
     pub(crate) steal_after: usize,
     /// Microseconds after which it is taken for want of other work.
-    pub(crate) patience: u64,
+    pub(crate) steal_after_us: u64,
     /// Frames that must be ready behind a hole before they are sent past it.
     pub(crate) past_hole: usize,
     /// Looks at a hole before that.
@@ -73,7 +73,7 @@ pub(crate) struct Bounds {
 
 /// What goes wrong on the wire, per mille of the frames, in both directions.
 #[derive(Clone, Debug)]
-pub(crate) struct Bad {
+pub(crate) struct LinkFaults {
     pub(crate) loss: u32,
     pub(crate) duplication: u32,
     pub(crate) reordering: u32,
@@ -81,7 +81,7 @@ pub(crate) struct Bad {
     /// Re-sent data with other segment boundaries, per mille of what the peer sends.
     pub(crate) overlap: u32,
     /// Times that a peer puts off an acknowledgment, though nobody would ask for it again.
-    pub(crate) hesitation: u32,
+    pub(crate) delayed_acks: u32,
     /// Frames for nobody.
     pub(crate) strays: u32,
     /// UDP datagrams, some of them for nobody.
@@ -95,7 +95,7 @@ pub(crate) struct Peers {
     pub(crate) count: usize,
     /// Connections that the stack opens, per mille.
     pub(crate) opened_by_stack: u32,
-    /// Octets that a peer has room for.
+    /// Bytes that a peer has room for.
     pub(crate) buffer: u64,
     /// How often a peer reads, per mille of its steps.
     pub(crate) reads: u32,
@@ -116,7 +116,7 @@ pub(crate) struct Peers {
 pub(crate) struct App {
     /// How often it reads, per mille of its steps.
     pub(crate) reads: u32,
-    /// Octets that it reads at once, at most.
+    /// Bytes that it reads at once, at most.
     pub(crate) read_size: usize,
     pub(crate) write_size: usize,
     /// Connections that it aborts or drops early, per mille.
@@ -160,9 +160,9 @@ fn bounds() -> impl Strategy<Value = Bounds> {
 }
 
 /// What every plan has of it.
-const HESITATION: u32 = 200;
+const DELAYED_ACKS: u32 = 200;
 
-fn bad() -> impl Strategy<Value = Bad> {
+fn bad() -> impl Strategy<Value = LinkFaults> {
     (
         rate(200),
         rate(150),
@@ -172,15 +172,17 @@ fn bad() -> impl Strategy<Value = Bad> {
         (rate(20), rate(400)),
     )
         .prop_map(
-            |(loss, duplication, reordering, corruption, overlap, (strays, datagrams))| Bad {
-                loss,
-                duplication,
-                reordering,
-                corruption,
-                overlap,
-                hesitation: HESITATION,
-                strays,
-                datagrams,
+            |(loss, duplication, reordering, corruption, overlap, (strays, datagrams))| {
+                LinkFaults {
+                    loss,
+                    duplication,
+                    reordering,
+                    corruption,
+                    overlap,
+                    delayed_acks: DELAYED_ACKS,
+                    strays,
+                    datagrams,
+                }
             },
         )
 }
@@ -188,10 +190,10 @@ fn bad() -> impl Strategy<Value = Bad> {
 fn late() -> impl Strategy<Value = Late> {
     let stalls = prop_oneof![1 => Just(0u32), 2 => 0u32..=600];
     (stalls, 0usize..=40, 0u64..=2000, 1usize..=8, 1u32..=20).prop_map(
-        |(stalls, steal_after, patience, past_hole, hole_turns)| Late {
+        |(stalls, steal_after, steal_after_us, past_hole, hole_turns)| Late {
             stalls,
             steal_after,
-            patience,
+            steal_after_us,
             past_hole,
             hole_turns,
         },
@@ -274,7 +276,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 (ahead_bytes, fingerprint_every, late, primaries),
                 limits,
                 (positions, turns),
-                (bad, peers, app, device),
+                (link_faults, peers, app, device),
             )| Plan {
                 seed,
                 replicas,
@@ -287,12 +289,12 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
                 fingerprint_every,
                 limits,
                 positions,
-                bad,
+                link_faults,
                 peers,
                 app,
                 turns,
                 device,
-                living: Living::of(seed),
+                membership: MembershipFaults::of(seed),
                 always_log: seed.is_multiple_of(2),
             },
         )

@@ -6,7 +6,7 @@ pub(crate) const RST: u8 = 0x04;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
 
-/// Octets before the TCP header: Ethernet and IPv4 without options.
+/// Bytes before the TCP header: Ethernet and IPv4 without options.
 pub(crate) const LOWER: usize = 34;
 
 pub(crate) const STACK: [u8; 4] = [10, 0, 0, 1];

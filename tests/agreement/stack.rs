@@ -39,8 +39,8 @@ pub(crate) fn setup(plan: &Plan) -> Setup {
 pub(crate) fn layout(plan: &Plan) -> Layout {
     let mut layout = Layout::default();
     layout.replicas = plan.replicas;
-    layout.seats = plan.replicas + plan.living.free;
-    layout.confirm = plan.living.confirms();
+    layout.replica_slots = plan.replicas + plan.membership.free;
+    layout.confirm = plan.membership.confirms();
     layout.always_log = plan.always_log;
     layout.log = plan.log;
     layout.request_chunk = plan.request_chunk;
@@ -48,7 +48,7 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.ahead_bytes = plan.ahead_bytes;
     layout.primaries = plan.primaries;
     layout.steal_after = plan.late.steal_after;
-    layout.patience = Duration::from_micros(plan.late.patience);
+    layout.patience = Duration::from_micros(plan.late.steal_after_us);
     layout.past_hole = plan.late.past_hole;
     layout.hole_turns = plan.late.hole_turns;
     layout.fingerprint_every = plan.fingerprint_every;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::peer::FIRST_PORT;
 use super::segment::{self, RST, SYN, Segment};
-use super::wire::Seen;
+use super::wire::Coverage;
 
 /// What left for one port of the far side.
 #[derive(Clone, Debug, Default)]
@@ -12,7 +12,7 @@ struct Flow {
     /// Sequence number of each connection's SYN, and the stack's port, by the number of the frame that had it first: what is
     /// sent late may be of the connection before.
     syns: BTreeMap<u64, (u32, u16)>,
-    /// The number after the highest octet that left.
+    /// The number after the highest byte that left.
     left: Option<u32>,
     /// The right edge of the stack's window.
     edge: Option<u32>,
@@ -48,7 +48,7 @@ impl Watch {
         bytes: &[u8],
         number: u64,
         late: bool,
-        seen: &mut Seen,
+        seen: &mut Coverage,
     ) -> Result<Option<u32>, String> {
         if bytes[12..14] == [0x08, 0x06] {
             return Ok(None);
@@ -100,7 +100,7 @@ impl Flow {
         self.syns.insert(number, syn);
     }
 
-    fn note(&mut self, seg: &Segment, seen: &mut Seen) {
+    fn note(&mut self, seg: &Segment, seen: &mut Coverage) {
         let len = seg.payload.len() as u32 + u32::from(seg.has(SYN));
         let end = seg.seq.wrapping_add(len);
         let is_new = self

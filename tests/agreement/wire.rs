@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use super::plan::Bad;
+use super::plan::LinkFaults;
 use crate::support::Rng;
 
 /// What a case went through. The run counts the cases that had each.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Coverage {
     pub(crate) loss: bool,
     pub(crate) duplication: bool,
     pub(crate) reordering: bool,
@@ -37,16 +37,16 @@ pub(crate) struct Seen {
     pub(crate) flipped: bool,
     pub(crate) repaired: bool,
     pub(crate) unwound: bool,
-    pub(crate) alone: bool,
-    pub(crate) recruited: bool,
+    pub(crate) solo: bool,
+    pub(crate) unparked: bool,
     pub(crate) joined_beside_flipped: bool,
 }
 
-impl Seen {
+impl Coverage {
     pub(crate) const COUNT: usize = 32;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
-    pub(crate) const NAMES: [(&'static str, bool); Seen::COUNT] = [
+    pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
         ("loss", true),
         ("duplication", true),
         ("reordering", true),
@@ -77,11 +77,11 @@ impl Seen {
         ("a worker that was repaired", true),
         ("a worker whose changed state made it panic", false),
         ("a worker that was alone, and used no log", true),
-        ("a worker that rested, and came back", true),
+        ("a worker that was parked and unparked", true),
         ("a worker that joined while a state was wrong", true),
     ];
 
-    pub(crate) fn all(&self) -> [bool; Seen::COUNT] {
+    pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
         [
             self.loss,
             self.duplication,
@@ -112,8 +112,8 @@ impl Seen {
             self.flipped,
             self.repaired,
             self.unwound,
-            self.alone,
-            self.recruited,
+            self.solo,
+            self.unparked,
             self.joined_beside_flipped,
         ]
     }
@@ -126,7 +126,7 @@ pub(crate) struct OnWire {
     pub(crate) damaged: bool,
     /// Initial sequence number of the connection of the stack that it belongs to, if known.
     pub(crate) iss: Option<u32>,
-    /// Payload octets of the segments that a longer frame stands for.
+    /// Payload bytes of the segments that a longer frame stands for.
     pub(crate) cut: Option<u16>,
 }
 
@@ -141,7 +141,13 @@ impl Wire {
         self.under_way.len()
     }
 
-    pub(crate) fn put(&mut self, frame: OnWire, bad: &Bad, rng: &mut Rng, seen: &mut Seen) {
+    pub(crate) fn put(
+        &mut self,
+        frame: OnWire,
+        bad: &LinkFaults,
+        rng: &mut Rng,
+        seen: &mut Coverage,
+    ) {
         if rng.chance(bad.loss) {
             seen.loss = true;
             return;
@@ -159,7 +165,12 @@ impl Wire {
         self.under_way.push_back(frame);
     }
 
-    pub(crate) fn take(&mut self, bad: &Bad, rng: &mut Rng, seen: &mut Seen) -> Option<OnWire> {
+    pub(crate) fn take(
+        &mut self,
+        bad: &LinkFaults,
+        rng: &mut Rng,
+        seen: &mut Coverage,
+    ) -> Option<OnWire> {
         if self.under_way.len() > 1 && rng.chance(bad.reordering) {
             seen.reordering = true;
             let at = 1 + rng.index(self.under_way.len() - 1);

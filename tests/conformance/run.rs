@@ -36,12 +36,12 @@ const PEER_LISTENS: u16 = 9;
 /// A window that is in nobody's way.
 const WIDE: u16 = 60_000;
 
-/// Octet `offset` of a stream.
+/// Byte `offset` of a stream.
 fn pattern(offset: u32) -> u8 {
     (offset.wrapping_mul(2_654_435_761) >> 13) as u8
 }
 
-fn text(offset: u32, len: usize) -> Vec<u8> {
+fn payload(offset: u32, len: usize) -> Vec<u8> {
     (0..len as u32)
         .map(|i| pattern(offset.wrapping_add(i)))
         .collect()
@@ -143,7 +143,7 @@ impl Runner {
                 .map_err(|what| format!("{place}, `{line}`: {what}"))?;
             self.since = self.now;
         }
-        self.settle();
+        self.run_until_idle();
         if let Some((_, sent)) = self.sent.front() {
             return Err(format!("at the end, {} came besides", self.show(sent)));
         }
@@ -164,11 +164,11 @@ impl Runner {
             ["connect"] => {
                 self.ports = (PEER_LISTENS, 0);
                 let to = SocketAddrV4::new(Ipv4Addr::from(FAR), PEER_LISTENS);
-                self.connecting = Some(self.host.sockets().begin_connect(to).map_err(text_of)?);
+                self.connecting = Some(self.host.sockets().begin_connect(to).map_err(error_text)?);
                 Ok(())
             }
             ["connected"] => {
-                self.settle();
+                self.run_until_idle();
                 let connecting = self.connecting.as_mut().ok_or("nothing is being opened")?;
                 match connecting.try_finish() {
                     Ok(Some(stream)) => {
@@ -176,11 +176,11 @@ impl Runner {
                         Ok(())
                     }
                     Ok(None) => Err("not yet".to_owned()),
-                    Err(error) => Err(text_of(error)),
+                    Err(error) => Err(error_text(error)),
                 }
             }
             ["connect-error", error] => {
-                self.settle();
+                self.run_until_idle();
                 let connecting = self.connecting.as_mut().ok_or("nothing is being opened")?;
                 match connecting.try_finish() {
                     Ok(Some(_)) => Err("it succeeded".to_owned()),
@@ -211,17 +211,17 @@ impl Runner {
                 Ok(())
             }
             ["wait", time] => {
-                self.settle();
+                self.run_until_idle();
                 self.wait_until(self.now + span(time)?);
                 Ok(())
             }
             ["drain"] => {
-                self.settle();
+                self.run_until_idle();
                 self.sent.clear();
                 Ok(())
             }
             ["state", state] => {
-                self.settle();
+                self.run_until_idle();
                 same(&self.state(), state)
             }
             ["arp", "manual"] => {
@@ -241,7 +241,7 @@ impl Runner {
             ["<", "icmp", numbers, ref rest @ ..] => self.network_error(numbers, rest),
             [">", "echo-reply", ref rest @ ..] => self.expect_echo(rest),
             [">", "nothing", ref rest @ ..] => {
-                self.settle();
+                self.run_until_idle();
                 if let [time] = *rest {
                     self.wait_until(self.now + span(time)?);
                 }
@@ -250,7 +250,7 @@ impl Runner {
                     Some((_, sent)) => Err(format!("{} came", self.show(sent))),
                 }
             }
-            [">", "text", range, ref rest @ ..] => self.expect_text(range, rest),
+            [">", "text", range, ref rest @ ..] => self.expect_payload(range, rest),
             ["<", flags, ref rest @ ..] => self.inject_segment(flags, rest),
             [">", flags, ref rest @ ..] => self.expect_segment(flags, rest),
             _ => Err("there is no such step".to_owned()),
@@ -259,7 +259,7 @@ impl Runner {
 
     // Time and frames.
 
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         loop {
             self.host.turn(self.now);
             let sent = self.host.take_sent();
@@ -282,7 +282,7 @@ impl Runner {
     fn wait_until(&mut self, until: Instant) {
         while self.now < until {
             self.now = self.host.next_event(self.now).min(until);
-            self.settle();
+            self.run_until_idle();
         }
     }
 
@@ -318,15 +318,15 @@ impl Runner {
     }
 
     fn inject(&mut self, frame: Vec<u8>) -> Result<(), String> {
-        self.settle();
+        self.run_until_idle();
         self.host.inject(to_stack(frame));
-        self.settle();
+        self.run_until_idle();
         Ok(())
     }
 
     /// The next frame of the stack, if it comes when `times` says.
     fn next_sent(&mut self, times: &[&str]) -> Result<Sent, String> {
-        self.settle();
+        self.run_until_idle();
         let (mut earliest, mut latest) = (Instant::ZERO, self.now);
         for word in times {
             match word.split_once('=') {
@@ -341,7 +341,7 @@ impl Runner {
         }
         while self.sent.is_empty() && self.now < latest {
             self.now = self.host.next_event(self.now).min(latest);
-            self.settle();
+            self.run_until_idle();
         }
         let Some((at, sent)) = self.sent.pop_front() else {
             return Err("nothing came".to_owned());
@@ -356,7 +356,7 @@ impl Runner {
     // Segments.
 
     fn inject_segment(&mut self, flags: &str, fields: &[&str]) -> Result<(), String> {
-        self.settle();
+        self.run_until_idle();
         let mut segment = Segment {
             src_port: self.ports.0,
             dst_port: self.ports.1,
@@ -405,9 +405,9 @@ impl Runner {
             }
         }
         segment.seq = self.irs.wrapping_add(seq);
-        // Text begins behind a SYN; offset 0 is the octet of sequence number 1.
+        // Text begins behind a SYN; offset 0 is the byte of sequence number 1.
         let first = seq.wrapping_add(u32::from(segment.has(SYN)));
-        segment.payload = text(first.wrapping_sub(1), len);
+        segment.payload = payload(first.wrapping_sub(1), len);
         let mut frame = segment.frame(PEER_MAC);
         if urgent > 0 {
             patch(&mut frame, segment::LOWER + 18, urgent);
@@ -483,14 +483,14 @@ impl Runner {
             }
         }
         let first = seq.wrapping_add(u32::from(segment.has(SYN)));
-        if segment.payload != text(first.wrapping_sub(1), segment.payload.len()) {
+        if segment.payload != payload(first.wrapping_sub(1), segment.payload.len()) {
             return Err(instead("wrong text".to_owned()));
         }
         Ok(())
     }
 
-    /// Segments that carry exactly the octets of a range, in order.
-    fn expect_text(&mut self, range: &str, times: &[&str]) -> Result<(), String> {
+    /// Segments that carry exactly the bytes of a range, in order.
+    fn expect_payload(&mut self, range: &str, times: &[&str]) -> Result<(), String> {
         let (from, to) = range.split_once("..").ok_or("write 1..1001")?;
         let (mut at, to) = (number(from)?, number(to)?);
         let mut times = times;
@@ -506,7 +506,7 @@ impl Runner {
             let right = segment.flags & !PSH == ACK
                 && i64::from(seq) == at
                 && !segment.payload.is_empty()
-                && segment.payload == text(seq.wrapping_sub(1), segment.payload.len());
+                && segment.payload == payload(seq.wrapping_sub(1), segment.payload.len());
             at += segment.payload.len() as i64;
             if !right || at > to {
                 return Err(format!("{shown} came instead"));
@@ -541,13 +541,13 @@ impl Runner {
     // The application.
 
     fn listen(&mut self, port: u16) -> Result<(), String> {
-        self.listener = Some(self.host.sockets().listen(port, 4).map_err(text_of)?);
-        self.settle();
+        self.listener = Some(self.host.sockets().listen(port, 4).map_err(error_text)?);
+        self.run_until_idle();
         Ok(())
     }
 
     fn accept(&mut self, rest: &[&str]) -> Result<(), String> {
-        self.settle();
+        self.run_until_idle();
         let listener = self.listener.as_ref().ok_or("nobody listens")?;
         match (listener.try_accept(), rest) {
             (Ok((stream, _)), []) => {
@@ -557,12 +557,12 @@ impl Runner {
             }
             (Ok(_), _) => Err("there is a connection".to_owned()),
             (Err(SocketError::WouldBlock), ["none"]) => Ok(()),
-            (Err(error), _) => Err(text_of(error)),
+            (Err(error), _) => Err(error_text(error)),
         }
     }
 
     fn stream(&mut self) -> Result<&mut TcpStream, String> {
-        self.settle();
+        self.run_until_idle();
         self.stream
             .as_mut()
             .ok_or_else(|| "there is no connection".to_owned())
@@ -601,8 +601,8 @@ impl Runner {
             }
             _ => return Err("set what?".to_owned()),
         };
-        self.settle();
-        done.map_err(text_of)
+        self.run_until_idle();
+        done.map_err(error_text)
     }
 
     fn write(&mut self, rest: &[&str]) -> Result<(), String> {
@@ -619,15 +619,15 @@ impl Runner {
             },
             [len] => {
                 let len = number(len)? as usize;
-                let octets = text(written, len);
+                let bytes = payload(written, len);
                 let mut done = 0;
                 while done < len {
                     done += stream
-                        .try_write(&octets[done..])
-                        .map_err(|error| format!("{error:?} after {done} octets"))?;
+                        .try_write(&bytes[done..])
+                        .map_err(|error| format!("{error:?} after {done} bytes"))?;
                 }
                 self.written += len as u32;
-                self.settle();
+                self.run_until_idle();
                 Ok(())
             }
             _ => Err("write how many?".to_owned()),
@@ -640,16 +640,16 @@ impl Runner {
         let mut buffer = vec![0; 1 << 16];
         match *rest {
             ["none"] => match stream.try_read(&mut buffer) {
-                Ok(len) => Err(format!("there were {len} octets")),
+                Ok(len) => Err(format!("there were {len} bytes")),
                 Err(is) => same(&format!("{is:?}"), "WouldBlock"),
             },
             ["eof"] => match stream.try_read(&mut buffer) {
                 Ok(0) => Ok(()),
-                Ok(len) => Err(format!("there were {len} octets")),
+                Ok(len) => Err(format!("there were {len} bytes")),
                 Err(is) => Err(format!("{is:?}")),
             },
             ["error", error] => match stream.try_read(&mut buffer) {
-                Ok(len) => Err(format!("there were {len} octets")),
+                Ok(len) => Err(format!("there were {len} bytes")),
                 Err(is) => same(&format!("{is:?}"), error),
             },
             [len] => {
@@ -661,15 +661,15 @@ impl Runner {
                         Ok(0) => return Err(format!("the end came after {}", got.len())),
                         Ok(more) => got.extend(&buffer[..more]),
                         Err(error) => {
-                            return Err(format!("{error:?} after {} octets", got.len()));
+                            return Err(format!("{error:?} after {} bytes", got.len()));
                         }
                     }
                 }
-                if got != text(read, len) {
-                    return Err("other octets than were sent".to_owned());
+                if got != payload(read, len) {
+                    return Err("other bytes than were sent".to_owned());
                 }
                 self.read += len as u32;
-                self.settle();
+                self.run_until_idle();
                 Ok(())
             }
             _ => Err("read how many?".to_owned()),
@@ -711,7 +711,7 @@ impl Runner {
         let mut icmp = vec![8, 0, 0, 0];
         icmp.extend(id.to_be_bytes());
         icmp.extend([0, 1]);
-        icmp.extend(text(0, len));
+        icmp.extend(payload(0, len));
         let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
         icmp[2..4].copy_from_slice(&sum.to_be_bytes());
         self.inject(icmp_frame(&icmp))
@@ -719,7 +719,7 @@ impl Runner {
 
     /// Somebody on the way reports an error about a segment of the stack.
     fn network_error(&mut self, numbers: &str, fields: &[&str]) -> Result<(), String> {
-        self.settle();
+        self.run_until_idle();
         let (kind, code) = numbers.split_once('/').ok_or("write icmp 3/4")?;
         let (mut mtu, mut seq, mut bad) = (0, 0, false);
         let mut ports = (self.ports.1, self.ports.0);
@@ -807,7 +807,7 @@ fn echo_reply(frame: &[u8]) -> Option<usize> {
         && icmp.len() >= 8
         && icmp[..2] == [0, 0]
         && sum(icmp) == 0xffff
-        && icmp[8..] == text(0, icmp.len() - 8);
+        && icmp[8..] == payload(0, icmp.len() - 8);
     right.then(|| icmp.len() - 8)
 }
 
@@ -875,7 +875,7 @@ fn same(is: &str, wanted: &str) -> Result<(), String> {
     }
 }
 
-fn text_of(error: SocketError) -> String {
+fn error_text(error: SocketError) -> String {
     format!("{error:?}")
 }
 

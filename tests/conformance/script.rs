@@ -5,13 +5,13 @@
 //! | `listen [port]` | the stack listens, on port 7 unless told otherwise |
 //! | `connect`, `connected`, `connect-error E` | it opens a connection to port 9 of the peer; that has succeeded; failed |
 //! | `accept`, `accept none` | it takes a connection that is established; there is none |
-//! | `write N`, `write none`, `write error E` | the application writes N octets; there is no room; it fails |
-//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N octets; there are none; the end; it fails |
+//! | `write N`, `write none`, `write error E` | the application writes N bytes; there is no room; it fails |
+//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N bytes; there are none; the end; it fails |
 //! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; lets go of the socket; resets; stops listening |
 //! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set ttl N`, `set tos N` | it sets an option of the connection |
 //! | `< FLAGS field=value ...` | the peer sends a segment |
 //! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or so long after the step before |
-//! | `> text A..B` | the stack's next segments carry octets A to B - 1, in order |
+//! | `> text A..B` | the stack's next segments carry bytes A to B - 1, in order |
 //! | `> nothing [T]` | the stack sends nothing, now or for T |
 //! | `drain` | what the stack has sent so far does not matter |
 //! | `wait T` | time passes |
@@ -20,14 +20,14 @@
 //! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | somebody reports an ICMP error about the stack's segment at N |
 //! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
 //! | `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N [from=P]`, `udp recv none`, `udp recv error E` | a UDP socket; `all` is everybody |
-//! | `< udp from=P to=P len=N [checksum=none\|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]` | datagrams, or octets A to B - 1 of header and data |
+//! | `< udp from=P to=P len=N [checksum=none\|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]` | datagrams, or bytes A to B - 1 of header and data |
 //! | `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N` | errors about datagrams; another protocol |
 //! | `< arp conflict`, `< arp probe`, `> arp announcement` | RFC 5227 |
 //!
 //! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives. PSH is compared only if the script names it.
 //! `ts=V/E` is TSval and TSecr of the peer: a number, `last` for the newest TSval of the stack, `last-N` for one N ticks
 //! older.
-//! `seq` and `ack` count from the SYN of the side whose octets they name; `len` is text. Text is always a pattern that
+//! `seq` and `ack` count from the SYN of the side whose bytes they name; `len` is text. Text is always a pattern that
 //! depends on its place in the stream, and is compared. `ce` marks a segment of the peer, `ect` and `no-ect` ask whether
 //! those of the stack may be marked. Times: `10ms`, `2s`, `500us`. `#` begins a comment.
 

@@ -87,7 +87,7 @@ pub(crate) fn echo(payload: &[u8]) -> Vec<u8> {
     icmp
 }
 
-/// A packet's payload in fragments of `size` octets.
+/// A packet's payload in fragments of `size` bytes.
 pub(crate) fn fragments(payload: &[u8], ident: u16, size: usize, protocol: u8) -> Vec<Vec<u8>> {
     let count = payload.len().div_ceil(size);
     let one = |(i, piece): (usize, &[u8])| {

@@ -49,8 +49,8 @@ fn world(seed: u64) -> World {
     for index in 0..connections as u32 {
         for host in 0..2 {
             // Some say nothing.
-            let octets = world.rng.below(2) * world.rng.below(200_000);
-            world.write(host, index, octets);
+            let bytes = world.rng.below(2) * world.rng.below(200_000);
+            world.write(host, index, bytes);
         }
         if world.rng.chance(200) {
             world.shut(1, index);

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_netstack::testkit::{Cases, HostConfig, Net, Rng, Talk, Variant};
+use dominoes_netstack::testkit::{Cases, HostConfig, Net, Rng, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 
 const CONNECTIONS: u16 = 3;
@@ -54,37 +54,38 @@ fn flip(seed: u64, replicas: usize) -> Result<Option<Fate>, String> {
         let opening = net.sockets(client).begin_connect(to);
         connecting.push(opening.map_err(|error| error.to_string())?);
     }
-    let mut talks: Vec<Talk> = Vec::new();
+    let mut all_traffic: Vec<Traffic> = Vec::new();
     let limit = Instant::ZERO + Duration::from_secs(600);
     let flip_after = rng.below(300_000);
     let mut flipped_at = None;
     let mut asked = false;
     loop {
-        net.settle();
+        net.run_until_idle();
         let mut done = 0;
         while let Ok((stream, _)) = listener.try_accept() {
-            talks.push(Talk::new(stream, 2, 1, 100_000, 100_000));
+            all_traffic.push(Traffic::new(stream, 2, 1, 100_000, 100_000));
             done += 1;
         }
         connecting.retain_mut(|opening| match opening.try_finish() {
             Ok(Some(stream)) => {
-                talks.push(Talk::new(stream, 1, 2, 100_000, 100_000));
+                all_traffic.push(Traffic::new(stream, 1, 2, 100_000, 100_000));
                 false
             }
             Ok(None) => true,
             Err(_) => false,
         });
         // Whoever is told something wrong lets go.
-        talks.retain_mut(|talk| match talk.step() {
+        all_traffic.retain_mut(|traffic| match traffic.step() {
             Ok(did) => {
                 done += did;
-                !talk.is_over()
+                !traffic.is_over()
             }
             Err(_) => false,
         });
-        let moved: u64 = talks.iter().map(Talk::received).sum();
+        let moved: u64 = all_traffic.iter().map(Traffic::received).sum();
         let host = net.host(server);
-        let (life, members, position) = (host.life_stats(), host.member_stats(), host.position());
+        let (life, members, position) =
+            (host.fault_stats(), host.membership_stats(), host.position());
         let Some(begin) = flipped_at else {
             if life.flips > 0 {
                 flipped_at = Some(position);

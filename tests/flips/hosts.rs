@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use dominoes_netstack::Replica;
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::digest::{
-    Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Shard,
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
 };
 use dominoes_netstack::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::seqnum::SeqNum;
@@ -16,7 +16,7 @@ use crate::support::Rng;
 
 const PORT: u16 = 7;
 const DELAY: Duration = Duration::from_millis(3);
-/// Octets of Ethernet, IPv4 and TCP headers.
+/// Bytes of Ethernet, IPv4 and TCP headers.
 const HEADERS: u16 = 54;
 
 /// A segment on the wire.
@@ -257,12 +257,12 @@ impl World {
         for i in 0..2 {
             let address = world.hosts[i].address;
             let secret = [i as u64 + 1, seed];
-            let shard = Shard::ONLY;
+            let group = GroupIndex::ONLY;
             world.command(
                 i,
                 Body::Configure {
                     address,
-                    shard,
+                    group,
                     secret,
                 },
             );
@@ -281,11 +281,11 @@ impl World {
     /// Another connection, begun by the client.
     pub(super) fn open(&mut self) {
         let remote = SocketAddrV4::new(self.hosts[0].address, PORT);
-        let (ticket, mac, port) = (0, Mac([1; 6]), 0);
+        let (request_id, mac, port) = (0, Mac([1; 6]), 0);
         self.command(
             1,
             Body::Open {
-                ticket,
+                request_id,
                 remote,
                 mac,
                 port,
@@ -294,9 +294,9 @@ impl World {
     }
 
     /// Lets the application at a place of `host` write so much more.
-    pub(super) fn write(&mut self, host: usize, index: u32, octets: u64) {
+    pub(super) fn write(&mut self, host: usize, index: u32, bytes: u64) {
         if let Some(app) = self.hosts[host].apps.get_mut(&index) {
-            app.total += octets;
+            app.total += bytes;
         }
     }
 

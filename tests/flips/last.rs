@@ -6,7 +6,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::effect::Effect;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout, Tamper};
+use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
@@ -18,17 +18,17 @@ struct Forgetful {
     from: u64,
 }
 
-impl Tamper for Forgetful {
+impl FaultHooks for Forgetful {
     const ACTIVE: bool = true;
 
-    fn effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
+    fn change_effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
         if seq >= self.from {
             effects.clear();
         }
     }
 }
 
-/// Two who agree and a third who does not, with a connection on which octets arrived, as soon as all have posted that.
+/// Two who agree and a third who does not, with a connection on which bytes arrived, as soon as all have posted that.
 fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
     let (ours, theirs) = memory::pair(MemoryConfig::default());
     let mut layout = Layout::default();
@@ -37,7 +37,7 @@ fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
         from: if id == 2 { 20 } else { u64::MAX },
     };
     let setup = Setup::new(GROUP, 24, [1, 2]);
-    let mut group = Group::with_tampers(setup, layout, Box::new(ours), forgetful).unwrap();
+    let mut group = Group::with_fault_hooks(setup, layout, Box::new(ours), forgetful).unwrap();
     let mut peer = Single::new(Setup::new(PEER, 24, [3, 4]), Box::new(theirs)).unwrap();
     let listener = group.sockets().listen(7, 1).unwrap();
     let to = SocketAddrV4::new(GROUP, 7);
@@ -71,7 +71,7 @@ fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
 }
 
 #[test]
-fn with_those_who_were_right_the_world_ends_and_nobody_waits_for_it() {
+fn when_no_correct_replica_is_left_the_stack_goes_down() {
     let (mut group, mut end, now) = outvoted();
     drop(group.take(1));
     drop(group.take(0));
@@ -81,7 +81,7 @@ fn with_those_who_were_right_the_world_ends_and_nobody_waits_for_it() {
     for _ in 0..10 {
         group.turn(now);
     }
-    assert!(!group.workers()[0].is_member(), "it kept a wrong state");
+    assert!(!group.workers()[0].is_active(), "it kept a wrong state");
     assert_eq!(end.try_read(&mut read), Err(SocketError::Down));
 }
 
@@ -96,6 +96,6 @@ fn as_long_as_one_of_them_is_left_the_third_gets_its_state() {
     let mut read = [0; 4096];
     while end.try_read(&mut read).is_ok_and(|len| len > 0) {}
     assert_eq!(end.try_read(&mut read), Err(SocketError::WouldBlock));
-    let stats = group.member_stats();
+    let stats = group.membership_stats();
     assert!(stats.repaired > 0, "{stats:?}");
 }

@@ -19,8 +19,8 @@ fn busy(seed: u64) -> World {
     }
     for index in 0..connections as u32 {
         for host in 0..2 {
-            let octets = world.rng.between(20_000, 100_000);
-            world.write(host, index, octets);
+            let bytes = world.rng.between(20_000, 100_000);
+            world.write(host, index, bytes);
         }
     }
     for _ in 0..world.rng.below(200) {

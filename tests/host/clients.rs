@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use libtest_mimic::Failed;
 
-use crate::lab::{Lab, OURS, Temporary};
+use crate::fixture::{Fixture, OURS, Temporary};
 use crate::{Test, same};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -12,7 +12,10 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("curl_keeps_its_connection", curl_keeps_its_connection),
     ("wrk_sees_no_error", wrk_sees_no_error),
     ("ab_sees_no_error", ab_sees_no_error),
-    ("nc_and_socat_hear_their_echo", nc_and_socat_hear_their_echo),
+    (
+        "nc_and_socat_hear_their_echo",
+        nc_and_socat_receive_their_echo,
+    ),
     ("arping_is_answered", arping_is_answered),
     ("nmap_and_hping3_do_no_harm", nmap_and_hping3_do_no_harm),
 ];
@@ -22,7 +25,7 @@ const REQUESTS: u64 = 10_000;
 /// Frames that `tshark` looks at: more than it takes to see all that means no good.
 const FRAMES: &str = "4000";
 
-fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
+fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
     let bounded = [
         "--silent",
         "--show-error",
@@ -32,12 +35,12 @@ fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
         "--max-time",
         "60",
     ];
-    lab.run("curl", &[&bounded, arguments].concat())
+    fixture.run("curl", &[&bounded, arguments].concat())
 }
 
 /// What a shell makes of a line.
-fn shell(lab: &Lab, line: &str) -> Result<String, Failed> {
-    lab.run("sh", &["-c", line])
+fn shell(fixture: &Fixture, line: &str) -> Result<String, Failed> {
+    fixture.run("sh", &["-c", line])
 }
 
 /// Fails unless `fine`, with what was seen.
@@ -46,9 +49,9 @@ fn check(fine: bool, what: &str) -> Result<(), Failed> {
 }
 
 /// The server lives, and answers as it should.
-fn still_answers(lab: &Lab) -> Result<(), Failed> {
+fn still_answers(fixture: &Fixture) -> Result<(), Failed> {
     let said = curl(
-        lab,
+        fixture,
         &[
             &format!("http://{OURS}/bytes/10"),
             "--write-out",
@@ -60,13 +63,13 @@ fn still_answers(lab: &Lab) -> Result<(), Failed> {
     check(said == "10", &said)
 }
 
-fn fifty_curls_at_once(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
+fn fifty_curls_at_once(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let output = folder.file("got#1");
     let urls = format!("http://{OURS}/bytes/[200000-200049]");
     let parallel = ["--parallel", "--parallel-immediate", "--parallel-max", "50"];
     curl(
-        lab,
+        fixture,
         &[&parallel[..], &["--output", &output, &urls]].concat(),
     )?;
     let all = std::fs::read(folder.file("got200049"))?;
@@ -77,10 +80,10 @@ fn fifty_curls_at_once(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
     Ok(())
 }
 
-fn curl_keeps_its_connection(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
+fn curl_keeps_its_connection(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let urls = format!("http://{OURS}/bytes/[1-100]");
     let said = curl(
-        lab,
+        fixture,
         &[
             "--write-out",
             "%{num_connects} %{size_download}\n",
@@ -100,11 +103,11 @@ fn curl_keeps_its_connection(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed
 }
 
 /// It asks for so long, not so often: it is started until there were enough requests.
-fn wrk_sees_no_error(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn wrk_sees_no_error(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let (mut requests, mut runs) = (0, 0);
     while requests < REQUESTS {
         let url = format!("http://{OURS}/bytes/100");
-        let said = lab.run("wrk", &["-t1", "-c16", "-d1s", "--timeout", "30s", &url])?;
+        let said = fixture.run("wrk", &["-t1", "-c16", "-d1s", "--timeout", "30s", &url])?;
         let done = said
             .lines()
             .find_map(|line| line.split_once(" requests in "));
@@ -119,12 +122,12 @@ fn wrk_sees_no_error(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
 }
 
 /// A connection for every request, and then kept ones.
-fn ab_sees_no_error(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn ab_sees_no_error(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let requests = REQUESTS.to_string();
     for keep in [&[][..], &["-k"]] {
         let start = Instant::now();
         let url = format!("http://{OURS}/bytes/100");
-        let said = lab.run(
+        let said = fixture.run(
             "ab",
             &[&["-q", "-n", &requests, "-c", "16"], keep, &[&url]].concat(),
         )?;
@@ -140,7 +143,7 @@ fn ab_sees_no_error(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
     Ok(())
 }
 
-fn nc_and_socat_hear_their_echo(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
+fn nc_and_socat_receive_their_echo(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let written = folder.write("in", 3_000_000, 5)?;
     let (from, to) = (folder.file("in"), folder.file("out"));
@@ -148,33 +151,36 @@ fn nc_and_socat_hear_their_echo(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Fai
         format!("nc -N {OURS} 7"),
         format!("socat -t 60 - TCP:{OURS}:7"),
     ] {
-        shell(lab, &format!("{client} < {from} > {to}"))?;
+        shell(fixture, &format!("{client} < {from} > {to}"))?;
         same(folder.hash("out")? == written, &client)?;
     }
     Ok(())
 }
 
-fn arping_is_answered(lab: &Lab, _: &dyn Fn(String)) -> Result<(), Failed> {
-    let said = lab.run("arping", &["-c", "3", "-I", lab.interface, OURS])?;
+fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
+    let said = fixture.run("arping", &["-c", "3", "-I", fixture.interface, OURS])?;
     if !said.contains("Received 3 response") {
         return Err(said.into());
     }
     // Whoever looks for somebody else with this address finds us, and says so by how it ends.
     let said = shell(
-        lab,
-        &format!("arping -D -c 1 -I {} {OURS} || echo taken", lab.interface),
+        fixture,
+        &format!(
+            "arping -D -c 1 -I {} {OURS} || echo taken",
+            fixture.interface
+        ),
     )?;
     check(said.contains("taken"), &said)
 }
 
 /// Ports, the system, and segments of all kinds that should not be. Everything is accounted for, nothing that we sent
 /// is wrong in the eyes of `tshark`, and the next client is served.
-fn nmap_and_hping3_do_no_harm(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
-    let capture = ["-q", "-i", lab.interface, "-c", FRAMES, "-w", &file];
-    let watching = lab.start("tshark", &capture)?;
-    let said = lab.run(
+    let capture = ["-q", "-i", fixture.interface, "-c", FRAMES, "-w", &file];
+    let watching = fixture.start("tshark", &capture)?;
+    let said = fixture.run(
         "nmap",
         &[
             "-n",
@@ -225,13 +231,13 @@ fn nmap_and_hping3_do_no_harm(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), 
     for kind in kinds {
         // It fails when answers are missing, as they should be.
         shell(
-            lab,
+            fixture,
             &format!("hping3 -q -c 40 -i u1000 {kind} {OURS} 2>&1 || true"),
         )?;
     }
-    still_answers(lab)?;
+    still_answers(fixture)?;
 
-    let said = lab.run("nc", &["-d", OURS, "15"])?;
+    let said = fixture.run("nc", &["-d", OURS, "15"])?;
     let count = |name: &str| {
         let lines = &mut said.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -249,7 +255,7 @@ fn nmap_and_hping3_do_no_harm(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), 
 
     while !watching.has_ended()? {
         let url = format!("http://{OURS}/bytes/1000000");
-        curl(lab, &["--output", "/dev/null", &url])?;
+        curl(fixture, &["--output", "/dev/null", &url])?;
     }
     watching.finish()?;
     // Severity error; groups checksum, malformed, protocol.
@@ -267,11 +273,11 @@ fn nmap_and_hping3_do_no_harm(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), 
         "-Y",
         &wrong,
     ];
-    let said = lab.run("tshark", &look)?;
+    let said = fixture.run("tshark", &look)?;
     if !said.trim().is_empty() {
         return Err(format!("tshark has something to say:\n{said}").into());
     }
-    let ours = lab.run(
+    let ours = fixture.run(
         "tshark",
         &[
             "-r",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::lab::{Device, Lab, OURS, Temporary};
+use crate::fixture::{Device, Fixture, OURS, Temporary};
 use crate::services::{curl, expected};
 use crate::{Test, same};
 
@@ -28,12 +28,12 @@ pub(crate) const TESTS: &[(&str, Device, Arguments, Test)] = &[
 
 type Arguments = fn() -> Result<Vec<String>, Failed>;
 
-/// Octets of the download.
-const OCTETS: u64 = 1 << 30;
+/// Bytes of the download.
+const BYTES: u64 = 1 << 30;
 /// Deaths that the download has to outlive, and segments that have to arrive between the first and the last.
 const DEATHS: u64 = 5;
 const SEGMENTS: u64 = 1_000;
-/// What memory may grow by after the first two deaths: a replica that joins before the other's memory is free takes less.
+/// What memory may grow by after the first two failures: a replica that joins before the other's memory is free takes less.
 const GROWTH: u64 = 3 << 20;
 /// Seconds at full speed before, how often at most, and the growth that counts as none.
 const WARM: &str = "3";
@@ -67,80 +67,80 @@ fn soak_period() -> Result<u64, Failed> {
     number("SOAK_PERIOD", 2)
 }
 
-/// What the server said of its members.
-struct Members {
-    died: u64,
+/// The counters of its replicas that the server printed.
+struct ReplicaCounts {
+    failed: u64,
     joined: u64,
-    there: u64,
+    active: u64,
     segments: u64,
 }
 
 /// All that it said so far.
-fn members(lab: &Lab) -> Vec<Members> {
-    let said = lab.said();
-    let lines = said.lines().filter(|line| line.starts_with("members "));
+fn replica_counts(fixture: &Fixture) -> Vec<ReplicaCounts> {
+    let said = fixture.said();
+    let lines = said.lines().filter(|line| line.starts_with("replicas "));
     let read = |line: &str| {
         let before = |what: &str| {
             let words = line.split(what).next()?;
             words.rsplit(' ').next()?.parse().ok()
         };
-        Some(Members {
-            died: before(" died")?,
+        Some(ReplicaCounts {
+            failed: before(" failed")?,
             joined: before(" joined")?,
-            there: before(" there")?,
+            active: before(" active")?,
             segments: before(" segments")?,
         })
     };
     lines.filter_map(read).collect()
 }
 
-/// Its SHA-256 is right, replicas died and joined meanwhile, and segments arrived between that.
+/// Its SHA-256 is right, replicas failed and joined meanwhile, and segments arrived between that.
 fn a_download_outlives_the_replicas_that_serve_it(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
-    let octets = number("HOST_OCTETS", OCTETS)?;
+    let bytes = number("HOST_OCTETS", BYTES)?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
-    let before = members(lab).len();
+    let before = replica_counts(fixture).len();
     let start = Instant::now();
     curl(
-        lab,
-        &["--output", &got, &format!("http://{OURS}/bytes/{octets}")],
+        fixture,
+        &["--output", &got, &format!("http://{OURS}/bytes/{bytes}")],
     )?;
     let took = start.elapsed();
-    let meanwhile = &members(lab)[before..];
+    let meanwhile = &replica_counts(fixture)[before..];
     same(
-        std::fs::metadata(&got)?.len() == octets,
+        std::fs::metadata(&got)?.len() == bytes,
         "what curl got, by its length",
     )?;
-    same(folder.hash("got")? == expected(octets), "what curl got")?;
+    same(folder.hash("got")? == expected(bytes), "what curl got")?;
     let [first, .., last] = meanwhile else {
-        return Err("hardly a replica died meanwhile".into());
+        return Err("hardly a replica failed meanwhile".into());
     };
-    let [died, joined] = [last.died - first.died, last.joined - first.joined];
+    let [failed, joined] = [last.failed - first.failed, last.joined - first.joined];
     let segments = last.segments - first.segments;
     figure(format!(
-        "{octets} octets in {} ms: {died} replicas died, {joined} joined, {segments} segments between",
+        "{bytes} bytes in {} ms: {died} replicas died, {joined} joined, {segments} segments between",
         took.as_millis()
     ));
-    if died < DEATHS || joined < DEATHS || segments < SEGMENTS {
-        return Err(format!("{died} deaths, {joined} joined, {segments} segments").into());
+    if failed < DEATHS || joined < DEATHS || segments < SEGMENTS {
+        return Err(format!("{failed} failures, {joined} joined, {segments} segments").into());
     }
     Ok(())
 }
 
 /// One `iperf3` with a connection for each way: both arrive at their rate all the time.
 fn a_connection_both_ways_outlives_its_replicas(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let (seconds, period) = (soak_seconds()?, soak_period()?);
     // As fast as can be, until every ring has been full once: on a busy machine that takes longer.
     let mut before = 0;
     for _ in 0..WARM_ROUNDS {
-        lab.run("iperf3", &["-c", OURS, "-t", WARM, "--bidir"])?;
-        let now = lab.server_memory()?;
+        fixture.run("iperf3", &["-c", OURS, "-t", WARM, "--bidir"])?;
+        let now = fixture.server_memory()?;
         if now < before + STEADY {
             break;
         }
@@ -149,25 +149,25 @@ fn a_connection_both_ways_outlives_its_replicas(
     let duration = seconds.to_string();
     let arguments = ["-c", OURS, "-t", &duration, "--bidir", "-b", RATE, "-J"];
     let start = Instant::now();
-    let running = lab.start("iperf3", &arguments)?;
+    let running = fixture.start("iperf3", &arguments)?;
     let running = running.allow(Duration::from_secs(seconds));
     let mut memory = Vec::new();
     while !running.has_ended()? {
         if start.elapsed() >= Duration::from_secs(period) * (memory.len() as u32 + 1) {
-            memory.push(lab.server_memory()?);
+            memory.push(fixture.server_memory()?);
         }
         thread::sleep(Duration::from_millis(20));
     }
     let said: Value = serde_json::from_str(&running.finish()?)?;
-    let deaths = members(lab);
-    let last = deaths.last().ok_or("no replica died")?;
+    let counts = replica_counts(fixture);
+    let last = counts.last().ok_or("no replica failed")?;
     figure(format!(
-        "{seconds} s: {} replicas died, {} joined, {} there",
-        last.died, last.joined, last.there
+        "{seconds} s: {} replicas failed, {} joined, {} active",
+        last.failed, last.joined, last.active
     ));
     // The last may have come after all else.
-    if last.died + 2 < seconds / period || last.joined + 1 < last.died {
-        return Err(format!("{} deaths, {} joined", last.died, last.joined).into());
+    if last.failed + 2 < seconds / period || last.joined + 1 < last.failed {
+        return Err(format!("{} failures, {} joined", last.failed, last.joined).into());
     }
 
     for (sum, whose) in [("sum", "theirs"), ("sum_bidir_reverse", "ours")] {
@@ -185,14 +185,14 @@ fn a_connection_both_ways_outlives_its_replicas(
         }
     }
 
-    let mega: Vec<u64> = memory.iter().map(|octets| octets >> 20).collect();
+    let mega: Vec<u64> = memory.iter().map(|bytes| bytes >> 20).collect();
     figure(format!("memory: {mega:?} MiB"));
     let [_, first, rest @ ..] = &memory[..] else {
         return Err("memory was hardly looked at".into());
     };
     let most = rest.iter().max().ok_or("memory was hardly looked at")?;
     if *most > first + GROWTH {
-        return Err(format!("memory grows: {memory:?} octets").into());
+        return Err(format!("memory grows: {memory:?} bytes").into());
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use dominoes_drivers::{Device as _, DeviceError};
 use dominoes_netstack::Stack;
 use libtest_mimic::Failed;
 
-use crate::lab::{Device, Lab, Namespace, OURS, Running, Temporary};
+use crate::fixture::{Device, Fixture, Namespace, OURS, Running, Temporary};
 use crate::services::{curl, expected};
 use crate::{Test, same};
 use frames::Kind;
@@ -78,7 +78,7 @@ pub(crate) const NETWORK: [&str; 4] = ["--addr", "10.78.0.1/16", "--gateway", "1
 /// Frames of a flood in a second, and how many of them a test waits for.
 const RATE: u64 = 10_000;
 const FRAMES: u64 = 3_000;
-/// Octets of a short download, and of a long one.
+/// Bytes of a short download, and of a long one.
 const SHORT: u64 = 100_000;
 const LONG: u64 = 4_000_000;
 /// What the memory of the server may grow by: the pools of its device, the fragments it keeps, and the rings of connections
@@ -98,17 +98,17 @@ struct Flood {
 }
 
 impl Flood {
-    fn start(lab: &Lab, what: &str) -> Result<Flood, Failed> {
+    fn start(fixture: &Fixture, what: &str) -> Result<Flood, Failed> {
         let folder = Temporary::new()?;
-        let said = lab.run("ip", &["neigh", "show", OURS, "dev", lab.interface])?;
+        let said = fixture.run("ip", &["neigh", "show", OURS, "dev", fixture.interface])?;
         let mac = said.split(" lladdr ").nth(1);
         let mac = mac.and_then(|rest| rest.split_whitespace().next());
         let mac = mac.ok_or("the peer does not know the server's address")?;
         let program = std::env::current_exe()?.display().to_string();
         let end = folder.file("end");
-        let arguments = [PEER, what, mac, lab.interface, &end];
+        let arguments = [PEER, what, mac, fixture.interface, &end];
         Ok(Flood {
-            running: Some(lab.start(&program, &arguments)?),
+            running: Some(fixture.start(&program, &arguments)?),
             folder,
         })
     }
@@ -124,19 +124,19 @@ impl Flood {
 }
 
 /// A counter of the server's stack.
-fn counter(lab: &Lab, name: &str) -> Result<u64, Failed> {
-    let said = lab.run("nc", &["-d", OURS, "15"])?;
+fn counter(fixture: &Fixture, name: &str) -> Result<u64, Failed> {
+    let said = fixture.run("nc", &["-d", OURS, "15"])?;
     let mut lines = said.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     Ok(value.ok_or_else(|| format!("no {name}"))?.parse()?)
 }
 
-/// Downloads so many octets, and compares what arrived.
-fn download(lab: &Lab, folder: &Temporary, octets: u64) -> Result<(), Failed> {
+/// Downloads so many bytes, and compares what arrived.
+fn download(fixture: &Fixture, folder: &Temporary, bytes: u64) -> Result<(), Failed> {
     let got = folder.file("got");
-    let url = format!("http://{OURS}/bytes/{octets}");
-    curl(lab, &["--output", &got, &url])?;
-    same(folder.hash("got")? == expected(octets), "what curl got")
+    let url = format!("http://{OURS}/bytes/{bytes}");
+    curl(fixture, &["--output", &got, &url])?;
+    same(folder.hash("got")? == expected(bytes), "what curl got")
 }
 
 /// Which counter shows that a flood arrives.
@@ -152,39 +152,39 @@ fn shown_by(kind: Kind) -> &'static str {
 }
 
 /// Fails if something panicked, or memory grew.
-fn is_well(lab: &Lab, memory: u64) -> Result<u64, Failed> {
-    if counter(lab, "panicked")? > 0 || lab.said().contains("panicked") {
+fn is_well(fixture: &Fixture, memory: u64) -> Result<u64, Failed> {
+    if counter(fixture, "panicked")? > 0 || fixture.said().contains("panicked") {
         return Err("something panicked".into());
     }
-    let now = lab.server_memory()?;
+    let now = fixture.server_memory()?;
     if now > memory + GROWTH {
-        return Err(format!("memory grows from {memory} to {now} octets").into());
+        return Err(format!("memory grows from {memory} to {now} bytes").into());
     }
     Ok(now)
 }
 
 fn downloads_arrive_whole_under_every_flood(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let folder = Temporary::new()?;
-    download(lab, &folder, LONG)?;
-    let memory = lab.server_memory()?;
+    download(fixture, &folder, LONG)?;
+    let memory = fixture.server_memory()?;
     for kind in Kind::ALL {
         let name = shown_by(kind);
-        let before = counter(lab, name)?;
-        let flood = Flood::start(lab, kind.name())?;
+        let before = counter(fixture, name)?;
+        let flood = Flood::start(fixture, kind.name())?;
         let deadline = Instant::now() + PATIENCE;
-        while counter(lab, name)? < before + FRAMES {
-            download(lab, &folder, SHORT)?;
+        while counter(fixture, name)? < before + FRAMES {
+            download(fixture, &folder, SHORT)?;
             if Instant::now() > deadline {
                 return Err(format!("{}: {name} does not rise", kind.name()).into());
             }
         }
-        download(lab, &folder, LONG)?;
+        download(fixture, &folder, LONG)?;
         let said = flood.end()?;
-        download(lab, &folder, SHORT)?;
-        let now = is_well(lab, memory)?;
+        download(fixture, &folder, SHORT)?;
+        let now = is_well(fixture, memory)?;
         figure(format!(
             "{}: {}, memory {} MiB and {} MiB",
             kind.name(),
@@ -200,16 +200,16 @@ fn downloads_arrive_whole_under_every_flood(
 const PROBED: Duration = Duration::from_secs(3);
 
 fn downloads_arrive_whole_beside_closed_windows(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let folder = Temporary::new()?;
-    download(lab, &folder, LONG)?;
-    let memory = lab.server_memory()?;
-    let flood = Flood::start(lab, "windows")?;
+    download(fixture, &folder, LONG)?;
+    let memory = fixture.server_memory()?;
+    let flood = Flood::start(fixture, "windows")?;
     let deadline = Instant::now() + PATIENCE;
-    while counter(lab, "opened")? < counter(lab, "closed")? + CLOSED {
-        download(lab, &folder, SHORT)?;
+    while counter(fixture, "opened")? < counter(fixture, "closed")? + CLOSED {
+        download(fixture, &folder, SHORT)?;
         if Instant::now() > deadline {
             return Err("connections are not opened".into());
         }
@@ -217,7 +217,7 @@ fn downloads_arrive_whole_beside_closed_windows(
     // The first probe of a window leaves after a second at most (RFC 9293 section 3.8.6.1).
     let closed = Instant::now();
     while closed.elapsed() < PROBED {
-        download(lab, &folder, SHORT)?;
+        download(fixture, &folder, SHORT)?;
     }
     let said = flood.end()?;
     let answered = said.split(' ').next().unwrap_or_default();
@@ -225,13 +225,13 @@ fn downloads_arrive_whole_beside_closed_windows(
         return Err(format!("too few probes: {said}").into());
     }
     // Resets end all of them.
-    while counter(lab, "opened")? > counter(lab, "closed")? + CLOSED / 2 {
-        download(lab, &folder, SHORT)?;
+    while counter(fixture, "opened")? > counter(fixture, "closed")? + CLOSED / 2 {
+        download(fixture, &folder, SHORT)?;
         if Instant::now() > deadline {
             return Err("connections stay open".into());
         }
     }
-    let now = is_well(lab, memory)?;
+    let now = is_well(fixture, memory)?;
     figure(format!(
         "{}, memory {} MiB and {} MiB",
         said.trim(),
@@ -241,39 +241,39 @@ fn downloads_arrive_whole_beside_closed_windows(
     Ok(())
 }
 
-/// Octets of the download meanwhile, at a rate that makes it last for some changes.
-const LIMITED_OCTETS: u64 = 40_000_000;
+/// Bytes of the download meanwhile, at a rate that makes it last for some changes.
+const LIMITED_BYTES: u64 = 40_000_000;
 const LIMITED: &str = "15M";
 /// How long a link is down at first, while the server must not keep a core: less than this part of that time.
 const DOWN: Duration = Duration::from_millis(800);
 const BUSY: u32 = 2;
 
 fn a_download_outlives_a_link_that_changes(
-    lab: &Lab,
+    fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let got = folder.file("got");
-    let url = format!("http://{OURS}/bytes/{LIMITED_OCTETS}");
+    let url = format!("http://{OURS}/bytes/{LIMITED_BYTES}");
     let limited = ["--silent", "--show-error", "--fail", "--noproxy", "*"];
     let asked = ["--limit-rate", LIMITED, "--output", &got, &url];
-    let running = lab.start("curl", &[&limited[..], &asked].concat())?;
+    let running = fixture.start("curl", &[&limited[..], &asked].concat())?;
     let deadline = Instant::now() + PATIENCE;
-    while fs::metadata(&got).map_or(0, |file| file.len()) < LIMITED_OCTETS / 8 {
+    while fs::metadata(&got).map_or(0, |file| file.len()) < LIMITED_BYTES / 8 {
         if running.has_ended()? || Instant::now() > deadline {
             return Err("the download does not begin".into());
         }
         thread::sleep(GLANCE);
     }
-    let set = |what: &str| lab.ip(&format!("link set {} {what}", lab.interface));
+    let set = |what: &str| fixture.ip(&format!("link set {} {what}", fixture.interface));
     let mut changes = 0;
     let mut busy = Duration::ZERO;
     while !running.has_ended()? {
         set("down")?;
         if changes == 0 {
-            let before = lab.server_cpu()?;
+            let before = fixture.server_cpu()?;
             thread::sleep(DOWN);
-            busy = lab.server_cpu()? - before;
+            busy = fixture.server_cpu()? - before;
         }
         thread::sleep(20 * GLANCE);
         set("up")?;
@@ -291,13 +291,13 @@ fn a_download_outlives_a_link_that_changes(
         DOWN.as_millis()
     ));
     same(
-        folder.hash("got")? == expected(LIMITED_OCTETS),
+        folder.hash("got")? == expected(LIMITED_BYTES),
         "what curl got",
     )?;
     if busy > DOWN / BUSY {
         return Err(format!("{busy:?} of a core in {DOWN:?} without a link").into());
     }
-    download(lab, &folder, SHORT)
+    download(fixture, &folder, SHORT)
 }
 
 // A device that is opened again --------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ pub(crate) fn reopened(replicas: &str) -> Result<String, Failed> {
 fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
     const INTERFACE: &str = "tap0";
     /// How long the stack is left alone with a device that is gone.
-    const ALONE: Duration = Duration::from_millis(800);
+    const UNSERVED: Duration = Duration::from_millis(800);
     let replicas = replicas.parse()?;
     ip("link set lo up")?;
     let mut busy = Duration::ZERO;
@@ -334,12 +334,12 @@ fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
         let mut theirs = TcpStream::connect_timeout(&"10.78.0.1:7".parse()?, PATIENCE)?;
         let (mut ours, _) = listener.accept()?;
         theirs.write_all(b"hello")?;
-        let mut octets = [0; 5];
-        ours.read_exact(&mut octets)?;
-        ours.write_all(&octets)?;
-        theirs.read_exact(&mut octets)?;
-        if octets != *b"hello" {
-            return Err("other octets came back".into());
+        let mut bytes = [0; 5];
+        ours.read_exact(&mut bytes)?;
+        ours.write_all(&bytes)?;
+        theirs.read_exact(&mut bytes)?;
+        if bytes != *b"hello" {
+            return Err("other bytes came back".into());
         }
         // Frames wait for the device when it goes.
         let written = ours.try_write(&vec![7; 500_000])?;
@@ -356,21 +356,21 @@ fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
             return Err(format!("{error:?}").into());
         }
         let before = own_cpu()?;
-        thread::sleep(ALONE);
+        thread::sleep(UNSERVED);
         busy = busy.max(own_cpu()? - before);
         drop(stack);
         if listener.accept().is_ok() {
             return Err("the listener outlives its stack".into());
         }
-        println!("round {round}: {written} octets were written; {error}");
+        println!("round {round}: {written} bytes were written; {error}");
     }
     println!(
         "{} ms of a core in {} ms without a device",
         busy.as_millis(),
-        ALONE.as_millis()
+        UNSERVED.as_millis()
     );
-    if busy > ALONE / BUSY {
-        return Err(format!("{busy:?} of a core in {ALONE:?} without a device").into());
+    if busy > UNSERVED / BUSY {
+        return Err(format!("{busy:?} of a core in {UNSERVED:?} without a device").into());
     }
     Ok(())
 }
@@ -386,7 +386,7 @@ fn ip(arguments: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 fn own_cpu() -> Result<Duration, Box<dyn Error + Send + Sync>> {
-    crate::lab::cpu_time("self").map_err(|failed| {
+    crate::fixture::cpu_time("self").map_err(|failed| {
         failed
             .message()
             .unwrap_or("no processor time")
@@ -402,12 +402,12 @@ pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sy
         [what, mac, interface, end] => [what, mac, interface, end],
         _ => return Err("two arguments or four".into()),
     };
-    let mut octets = [0; 6];
-    for (octet, text) in octets.iter_mut().zip(mac.split(':')) {
-        *octet = u8::from_str_radix(text, 16)?;
+    let mut bytes = [0; 6];
+    for (byte, text) in bytes.iter_mut().zip(mac.split(':')) {
+        *byte = u8::from_str_radix(text, 16)?;
     }
     let server: Ipv4Addr = OURS.parse()?;
-    let mut injector = Injector::open(interface, octets, server, 80, 1)?;
+    let mut injector = Injector::open(interface, bytes, server, 80, 1)?;
     let mut looks = 0u32;
     let ends = || {
         // A look at a file now and then.

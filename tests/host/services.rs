@@ -4,7 +4,7 @@ use libtest_mimic::Failed;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::lab::{Device, Lab, OURS, Temporary};
+use crate::fixture::{Device, Fixture, OURS, Temporary};
 use crate::{Test, same};
 
 /// Each kind of device: its name, what it needs, and the arguments for the example.
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
         ping_with_8000_octets_loses_nothing,
     ),
     ("datagrams_are_echoed", datagrams_are_echoed),
-    ("nobody_at_a_port_is_told", nobody_at_a_port_is_told),
+    ("nobody_at_a_port_is_told", a_closed_port_is_reported),
 ];
 
 /// Bytes of 256 MiB that `iperf3` has to find received at least: windows hold far less than the rest.
@@ -34,7 +34,7 @@ const LEAST: f64 = (128u32 << 20) as f64;
 const FRAMES: &str = "2000";
 
 /// So many bytes, not so many seconds: a machine that stands still for a second fails nothing.
-fn iperf3_runs_each_way(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     for (direction, more) in [
         ("theirs", &[][..]),
         ("ours", &["-R"]),
@@ -42,7 +42,7 @@ fn iperf3_runs_each_way(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed
         ("4 streams", &["-P", "4"]),
     ] {
         let arguments = [&["-c", OURS, "-n", "256M", "-J"], more].concat();
-        let said = lab.run("iperf3", &arguments)?;
+        let said = fixture.run("iperf3", &arguments)?;
         let end = serde_json::from_str::<Value>(&said)?["end"].take();
         // What was received, whoever received it. With both ways at once the test ends when one of them is through.
         let received = |what| {
@@ -58,36 +58,36 @@ fn iperf3_runs_each_way(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed
         figure(format!(
             "{direction}: {:.2} Gbit/s (kernel: {})",
             received("bits_per_second") / 1e9,
-            lab.congestion_control()
+            fixture.congestion_control()
         ));
     }
     Ok(())
 }
 
-fn curl_gets_and_sends_the_same(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let octets = std::env::var("HOST_OCTETS").map_or(Ok(200_000_000), |text| text.parse())?;
+fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let bytes = std::env::var("HOST_OCTETS").map_or(Ok(200_000_000), |text| text.parse())?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
     let speed = |said: &str| format!("{:.2} Gbit/s", said.parse().unwrap_or(0.0) * 8e-9);
-    let url = format!("http://{OURS}/bytes/{octets}");
+    let url = format!("http://{OURS}/bytes/{bytes}");
     let down = curl(
-        lab,
+        fixture,
         &["--output", &got, "--write-out", "%{speed_download}", &url],
     )?;
     let length = std::fs::metadata(&got)?.len();
-    if length != octets {
-        return Err(format!("{length} octets of {octets}").into());
+    if length != bytes {
+        return Err(format!("{length} bytes of {bytes}").into());
     }
-    same(folder.hash("got")? == expected(octets), "what curl got")?;
+    same(folder.hash("got")? == expected(bytes), "what curl got")?;
 
     let sum: String = folder
         .hash("got")?
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     let url = format!("http://{OURS}/sum");
     let said = curl(
-        lab,
+        fixture,
         &[
             "--upload-file",
             &got,
@@ -103,18 +103,18 @@ fn curl_gets_and_sends_the_same(lab: &Lab, figure: &dyn Fn(String)) -> Result<()
 }
 
 /// The hash of what `/bytes/N` answers (splitmix64 of each word's position).
-pub(crate) fn expected(octets: u64) -> crate::lab::Hash {
+pub(crate) fn expected(bytes: u64) -> crate::fixture::Hash {
     let mut hash = Sha256::new();
     let mut chunk = Vec::with_capacity(1 << 20);
     let mut at = 0;
-    while at < octets {
+    while at < bytes {
         chunk.clear();
-        while chunk.len() < 1 << 20 && at < octets {
+        while chunk.len() < 1 << 20 && at < bytes {
             let mut mixed = (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             let word = (mixed ^ (mixed >> 31)).to_le_bytes();
-            let len = 8.min(octets - at);
+            let len = 8.min(bytes - at);
             chunk.extend(&word[..len as usize]);
             at += len;
         }
@@ -124,39 +124,42 @@ pub(crate) fn expected(octets: u64) -> crate::lab::Hash {
 }
 
 /// Requests and replies in six fragments each, and in 45.
-fn ping_with_8000_octets_loses_nothing(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn ping_with_8000_octets_loses_nothing(
+    fixture: &Fixture,
+    figure: &dyn Fn(String),
+) -> Result<(), Failed> {
     for size in ["8000", "65507"] {
-        let said = lab.run("ping", &["-q", "-c", "50", "-i", "0.01", "-s", size, OURS])?;
+        let said = fixture.run("ping", &["-q", "-c", "50", "-i", "0.01", "-s", size, OURS])?;
         if !said.contains(" 50 received, 0% packet loss") || said.contains("duplicates") {
             return Err(said.into());
         }
         let last = said.lines().last().unwrap_or_default();
-        figure(format!("{size} octets: {last}"));
+        figure(format!("{size} bytes: {last}"));
     }
     Ok(())
 }
 
 /// By `socat` in datagrams of several sizes, and by `nc`.
-fn datagrams_are_echoed(lab: &Lab, _figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn datagrams_are_echoed(fixture: &Fixture, _figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     for len in [1, 1472, 1473, 8_000, 60_000] {
         let written = folder.write("sent", len, 3)?;
         let (sent, got) = (folder.file("sent"), folder.file("got"));
         let ask = format!("socat -b 65507 -t 1 - UDP4:{OURS}:7 < {sent} > {got}");
-        lab.run("sh", &["-c", &ask])?;
+        fixture.run("sh", &["-c", &ask])?;
         same(folder.hash("got")? == written, "the echo that socat got")?;
     }
-    let said = lab.run("sh", &["-c", &format!("echo hello | nc -u -w 1 {OURS} 7")])?;
+    let said = fixture.run("sh", &["-c", &format!("echo hello | nc -u -w 1 {OURS} 7")])?;
     same(said == "hello\n", "the echo that nc got")
 }
 
-fn nobody_at_a_port_is_told(lab: &Lab, _figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn a_closed_port_is_reported(fixture: &Fixture, _figure: &dyn Fn(String)) -> Result<(), Failed> {
     let ask = format!("echo hello | socat -t 1 - UDP4:{OURS}:77 2>&1 || true");
-    let said = lab.run("sh", &["-c", &ask])?;
+    let said = fixture.run("sh", &["-c", &ask])?;
     same(said.contains("Connection refused"), "what socat was told")
 }
 
-pub(crate) fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
+pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
     let bounded = [
         "--silent",
         "--show-error",
@@ -166,30 +169,33 @@ pub(crate) fn curl(lab: &Lab, arguments: &[&str]) -> Result<String, Failed> {
         "--max-time",
         "100",
     ];
-    lab.run("curl", &[&bounded, arguments].concat())
+    fixture.run("curl", &[&bounded, arguments].concat())
 }
 
 /// Captures at the kernel's end until there are enough frames, and keeps asking for more until then.
-fn no_frame_is_malformed(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Failed> {
+fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
-    let interface = lab.interface;
-    let watching = lab.start(
+    let interface = fixture.interface;
+    let watching = fixture.start(
         "tshark",
         &["-q", "-i", interface, "-c", FRAMES, "-w", &file],
     )?;
     while !watching.has_ended()? {
         let got = folder.file("got");
         curl(
-            lab,
+            fixture,
             &["--output", &got, &format!("http://{OURS}/bytes/3000000")],
         )?;
-        curl(lab, &["--upload-file", &got, &format!("http://{OURS}/sum")])?;
+        curl(
+            fixture,
+            &["--upload-file", &got, &format!("http://{OURS}/sum")],
+        )?;
     }
     watching.finish()?;
-    let looked_at = lab.run("tshark", &["-r", &file, "-T", "fields", "-e", "ip.len"])?;
+    let looked_at = fixture.run("tshark", &["-r", &file, "-T", "fields", "-e", "ip.len"])?;
     let bad = "_ws.malformed || tcp.flags.reset == 1 || ip.checksum.status == 0";
-    // Random octets are no HTTP when the capture misses the segment before them: what TCP carries stays closed.
+    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries stays closed.
     let opaque = "tcp.port==80,data";
     let check = [
         "-o",
@@ -201,7 +207,7 @@ fn no_frame_is_malformed(lab: &Lab, figure: &dyn Fn(String)) -> Result<(), Faile
         "-Y",
         bad,
     ];
-    let said = lab.run("tshark", &check)?;
+    let said = fixture.run("tshark", &check)?;
     if !said.trim().is_empty() {
         return Err(format!("these should not be there:\n{said}").into());
     }

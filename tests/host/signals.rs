@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::lab::{Device, Lab, OURS};
+use crate::fixture::{Device, Fixture, OURS};
 
 /// The first argument of the program that holds the connections. Then follow the signals with commas between them, the
 /// server's process number, the path of a resource that is larger than any test reads, and a port that discards, or 0. For
@@ -24,7 +24,7 @@ pub(crate) const PEER: &str = "--signal-peer";
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How often something is looked at that has no event.
 const GLANCE: Duration = Duration::from_millis(2);
-/// What a transfer has moved when it counts as one that is under way, octets.
+/// What a transfer has moved when it counts as one that is under way, bytes.
 const UNDER_WAY: usize = 1 << 20;
 
 /// A test of a server that ends; it returns a figure.
@@ -54,7 +54,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 ];
 
 fn services_end(signal: &str) -> Result<String, Failed> {
-    let mut lab = Lab::services(Device::Tap, &[])?;
+    let mut fixture = Fixture::services(Device::Tap, &[])?;
     let ends = [
         ("idle", &["EOF"][..]),
         ("idle echo", &["EOF"]),
@@ -62,33 +62,33 @@ fn services_end(signal: &str) -> Result<String, Failed> {
         ("upload", &["reset", "broken pipe"]),
         ("unread download", &["reset"]),
     ];
-    closes_its_connections(&mut lab, signal, "/bytes/1000000000000", 9, &ends)
-        .map_err(|failed| lab.explain(&failed))
+    closes_its_connections(&mut fixture, signal, "/bytes/1000000000000", 9, &ends)
+        .map_err(|failed| fixture.explain(&failed))
 }
 
 fn http_server_ends(signal: &str) -> Result<String, Failed> {
-    let mut lab = Lab::new(Device::Tap, 2)?;
+    let mut fixture = Fixture::new(Device::Tap, 2)?;
     // It has no blocks on the disk.
-    std::fs::File::create(lab.root.file("large"))?.set_len(1 << 37)?;
+    std::fs::File::create(fixture.root.file("large"))?.set_len(1 << 37)?;
     let ends = [
         ("idle", &["EOF"][..]),
         ("download", &["EOF", "reset"]),
         ("unread download", &["reset"]),
     ];
-    closes_its_connections(&mut lab, signal, "/large", 0, &ends)
-        .map_err(|failed| lab.explain(&failed))
+    closes_its_connections(&mut fixture, signal, "/large", 0, &ends)
+        .map_err(|failed| fixture.explain(&failed))
 }
 
 /// Sends `signal` to the server, and compares how each connection ends with the ends it may have.
 fn closes_its_connections(
-    lab: &mut Lab,
+    fixture: &mut Fixture,
     signal: &str,
     path: &str,
     discard: u16,
     ends: &[(&str, &[&str])],
 ) -> Result<String, Failed> {
-    let said = start_peer(lab, signal, path, discard)?;
-    let status = lab.wait_for_end(PATIENCE)?;
+    let said = start_peer(fixture, signal, path, discard)?;
+    let status = fixture.wait_for_end(PATIENCE)?;
     let as_expected = |(name, ends): &(&str, &[&str])| {
         let line = said.lines().find_map(|line| line.strip_prefix(name));
         let end = line.and_then(|line| line.strip_prefix(": "));
@@ -102,13 +102,13 @@ fn closes_its_connections(
 
 /// The peer that does not read holds up the end for the whole grace, here longer than the test waits.
 fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
-    let mut lab = Lab::services(Device::Tap, &["--grace", "600"])?;
+    let mut fixture = Fixture::services(Device::Tap, &["--grace", "600"])?;
     // An upload goes on during the grace, so there is none here.
-    let said = start_peer(&lab, "TERM,INT", "/bytes/1000000000000", 0)?;
-    let status = lab.wait_for_end(PATIENCE)?;
+    let said = start_peer(&fixture, "TERM,INT", "/bytes/1000000000000", 0)?;
+    let status = fixture.wait_for_end(PATIENCE)?;
     if status.signal() != Some(SIGINT) || !said.contains("\nidle: EOF\n") {
         let failure = format!("the server: {status}; its peers:\n{said}");
-        return Err(lab.explain(&failure.into()));
+        return Err(fixture.explain(&failure.into()));
     }
     Ok(status.to_string())
 }
@@ -116,16 +116,16 @@ fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
 /// A datagram from an address that our stack has no route to comes first, then one from its own network.
 fn sigterm_ends_udp_echo() -> Result<String, Failed> {
     const UNREACHABLE: &str = "10.99.0.1";
-    let mut lab = Lab::udp_echo()?;
-    lab.add_address(&format!("{UNREACHABLE}/32"))?;
+    let mut fixture = Fixture::udp_echo()?;
+    fixture.add_address(&format!("{UNREACHABLE}/32"))?;
     let program = std::env::current_exe()?.display().to_string();
-    let server = lab.server_id().to_string();
-    let said = lab
+    let server = fixture.server_id().to_string();
+    let said = fixture
         .run(&program, &[PEER, "TERM", &server, UNREACHABLE])
-        .map_err(|failed| lab.explain(&failed))?;
-    let status = lab.wait_for_end(PATIENCE)?;
+        .map_err(|failed| fixture.explain(&failed))?;
+    let status = fixture.wait_for_end(PATIENCE)?;
     if status.code() != Some(0) {
-        return Err(lab.explain(&format!("the server: {status}").into()));
+        return Err(fixture.explain(&format!("the server: {status}").into()));
     }
     Ok(said.trim().to_owned())
 }
@@ -133,10 +133,15 @@ fn sigterm_ends_udp_echo() -> Result<String, Failed> {
 /// Its number (signal(7)).
 const SIGINT: i32 = 2;
 
-fn start_peer(lab: &Lab, signals: &str, path: &str, discard: u16) -> Result<String, Failed> {
+fn start_peer(
+    fixture: &Fixture,
+    signals: &str,
+    path: &str,
+    discard: u16,
+) -> Result<String, Failed> {
     let program = std::env::current_exe()?.display().to_string();
-    let (server, discard) = (lab.server_id().to_string(), discard.to_string());
-    lab.run(&program, &[PEER, signals, &server, path, &discard])
+    let (server, discard) = (fixture.server_id().to_string(), discard.to_string());
+    fixture.run(&program, &[PEER, signals, &server, path, &discard])
 }
 
 // The peer -----------------------------------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
         // Until then the connection that is not read has to stay.
         wait_until("the end of the server", || Ok(!runs(server)))?;
     } else {
-        // The reset arrives without a read, which would let the octets before it leave.
+        // The reset arrives without a read, which would let the bytes before it leave.
         let end = wait_until("a reset", || unread.take_error()?.map_or(Ok(false), Err));
         ends.push(format!("unread download: {}", describe(&end)));
     }
@@ -214,9 +219,9 @@ fn datagrams(signal: &str, server: &str, unreachable: &str) -> io::Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.send_to(b"second", to)?;
-    let mut octets = [0; 16];
-    let len = retry(|| socket.recv(&mut octets))?;
-    if octets[..len] != *b"second" {
+    let mut bytes = [0; 16];
+    let len = retry(|| socket.recv(&mut bytes))?;
+    if bytes[..len] != *b"second" {
         return Err(io::Error::other("another datagram came back"));
     }
     let begin = Instant::now();
@@ -242,9 +247,9 @@ fn get(path: &str) -> String {
 fn read_head(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        let mut octet = [0];
-        stream.read_exact(&mut octet)?;
-        head.push(octet[0]);
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
     }
     if head.starts_with(b"HTTP/1.1 200 ") {
         Ok(())
@@ -282,9 +287,9 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 /// Reads until the peer closes.
 fn read_to_end(mut stream: TcpStream, mut progress: impl FnMut(usize)) -> io::Result<()> {
-    let mut octets = vec![0; 64 << 10];
+    let mut bytes = vec![0; 64 << 10];
     loop {
-        match retry(|| stream.read(&mut octets))? {
+        match retry(|| stream.read(&mut bytes))? {
             0 => return Ok(()),
             len => progress(len),
         }
@@ -293,13 +298,13 @@ fn read_to_end(mut stream: TcpStream, mut progress: impl FnMut(usize)) -> io::Re
 
 /// Writes until the connection ends, which is always an error.
 fn write_to_end(mut stream: TcpStream, mut progress: impl FnMut(usize)) -> io::Result<()> {
-    let octets = vec![7; 64 << 10];
+    let bytes = vec![7; 64 << 10];
     loop {
-        progress(retry(|| stream.write(&octets))?);
+        progress(retry(|| stream.write(&bytes))?);
     }
 }
 
-/// How often this namespace's kernel has announced a window of zero octets.
+/// How often this namespace's kernel has announced a window of zero bytes.
 fn closed_windows() -> io::Result<u64> {
     let counters = std::fs::read_to_string("/proc/self/net/netstat")?;
     let mut lines = counters.lines().filter(|line| line.starts_with("TcpExt:"));

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use dominoes_drivers::memory::Faults;
 use dominoes_netstack::testkit::{
-    HostConfig, HostId, Life, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls, Talk,
-    Trouble, Variant,
+    FaultPlan, HostConfig, HostId, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls,
+    Traffic, TrafficError, Variant,
 };
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{
@@ -16,14 +16,14 @@ use dominoes_netstack::{
 };
 
 use super::Tally;
-use super::eyes::Eyes;
+use super::wire_observer::WireObserver;
 
 /// Connections of a case.
 pub(super) const CONNECTIONS: u64 = 8;
-/// Octets each way, about.
-const OCTETS: u64 = 20_000;
-/// Octets each way of a schedule, at least.
-const SCHEDULE_OCTETS: u64 = 64 << 10;
+/// Bytes each way, about.
+const BYTES: u64 = 20_000;
+/// Bytes each way of a schedule, at least.
+const SCHEDULE_BYTES: u64 = 64 << 10;
 /// Requests that the logs of both hosts take meanwhile, at least.
 const SCHEDULE_POSITIONS: u64 = 2 * 200;
 /// All conversations begin within so much time.
@@ -112,11 +112,11 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
     // Two of three must be left to say who is right, and what they say is waited for.
     let flips = replicas >= 3 && rng.chance(500_000);
-    let life = Life {
-        free: (1 + rng.below(3) as usize).min(8 - replicas),
+    let life = FaultPlan {
+        free_slots: (1 + rng.below(3) as usize).min(8 - replicas),
         joins_ppm: 1_000 + rng.below(1_600) as u32,
         leaves_ppm: rng.below(1_400) as u32,
-        deaths_ppm: rng.below(1_400) as u32,
+        failures_ppm: rng.below(1_400) as u32,
         panics_ppm: rng.below(8_000) as u32,
         flips_ppm: u32::from(flips) * (1_200 + rng.below(5_000) as u32),
     };
@@ -134,7 +134,7 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     HostConfig::new(Variant::Replicated(replicas))
         .limits(limits)
         .stalls(stalls)
-        .life(life)
+        .fault_plan(life)
         .groups(groups, moves_ppm)
         .wires(wire(rng), down)
 }
@@ -158,7 +158,7 @@ struct Conversation {
     listener: TcpListener,
     connecting: Option<Connecting>,
     /// The end that listens first.
-    talks: [Option<Talk>; 2],
+    all_traffic: [Option<Traffic>; 2],
     rests: [Instant; 2],
     keys: [u64; 2],
     lens: [u64; 2],
@@ -199,13 +199,13 @@ impl Conversation {
             to: net.address_of(server, port),
             listener: net.sockets(server).listen(port, 4)?,
             connecting: None,
-            talks: [None, None],
+            all_traffic: [None, None],
             rests: [Instant::ZERO; 2],
             keys: [rng.next(), rng.next()],
             lens: [0, 1].map(|_| match (about, rng.below(4)) {
-                (About::Members, more) => SCHEDULE_OCTETS + more,
+                (About::Members, more) => SCHEDULE_BYTES + more,
                 (About::Wires, 0) => 0,
-                (About::Wires, _) => OCTETS / 2 + rng.below(OCTETS),
+                (About::Wires, _) => BYTES / 2 + rng.below(BYTES),
             }),
             resting: rng.below(2) * rng.below(20),
             rng,
@@ -219,17 +219,17 @@ impl Conversation {
     }
 
     fn is_over(&self) -> bool {
-        let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
-        self.cut || self.talks.iter().all(over)
+        let over = |traffic: &Option<Traffic>| traffic.as_ref().is_some_and(Traffic::is_over);
+        self.cut || self.all_traffic.iter().all(over)
     }
 
-    /// Whether somebody stood still, and somebody joined or died, while it moved its octets through long enough logs.
+    /// Whether somebody stood still, and somebody joined or died, while it moved its bytes through long enough logs.
     fn is_schedule(&self) -> bool {
         let (Some(from), Some(until)) = (self.from, self.until) else {
             return false;
         };
         !self.cut
-            && self.lens.iter().all(|len| *len >= SCHEDULE_OCTETS)
+            && self.lens.iter().all(|len| *len >= SCHEDULE_BYTES)
             && until.positions - from.positions >= SCHEDULE_POSITIONS
             && until.stalls > from.stalls
             && until.changes > from.changes
@@ -245,13 +245,13 @@ impl Conversation {
             return Err(error);
         }
         self.cut = true;
-        self.talks = [None, None];
+        self.all_traffic = [None, None];
         self.connecting = None;
         Ok(())
     }
 
     /// The application of one end begins.
-    fn talk(&mut self, end: usize, stream: TcpStream) -> Result<(), SocketError> {
+    fn start_traffic(&mut self, end: usize, stream: TcpStream) -> Result<(), SocketError> {
         if self.rng.chance(300_000) {
             stream.set_nodelay(true);
             self.settings += 1;
@@ -265,8 +265,8 @@ impl Conversation {
         }
         let (ours, theirs) = (end, 1 - end);
         let (keys, lens) = (self.keys, self.lens);
-        let talk = Talk::new(stream, keys[ours], keys[theirs], lens[ours], lens[theirs]);
-        self.talks[end] = Some(talk);
+        let traffic = Traffic::new(stream, keys[ours], keys[theirs], lens[ours], lens[theirs]);
+        self.all_traffic[end] = Some(traffic);
         Ok(())
     }
 
@@ -276,12 +276,12 @@ impl Conversation {
             return Ok(());
         }
         self.from.get_or_insert(moment.progress());
-        if self.talks[0].is_none()
+        if self.all_traffic[0].is_none()
             && let Ok((stream, _)) = self.listener.try_accept()
         {
-            self.talk(0, stream)?;
+            self.start_traffic(0, stream)?;
         }
-        if self.talks[1].is_some() {
+        if self.all_traffic[1].is_some() {
             return Ok(());
         }
         let Some(connecting) = &mut self.connecting else {
@@ -289,7 +289,7 @@ impl Conversation {
             return Ok(());
         };
         match connecting.try_finish() {
-            Ok(Some(stream)) => self.talk(1, stream),
+            Ok(Some(stream)) => self.start_traffic(1, stream),
             Ok(None) => Ok(()),
             // Three questions or eight SYNs in a row were lost: the application tries again.
             Err(SocketError::Unreachable | SocketError::TimedOut) => {
@@ -308,8 +308,8 @@ impl Conversation {
             .map_err(|error| format!("conversation {number}: {error}"))?;
         let mut done = 0;
         let mut broken = None;
-        for (talk, rest) in self.talks.iter_mut().zip(&mut self.rests) {
-            let Some(talk) = talk else { continue };
+        for (traffic, rest) in self.all_traffic.iter_mut().zip(&mut self.rests) {
+            let Some(traffic) = traffic else { continue };
             let rests = self.resting > 0 && self.rng.below(100) < self.resting;
             if rests && *rest <= moment.now() {
                 *rest = moment.now() + Duration::from_millis(self.rng.below(2_000));
@@ -318,10 +318,10 @@ impl Conversation {
                 moment.wake_at(*rest);
                 continue;
             }
-            match talk.step() {
+            match traffic.step() {
                 Ok(did) => done += did,
-                Err(Trouble::Socket(error)) if self.panics => broken = Some(error),
-                Err(what) => return Err(format!("conversation {number}: {what}: {talk:?}")),
+                Err(TrafficError::Socket(error)) if self.panics => broken = Some(error),
+                Err(what) => return Err(format!("conversation {number}: {what}: {traffic:?}")),
             }
         }
         if let Some(error) = broken {
@@ -370,7 +370,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
     let limits = hosts.map(|id| net.host(id).replicas()[0].limits().panics_ppm);
     let panics = limits != [0, 0];
-    let eyes = Rc::new(RefCell::new(Eyes::default()));
+    let eyes = Rc::new(RefCell::new(WireObserver::default()));
     let seen = Rc::clone(&eyes);
     let first = hosts[0];
     net.watch(move |_, from, frame| seen.borrow_mut().see(usize::from(from != first), frame));
@@ -404,19 +404,19 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         }
         match run {
             Ok(()) => break,
-            Err(RunError::OutOfTime | RunError::Stuck) if mend => net.mend(),
+            Err(RunError::OutOfTime | RunError::Stuck) if mend => net.clear_faults(),
             Err(RunError::OutOfTime | RunError::Stuck) if panics => {
                 // The reset got lost, and who waits for the rest of the stream has nothing to say: applications with any
                 // patience give up.
                 for left in conversations.iter_mut().filter(|left| !left.is_over()) {
                     left.cut = true;
-                    left.talks = [None, None];
+                    left.all_traffic = [None, None];
                     left.connecting = None;
                 }
             }
             Err(error) => {
-                let left = conversations.iter().filter(|talk| !talk.is_over());
-                let left: Vec<_> = left.map(|left| (left.number, &left.talks)).collect();
+                let left = conversations.iter().filter(|traffic| !traffic.is_over());
+                let left: Vec<_> = left.map(|left| (left.number, &left.all_traffic)).collect();
                 return Err(format!("{error}: {left:?}, {}", states(&mut net, hosts)));
             }
         }
@@ -431,11 +431,11 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         tally.reopened += conversation.reopened;
         tally.settings += conversation.settings;
         tally.cut += u64::from(conversation.cut);
-        let talks = conversation.talks.iter().flatten();
-        tally.octets += talks.map(Talk::received).sum::<u64>();
+        let all_traffic = conversation.all_traffic.iter().flatten();
+        tally.octets += all_traffic.map(Traffic::received).sum::<u64>();
     }
     drop(conversations);
-    net.mend();
+    net.clear_faults();
     net.pass(FORGOTTEN);
     net.check()?;
     for id in hosts {

@@ -24,11 +24,11 @@
 //! | `fragments` | pieces of datagrams that never become whole |
 //! | `icmp`, `udp` | echo requests; datagrams for ports without a socket |
 //! | `arp` | requests for the server's address, from 64,516 neighbours |
-//! | `readers` | 1,000 clients read one octet a second of a long answer |
+//! | `readers` | 1,000 clients read one byte a second of a long answer |
 //! | `windows` | 1,000 clients announce a window of zero, and answer every probe so |
 //! | `connections` | 5,000 connections a second for 20 s, with a request and a short answer each |
 //! | `down-up` | the client's interface is down for 100 ms in each second |
-//! | `mtu` | the MTU is 1280 and 1500 octets by turns |
+//! | `mtu` | the MTU is 1280 and 1500 bytes by turns |
 //! | `deleted` | the link is deleted and made again; the server opens its device anew |
 //!
 //! Every server is a process that serves HTTP with the same code, a thread for each connection. The client and the flood
@@ -50,9 +50,9 @@ mod floods;
 
 #[cfg(target_os = "linux")]
 mod run {
+    use super::floods::fixture::{self, Fixture, Link, Task};
     use super::floods::frames::Kind;
     use super::floods::inject::Injector;
-    use super::floods::lab::{self, Lab, Link, Task};
     use super::floods::server::{self, Said, Server};
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use dominoes_bench::namespaces::{CubicAllowed, Outcome};
@@ -93,11 +93,11 @@ mod run {
         scenario: &'static str,
         server: String,
         round: usize,
-        /// Of `wrk` in requests a second, and of `curl` in octets a second.
+        /// Of `wrk` in requests a second, and of `curl` in bytes a second.
         before: [f64; 2],
         during: [f64; 2],
         after: [f64; 2],
-        /// Octets before, at the end of the scenario, and after.
+        /// Bytes before, at the end of the scenario, and after.
         memory: [u64; 3],
         panicked: u64,
         /// Of our stack, during the scenario.
@@ -192,7 +192,7 @@ mod run {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };
-        if let Err(what) = lab::can_run() {
+        if let Err(what) = fixture::can_run() {
             println!("floods: nothing is measured: {what}");
             println!("It needs root (CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs:");
             println!("  apt-get install iproute2 curl wrk");
@@ -244,17 +244,17 @@ mod run {
         server: Server,
         round: usize,
     ) -> Outcome<Sample> {
-        let mut lab = Lab::new(server)?;
+        let mut fixture = Fixture::new(server)?;
         let clients = |link: &Link| -> Outcome<[f64; 2]> {
             Ok([link.wrk(options.seconds)?, link.curl(options.seconds)?])
         };
-        let before = clients(&lab.link)?;
-        let said_before = lab.said()?;
+        let before = clients(&fixture.link)?;
+        let said_before = fixture.said()?;
         let start = Instant::now();
         let (during, said, note) = match scenario {
-            Scenario::Calm => (clients(&lab.link)?, lab.said()?, String::new()),
+            Scenario::Idle => (clients(&fixture.link)?, fixture.said()?, String::new()),
             Scenario::DownAndUp | Scenario::Mtu | Scenario::Deleted => {
-                let link = &lab.link;
+                let link = &fixture.link;
                 let over = AtomicBool::new(false);
                 let (during, changed) = thread::scope(|scope| {
                     let changing = scope.spawn(|| change(link, scenario, &over));
@@ -263,12 +263,12 @@ mod run {
                     (during, changing.join())
                 });
                 let note = changed.map_err(|_| "a thread panicked")??;
-                (during?, lab.said()?, note)
+                (during?, fixture.said()?, note)
             }
             _ => {
-                let process = lab.link.begin(&Task {
+                let process = fixture.link.begin(&Task {
                     scenario: scenario.name().to_owned(),
-                    server_mac: lab.link.server_mac()?,
+                    server_mac: fixture.link.server_mac()?,
                     rate: match scenario {
                         Scenario::Flood(_) => options.rate,
                         Scenario::Connections => NEW,
@@ -276,19 +276,19 @@ mod run {
                     },
                     seed: options.seed + round as u64,
                 })?;
-                let during = clients(&lab.link)?;
+                let during = clients(&fixture.link)?;
                 if scenario == Scenario::Connections {
                     thread::sleep(options.lasting.saturating_sub(start.elapsed()));
                 }
-                let said = lab.said()?;
+                let said = fixture.said()?;
                 (during, said, Link::end(process)?)
             }
         };
         let end = Instant::now();
-        let back = lab.link.wait_until_served()?;
+        let back = fixture.link.wait_until_served()?;
         thread::sleep(AFTER.saturating_sub(end.elapsed()));
-        let after = clients(&lab.link)?;
-        let said_after = lab.said()?;
+        let after = clients(&fixture.link)?;
+        let said_after = fixture.said()?;
         let note = match back {
             back if back > Duration::from_millis(100) => {
                 format!("{note} answered again after {} ms", back.as_millis())
@@ -374,7 +374,7 @@ mod run {
         let note = match scenario {
             Scenario::Flood(kind) => flood(kind)?,
             Scenario::SlowReaders => clients::read_slowly(task.rate as usize, &ends)?,
-            Scenario::Connections => clients::come_and_go(task.rate, &ends)?,
+            Scenario::Connections => clients::open_and_close(task.rate, &ends)?,
             Scenario::ZeroWindows => {
                 let mut injector = inject()?;
                 println!("ready");
@@ -438,7 +438,7 @@ mod run {
                 );
             }
             for sample in own {
-                let [before, during, after] = sample.memory.map(|octets| octets >> 20);
+                let [before, during, after] = sample.memory.map(|bytes| bytes >> 20);
                 let counters: Vec<String> = sample
                     .counters
                     .iter()

@@ -77,15 +77,15 @@ fn processor_time() -> Duration {
 }
 
 /// A running stack, and its peer.
-struct Lab {
+struct Fixture {
     stack: Stack,
     peer: Single,
     begin: Instant,
     held: Vec<TcpStream>,
 }
 
-impl Lab {
-    fn new(replicas: usize, connections: usize) -> Lab {
+impl Fixture {
+    fn new(replicas: usize, connections: usize) -> Fixture {
         let (here, there) = memory::pair(MemoryConfig::default().queue_depth(4096));
         let mut limits = Limits::default();
         limits.connections = (2 * connections as u32).next_power_of_two().max(64);
@@ -95,14 +95,14 @@ impl Lab {
         let mut setup = Setup::new([10, 0, 0, 2].into(), 24, [1, 2]);
         setup.limits = limits;
         let peer = Single::new(setup, Box::new(there)).expect("it starts");
-        let mut lab = Lab {
+        let mut fixture = Fixture {
             stack,
             peer,
             begin: Instant::now(),
             held: Vec::new(),
         };
-        lab.open(connections);
-        lab
+        fixture.open(connections);
+        fixture
     }
 
     fn turn(&mut self) {
@@ -209,33 +209,33 @@ fn main() -> ExitCode {
     );
     let mut met = true;
     for (name, replicas) in [("single", 1), ("replicated", 2)] {
-        let mut lab = Lab::new(replicas, options.connections);
+        let mut fixture = Fixture::new(replicas, options.connections);
         // What opening left to be done.
-        lab.idle(1);
+        fixture.idle(1);
         let every = time::Duration::from_secs(2);
         let keepalive = Keepalive::default().idle(every).interval(every);
         for asks in [false, true] {
             if asks {
-                let ours = &lab.held[options.connections..];
+                let ours = &fixture.held[options.connections..];
                 for stream in ours {
                     stream.set_keepalive(Some(keepalive)).expect("it is valid");
                 }
-                lab.idle(1);
+                fixture.idle(1);
             }
-            let (mut share, mut parks) = lab.idle(options.seconds);
+            let (mut share, mut parks) = fixture.idle(options.seconds);
             for _ in 1..ATTEMPTS {
                 if asks || share < MOST {
                     break;
                 }
                 println!("{:.3} % of a core: measured again", share * 100.0);
-                let again = lab.idle(options.seconds);
+                let again = fixture.idle(options.seconds);
                 if again.0 < share {
                     (share, parks) = again;
                 }
             }
             met &= asks || share < MOST;
-            let asleep = lab.answers(options.samples, Some(NAP));
-            let awake = lab.answers(options.samples, None);
+            let asleep = fixture.answers(options.samples, Some(NAP));
+            let awake = fixture.answers(options.samples, None);
             let asks = if asks { "every 2 s" } else { "off" };
             println!(
                 "{name:<12} {asks:<10} {:>10.3} {parks:>9.1}   asleep   {}",

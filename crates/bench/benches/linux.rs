@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | `--device v2,v3,xdp,tap` | how our stack reaches the kernel | all |
 //! | `--frames large,small` | up to 64 KB, or no longer than the MTU: TSO, GSO and GRO off on both ends | both |
-//! | `--way send,receive` | which way the octets go, seen from our end | both |
+//! | `--way send,receive` | which way the bytes go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | pairs of slices, and the length of a slice | 8, 500 |
 //! | `--replicas N` | threads that run our stack | 1 |
 //! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay each on a core of its own, or both on one | apart with one replica |
@@ -63,11 +63,11 @@ mod linux;
 #[cfg(target_os = "linux")]
 mod run {
     use super::linux::end::{self, Core, Ours, Task, task};
-    use super::linux::lab::{
-        self, Both, CubicAllowed, Lab, Namespace, Outcome, connection, server,
+    use super::linux::fixture::{
+        self, Both, CubicAllowed, Fixture, Namespace, Outcome, connection, server,
     };
     use super::linux::report::{Row, Spread, heading};
-    use super::linux::wire::{self, Laid, Wire};
+    use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
     use dominoes_bench::targets;
     use dominoes_bench::topology::{Distance, Machine};
@@ -213,7 +213,7 @@ mod run {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };
-        if let Err(what) = lab::can_run() {
+        if let Err(what) = fixture::can_run() {
             println!("linux: nothing is measured: {what}");
             println!("It needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`:");
             println!("  apt-get install iproute2 ethtool");
@@ -262,7 +262,7 @@ mod run {
     }
 
     fn over_interfaces(options: &Options) -> Outcome<()> {
-        let lab = Lab::new()?;
+        let fixture = Fixture::new()?;
         println!(
             "{} rounds of two slices, {} ms each; {}",
             options.rounds,
@@ -276,7 +276,7 @@ mod run {
                 if device == Device::Xdp && frames == Frames::Large && options.frames.len() > 1 {
                     continue;
                 }
-                lab.frames(frames)?;
+                fixture.frames(frames)?;
                 for &way in &options.ways {
                     let row = |distance| Row {
                         device,
@@ -296,7 +296,7 @@ mod run {
                         for ours in [ours_first, !ours_first] {
                             let frames = ours.then_some(frames);
                             pair[usize::from(!ours)] =
-                                over_interface(options, &lab, device, frames, way)?;
+                                over_interface(options, &fixture, device, frames, way)?;
                             distance = distance.filter(|&before| before == Distance::now());
                         }
                         if let Some(distance) = distance {
@@ -315,7 +315,7 @@ mod run {
     /// Ours, or with no kind of frames Linux's.
     fn over_interface(
         options: &Options,
-        lab: &Lab,
+        fixture: &Fixture,
         device: Device,
         frames: Option<Frames>,
         way: Way,
@@ -326,8 +326,12 @@ mod run {
         let far = measured(task(None, true, way.other(), server), options, Core::First);
         let near = measured(task(ours, false, way, server), options, Core::Last);
         // Our end of a TAP is the process that has it open.
-        let place = if over_tap { &lab.peer } else { &lab.ours };
-        connection((place, &near), (&lab.peer, &far))
+        let place = if over_tap {
+            &fixture.peer
+        } else {
+            &fixture.ours
+        };
+        connection((place, &near), (&fixture.peer, &far))
     }
 
     fn measured(mut task: Task, options: &Options, core: Core) -> Task {
@@ -375,7 +379,7 @@ mod run {
                             offloads: false,
                             ..ours(options, Device::Slots, Frames::Small)
                         });
-                        let laid = Laid::new(&wire, &between, &left, &right)?;
+                        let laid = RunningWire::new(&wire, &between, &left, &right)?;
                         let server = server(PEER);
                         let far = task(None, true, way.other(), server);
                         let far = measured(far, options, Core::First);

@@ -10,7 +10,7 @@
 //! entries.
 
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
-use dominoes::{EventCount, Park, Role, Spin, SpinYield, Verdicts, Wait, attachments};
+use dominoes::{EventCount, Exclusive, Park, Spin, SpinYield, Verdicts, Wait, attachments};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
 use dominoes_bench::targets;
 use std::{
@@ -280,7 +280,7 @@ fn beside(criterion: &mut Criterion) {
         bencher.iter(|| attachments.pin(black_box(0)).is_some());
     });
     group.bench_function("role, take and give back", |bencher| {
-        let role = Role::new(0u64);
+        let role = Exclusive::new(0u64);
         bencher.iter(|| *role.try_take().unwrap() += 1);
     });
 }

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use dominoes_bench::drivers::VARIANTS;
 use dominoes_bench::experiments::{EXPERIMENTS, Experiment, Wanted};
 use dominoes_bench::record::{ExperimentResult, Report};
-use dominoes_bench::seats::VARIANTS;
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
 use dominoes_bench::{plot, targets};

@@ -20,11 +20,11 @@ use dominoes_netstack::variants::kernel;
 
 use crate::workload::Workload;
 
-/// Octets before the payload of a datagram.
+/// Bytes before the payload of a datagram.
 pub(crate) const HEADERS: usize = 14 + 20 + 8;
-/// Octets that a datagram costs in a socket's queue besides its payload.
+/// Bytes that a datagram costs in a socket's queue besides its payload.
 const RECORD: u64 = 16;
-/// Numbers of datagrams begin with this payload octet.
+/// Numbers of datagrams begin with this payload byte.
 const MARK: usize = 8;
 
 /// What both halves, the application and who measures share.
@@ -32,7 +32,7 @@ const MARK: usize = 8;
 pub(crate) struct Wire {
     /// Datagrams that the application has read.
     read: CachePadded<AtomicU64>,
-    /// Payload octets of datagrams that the stack sent.
+    /// Payload bytes of datagrams that the stack sent.
     sent: CachePadded<AtomicU64>,
     /// Datagrams of the stack that were not as they should be.
     wrong: AtomicU64,
@@ -47,7 +47,7 @@ impl Wire {
         self.read.store(datagrams, Ordering::Relaxed);
     }
 
-    /// Payload octets that the stack sent.
+    /// Payload bytes that the stack sent.
     pub(crate) fn sent_bytes(&self) -> u64 {
         // ORDERING: Relaxed, a count for who measures.
         self.sent.load(Ordering::Relaxed)
@@ -200,7 +200,7 @@ impl DeviceRx for DatagramRx {
 /// The half that the stack sends to.
 #[derive(Debug)]
 pub(crate) struct DatagramTx {
-    /// Octets of every frame.
+    /// Bytes of every frame.
     len: usize,
     /// What datagrams carry, but for their number.
     expected: Vec<u8>,

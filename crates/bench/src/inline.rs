@@ -21,7 +21,7 @@ pub(crate) const RECORDS: usize = 128;
 #[derive(Debug)]
 struct Circular {
     inner: Box<dyn Processor>,
-    /// Octets after which positions repeat.
+    /// Bytes after which positions repeat.
     period: u64,
     name: StreamId,
 }

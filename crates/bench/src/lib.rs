@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod drivers;
 pub mod experiments;
 #[cfg(feature = "report")]
 pub mod instructions;
@@ -23,7 +24,6 @@ pub mod paper;
 pub mod plot;
 pub mod ratio;
 pub mod record;
-pub mod seats;
 pub mod slices;
 #[cfg(feature = "report")]
 pub mod svg;

@@ -151,7 +151,7 @@ pub const UDP_RECEIVE: &[Figure] = &[
     Figure {
         source: SIZEMORE,
         place: "figure 5.4",
-        what: "UDP receive with four memory operations per octet (a string search)",
+        what: "UDP receive with four memory operations per byte (a string search)",
         cores: Some(6),
         mbit_per_s: Some(3_000.0),
         note: "the same ceiling, approached on six processors",
@@ -180,7 +180,7 @@ pub const CHECKSUM: &[Figure] = &[
         SIZEMORE,
         "figure 6.2",
         "TCP receive with and without checksums by the card, Xeon E5410",
-        "curves without numbers: in software every replica reads every octet; throughput drops when a second socket is needed",
+        "curves without numbers: in software every replica reads every byte; throughput drops when a second socket is needed",
     ),
     curve(
         SIZEMORE,
@@ -233,7 +233,7 @@ pub const INLINE: &[Figure] = &[
     Figure {
         source: SIZEMORE,
         place: "figure 5.4",
-        what: "UDP receive, with and without four memory operations per octet (a string search)",
+        what: "UDP receive, with and without four memory operations per byte (a string search)",
         cores: Some(6),
         mbit_per_s: Some(3_000.0),
         note: "the driver's ceiling, approached with the search on six processors",

@@ -21,7 +21,7 @@ const COLOURS: &[(&str, &str)] = &[
     ("single", "#4678b4"),
     ("locked-mutex", "#b03a3a"),
     ("locked-mcs", "#e79c9c"),
-    ("sharded", "#8c62a8"),
+    ("partitioned", "#8c62a8"),
     ("replicated", "#2f8f4e"),
     ("replicated-auto", "#8fd08f"),
     ("groups", "#20b2b2"),
@@ -201,9 +201,9 @@ fn over_time(canvas: &mut Canvas, y: f64, row: &SharesRow) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drivers::{VARIANTS, udp};
     use crate::paper;
     use crate::record::{ShareSample, SharesResult};
-    use crate::seats::{VARIANTS, udp};
     use crate::workload::Workload;
     use std::collections::HashSet;
 

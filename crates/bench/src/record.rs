@@ -4,10 +4,10 @@ use core::fmt::Write;
 
 use serde::Serialize;
 
+use crate::drivers::{Account, Direction};
 use crate::experiments::Panel;
 use crate::paper::Figure;
 use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target, label};
-use crate::seats::{Account, Direction};
 use crate::slices::{Measured, Sample};
 use crate::topology::{self, Machine};
 use crate::workload::Workload;
@@ -185,9 +185,9 @@ pub struct StallRow {
 /// One stall.
 #[derive(Clone, Debug, Serialize)]
 pub struct StallSample {
-    /// How long it was, in milliseconds, as the application's seat saw it.
+    /// How long it was, in milliseconds, as the application's driver saw it.
     pub ms: f64,
-    /// Payload octets that the application moved meanwhile.
+    /// Payload bytes that the application moved meanwhile.
     pub bytes: u64,
     /// The longest time without any, in milliseconds.
     pub longest_wait_ms: f64,
@@ -241,7 +241,7 @@ pub struct JoinSample {
 pub struct ShareSample {
     /// Milliseconds since the one before.
     pub ms: f64,
-    /// Share of each replica since then, in payload octets.
+    /// Share of each replica since then, in payload bytes.
     pub share: Vec<f64>,
 }
 

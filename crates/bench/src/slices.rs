@@ -1,6 +1,6 @@
 //! Rows take turns: a slice each, again and again, on threads that are pinned once.
 //!
-//! A thread drives seat i of every row. Rows with fewer seats leave the other threads asleep. Who measures
+//! A thread drives driver i of every row. Rows with fewer drivers leave the other threads asleep. Who measures
 //! sleeps too. Counting begins a little after a slice does, when its caches are its own again. A slice in
 //! which a thread had to wait for its core is disturbed, and so is its round; disturbed rounds are measured
 //! again while there is patience left, and otherwise kept and counted. What looks wrong and may be the machine's doing is a
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use dominoes_netstack::time;
 use serde::Serialize;
 
-use crate::seats::{Account, Row, Seat};
+use crate::drivers::{Account, Driver, Row};
 use crate::topology::{self, Distance};
 
 /// What is not counted at the beginning of a slice.
@@ -42,7 +42,7 @@ const HELD_UP: Duration = Duration::from_millis(1);
 pub struct Sample {
     /// How long was counted.
     pub ns: u64,
-    /// Payload octets meanwhile.
+    /// Payload bytes meanwhile.
     pub bytes: u64,
     /// Share of the time, 0 to 1, that the row's threads waited for a core; the worst of them.
     pub waited: f64,
@@ -127,7 +127,7 @@ pub struct Measured {
     pub disturbed: usize,
     /// How many rounds were measured again.
     pub repeated: usize,
-    /// For each row, the accounts of its seats from a slice under observation.
+    /// For each row, the accounts of its drivers from a slice under observation.
     pub accounts: Vec<Vec<Account>>,
     /// For each thread, the core that it was on and whether it was pinned.
     pub threads: Vec<(Option<usize>, bool)>,
@@ -209,11 +209,11 @@ struct Driven {
     held_up: Duration,
 }
 
-/// Runs one slice of one seat. The first seat ends it for all.
-fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> Driven {
-    seat.observe(order.observe);
+/// Runs one slice of one driver. The first driver ends it for all.
+fn drive(driver: &mut dyn Driver, order: Order, first: bool, stop: &AtomicBool) -> Driven {
+    driver.observe(order.observe);
     let begin = Instant::now();
-    let whole = (begin, seat.bytes(), topology::waited_ns());
+    let whole = (begin, driver.bytes(), topology::waited_ns());
     let mut from = None;
     let (mut last, mut held_up) = (begin, Duration::ZERO);
     loop {
@@ -223,10 +223,10 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> D
         }
         last = now;
         if from.is_none() && now - begin >= WARM_UP {
-            from = Some((now, seat.bytes(), topology::waited_ns()));
+            from = Some((now, driver.bytes(), topology::waited_ns()));
         }
         let clock = (now - order.clock).as_nanos() as u64;
-        seat.turn(time::Instant::from_nanos(clock));
+        driver.turn(time::Instant::from_nanos(clock));
         // ORDERING: Relaxed both, a wish.
         if first && now - begin >= order.slice + WARM_UP {
             stop.store(true, Ordering::Relaxed);
@@ -240,7 +240,7 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> D
     let ns = (start.elapsed().as_nanos() as u64).max(1);
     let sample = Sample {
         ns,
-        bytes: seat.bytes() - bytes,
+        bytes: driver.bytes() - bytes,
         waited: (topology::waited_ns() - waited) as f64 / ns as f64,
         distance: None,
     };
@@ -251,22 +251,22 @@ fn drive(seat: &mut dyn Seat, order: Order, first: bool, stop: &AtomicBool) -> D
     }
 }
 
-/// One thread: pins itself, and drives its seat of whatever row is on.
+/// One thread: pins itself, and drives its driver of whatever row is on.
 fn work(
     id: usize,
-    mut seats: Vec<Option<Box<dyn Seat>>>,
+    mut drivers: Vec<Option<Box<dyn Driver>>>,
     control: &Control,
     done: &mpsc::Sender<Report>,
-) -> Vec<Option<Box<dyn Seat>>> {
+) -> Vec<Option<Box<dyn Driver>>> {
     let pinned = topology::pin(topology::cores().get(id).copied());
     let mut number = 0;
     while let Some(order) = control.next(number) {
         number = order.number;
-        if let Some(seat) = seats.get_mut(order.row).and_then(Option::as_mut) {
-            let before = seat.account();
+        if let Some(driver) = drivers.get_mut(order.row).and_then(Option::as_mut) {
+            let before = driver.account();
             let late = order.given.elapsed();
             let waited = topology::waited_ns();
-            let driven = drive(seat.as_mut(), order, id == 0, &control.stop);
+            let driven = drive(driver.as_mut(), order, id == 0, &control.stop);
             let waited = Duration::from_nanos(topology::waited_ns() - waited);
             let core = topology::current_core();
             // Who measures waits for this; if it does not, it is because another thread panicked.
@@ -277,11 +277,11 @@ fn work(
                 missed: late + waited.max(driven.held_up),
                 core,
                 pinned,
-                account: seat.account().since(&before),
+                account: driver.account().since(&before),
             });
         }
     }
-    seats
+    drivers
 }
 
 struct Report {
@@ -304,7 +304,7 @@ struct Conductor<'a> {
     clocks: Vec<Duration>,
     /// For messages.
     names: Vec<String>,
-    seats: Vec<usize>,
+    drivers: Vec<usize>,
     threads: Vec<(Option<usize>, bool)>,
     /// How long a thread of each row was held up in the worst slice, the time included in which it had its order and
     /// did not begin.
@@ -312,7 +312,7 @@ struct Conductor<'a> {
 }
 
 impl Conductor<'_> {
-    /// One slice of one row: what it did, and the accounts of its seats.
+    /// One slice of one row: what it did, and the accounts of its drivers.
     fn slice(&mut self, row: usize, observe: bool) -> Result<(Sample, Vec<Account>), Failure> {
         self.number += 1;
         let begin = Instant::now();
@@ -330,8 +330,8 @@ impl Conductor<'_> {
             waited: 0.0,
             distance: None,
         };
-        let mut accounts = vec![Account::default(); self.seats[row]];
-        for _ in 0..self.seats[row] {
+        let mut accounts = vec![Account::default(); self.drivers[row]];
+        for _ in 0..self.drivers[row] {
             let report = self
                 .done
                 .recv_timeout(PATIENCE)
@@ -339,7 +339,7 @@ impl Conductor<'_> {
                     what: format!("{}: a thread does not end its slice", self.names[row]),
                     held_up: PATIENCE,
                 })?;
-            // The first seat tells the time.
+            // The first driver tells the time.
             if report.id == 0 {
                 whole.ns = report.sample.ns;
             }
@@ -357,7 +357,7 @@ impl Conductor<'_> {
 
     /// One slice of every row, beginning with another one each time.
     fn round(&mut self, first: usize) -> Result<Vec<Sample>, Failure> {
-        let rows = self.seats.len();
+        let rows = self.drivers.len();
         let mut samples = vec![
             Sample {
                 ns: 1,
@@ -438,33 +438,33 @@ pub fn sample(
     Ok(sampled)
 }
 
-/// Gives the seats of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
+/// Gives the drivers of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
 fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
     conduct: impl FnOnce(&mut Conductor<'_>) -> Result<R, Failure>,
 ) -> Result<(R, Vec<Oddities>), Failure> {
-    let threads = rows.iter().map(|row| row.seats.len()).max().unwrap_or(0);
-    let lengths: Vec<usize> = rows.iter().map(|row| row.seats.len()).collect();
+    let threads = rows.iter().map(|row| row.drivers.len()).max().unwrap_or(0);
+    let lengths: Vec<usize> = rows.iter().map(|row| row.drivers.len()).collect();
     let names = rows.iter().map(|row| format!("{row:?}")).collect();
     let clocks = rows
         .iter()
         .map(|row| Duration::from_nanos(row.clock_ns))
         .collect();
-    let mut by_thread: Vec<Vec<Option<Box<dyn Seat>>>> = Vec::new();
+    let mut by_thread: Vec<Vec<Option<Box<dyn Driver>>>> = Vec::new();
     by_thread.resize_with(threads, Vec::new);
     for row in &mut rows {
-        let mut seats = row.seats.drain(..);
+        let mut drivers = row.drivers.drain(..);
         for thread in &mut by_thread {
-            thread.push(seats.next());
+            thread.push(drivers.next());
         }
     }
     let control = Control::default();
     let (sender, done) = mpsc::channel();
     thread::scope(|scope| {
-        let spawn = |(id, seats)| {
+        let spawn = |(id, drivers)| {
             let (control, sender) = (&control, sender.clone());
-            scope.spawn(move || work(id, seats, control, &sender))
+            scope.spawn(move || work(id, drivers, control, &sender))
         };
         let handles: Vec<_> = by_thread.into_iter().enumerate().map(spawn).collect();
         let mut conductor = Conductor {
@@ -474,16 +474,16 @@ fn with_threads<R>(
             slice,
             clocks,
             names,
-            seats: lengths,
+            drivers: lengths,
             threads: vec![(None, false); threads],
             longest_wait: vec![Duration::ZERO; rows.len()],
         };
         let result = conduct(&mut conductor);
         control.give(None);
         for handle in handles {
-            let seats = handle.join().map_err(|_| "a thread panicked".to_owned())?;
-            for (row, seat) in rows.iter_mut().zip(seats) {
-                row.seats.extend(seat);
+            let drivers = handle.join().map_err(|_| "a thread panicked".to_owned())?;
+            for (row, driver) in rows.iter_mut().zip(drivers) {
+                row.drivers.extend(driver);
             }
         }
         for (row, &held_up) in rows.iter().zip(&conductor.longest_wait) {
@@ -537,7 +537,7 @@ fn conduct(
         progress(kept.len(), rounds);
     }
     let mut accounts = Vec::new();
-    for row in 0..conductor.seats.len() {
+    for row in 0..conductor.drivers.len() {
         let (last, account) = conductor.slice(row, true)?;
         let before = kept.last().map_or(last, |round: &Vec<Sample>| round[row]);
         if last.bytes + before.bytes == 0 && conductor.slice >= LONG_WAIT {
@@ -570,7 +570,7 @@ mod tests {
         latest: time::Instant,
     }
 
-    impl Seat for Counter {
+    impl Driver for Counter {
         fn turn(&mut self, now: time::Instant) -> usize {
             assert!(now >= self.latest, "a row's clock went back");
             self.latest = now;
@@ -593,9 +593,9 @@ mod tests {
     }
 
     #[test]
-    fn every_seat_of_every_row_has_its_turn_and_is_counted() {
+    fn every_driver_of_every_row_has_its_turn_and_is_counted() {
         let together = Arc::new(AtomicU64::new(0));
-        let seat = || -> Box<dyn Seat> {
+        let driver = || -> Box<dyn Driver> {
             Box::new(Counter {
                 turns: 0,
                 together: Arc::clone(&together),
@@ -603,8 +603,8 @@ mod tests {
             })
         };
         let rows = vec![
-            Row::new("one", vec![seat()]),
-            Row::new("two", vec![seat(), seat()]),
+            Row::new("one", vec![driver()]),
+            Row::new("two", vec![driver(), driver()]),
         ];
         let measured = measure(rows, Duration::from_millis(2), 3, &mut |_, _| ()).unwrap();
         assert_eq!(measured.rounds.len(), 3);
@@ -619,7 +619,7 @@ mod tests {
     #[test]
     fn the_clock_of_a_row_stands_still_between_slices() {
         struct Clock(Arc<AtomicU64>);
-        impl Seat for Clock {
+        impl Driver for Clock {
             fn turn(&mut self, now: time::Instant) -> usize {
                 self.0.store(now.as_nanos(), Ordering::Relaxed);
                 1
@@ -657,7 +657,7 @@ mod tests {
         turn: Duration,
     }
 
-    impl Seat for Complains {
+    impl Driver for Complains {
         fn turn(&mut self, _now: time::Instant) -> usize {
             thread::sleep(self.turn);
             self.bytes += 1;
@@ -681,13 +681,13 @@ mod tests {
     }
 
     fn one_slice(sent_again: u64, wrong: bool, turn: Duration) -> Result<Sampled, Failure> {
-        let seat = Complains {
+        let driver = Complains {
             bytes: 0,
             sent_again,
             wrong,
             turn,
         };
-        let row = Row::new("complains", vec![Box::new(seat)]);
+        let row = Row::new("complains", vec![Box::new(driver)]);
         sample(row, Duration::from_millis(1), Duration::ZERO, &mut || false)
     }
 
@@ -718,13 +718,13 @@ mod tests {
 
     #[test]
     fn two_rounds_are_measured_although_the_time_is_up() {
-        let seat = Complains {
+        let driver = Complains {
             bytes: 0,
             sent_again: 0,
             wrong: false,
             turn: Duration::ZERO,
         };
-        let rows = vec![Row::new("complains", vec![Box::new(seat)])];
+        let rows = vec![Row::new("complains", vec![Box::new(driver)])];
         let slice = Duration::from_millis(1);
         let now = Some(Instant::now());
         let measured = measure_until(rows, slice, 1_000, now, &mut |_, _| ()).unwrap();

@@ -545,7 +545,7 @@ fn unknown_option(option: &str, chosen: &[&Target]) -> String {
 /// The command line of the nearest process above this one that is `cargo bench`.
 fn cargo_bench() -> Option<Vec<String>> {
     let mut process = "self".to_owned();
-    // A runner, a shell or sudo may stand between.
+    // A driver, a shell or sudo may stand between.
     for _ in 0..8 {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         // Behind the name, which may hold anything but a closing bracket: the state, and the parent.

@@ -11,7 +11,7 @@ pub enum Processing {
     /// Nothing.
     #[default]
     None,
-    /// A string search: four memory operations an octet.
+    /// A string search: four memory operations a byte.
     Search,
     /// AES-256 in counter mode.
     Aes256Ctr,
@@ -34,11 +34,11 @@ impl Processing {
 /// What all rows of an experiment have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Workload {
-    /// Payload octets of a segment.
+    /// Payload bytes of a segment.
     pub segment_bytes: usize,
-    /// Frames in circulation, in octets: above every private cache, as a network card would leave them.
+    /// Frames in circulation, in bytes: above every private cache, as a network card would leave them.
     pub pool_bytes: usize,
-    /// Receive and send ring of the connection, in octets.
+    /// Receive and send ring of the connection, in bytes.
     pub ring_bytes: u32,
     /// Requests that may be in the log of a replicated stack.
     pub log_requests: usize,
@@ -65,7 +65,7 @@ pub struct Workload {
     pub rounds: usize,
 }
 
-/// What the allocator keeps beside a buffer, in octets.
+/// What the allocator keeps beside a buffer, in bytes.
 const OVERHEAD: usize = 16;
 
 impl Default for Workload {
@@ -104,7 +104,7 @@ impl Workload {
         }
     }
 
-    /// Octets of all headers of a segment with payload.
+    /// Bytes of all headers of a segment with payload.
     pub(crate) fn head_bytes(&self) -> usize {
         headers::HEADERS_LEN
             + if self.timestamps {
@@ -114,7 +114,7 @@ impl Workload {
             }
     }
 
-    /// Octets of a receive buffer with one frame of this workload: whole cache lines, counting what the
+    /// Bytes of a receive buffer with one frame of this workload: whole cache lines, counting what the
     /// allocator keeps beside it.
     pub(crate) fn buffer_bytes(&self) -> usize {
         (self.head_bytes() + self.segment_bytes).next_multiple_of(64) + 48
@@ -149,7 +149,7 @@ impl Workload {
         self.processing != Processing::None
     }
 
-    /// Octets that are written at once are a multiple of this: records are not left unfinished.
+    /// Bytes that are written at once are a multiple of this: records are not left unfinished.
     pub(crate) fn whole(&self) -> usize {
         if self.processing == Processing::None {
             1
@@ -158,21 +158,21 @@ impl Workload {
         }
     }
 
-    /// What lies in a send ring of `len` octets; behind the last whole record nobody writes.
+    /// What lies in a send ring of `len` bytes; behind the last whole record nobody writes.
     pub(crate) fn ring(&self, len: usize) -> Vec<u8> {
         let mut ring = bytes(self.seed, len);
         ring[len / self.whole() * self.whole()..].fill(0);
         ring
     }
 
-    /// The octets of one segment, the same in all; the first four are replaced by the stream offset, unless the
+    /// The bytes of one segment, the same in all; the first four are replaced by the stream offset, unless the
     /// payload is processed.
     pub(crate) fn payload(&self) -> Vec<u8> {
         bytes(self.seed, self.segment_bytes)
     }
 }
 
-/// `len` octets that follow from `seed` (splitmix64).
+/// `len` bytes that follow from `seed` (splitmix64).
 pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {

@@ -6,7 +6,7 @@
 //! all who saw a span must agree on its hash. Entries count their drops. Expect a line of counts
 //! and `ok`.
 
-use dominoes::{Park, Publisher, Role, SpinYield, Subscription, Wait, channel};
+use dominoes::{Exclusive, Park, Publisher, SpinYield, Subscription, Wait, channel};
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -54,7 +54,7 @@ impl Drop for Entry {
 #[derive(Default)]
 struct Shared {
     /// Taken in a loop: ThreadSanitizer does not see into std's mutex.
-    spans: Role<HashMap<u64, u64>>,
+    spans: Exclusive<HashMap<u64, u64>>,
     agreed: AtomicU64,
     read: AtomicU64,
     panics: AtomicU64,

@@ -3,26 +3,28 @@
 //! The slots of a channel hold plain `T`, published once and lent as `&[T]`. What changes after
 //! publishing stands in dense arrays of the same length:
 //!
-//! * [`Verdicts`]: one atomic `u16` a slot, a lap bit, a bit for who finds it out, and 14 bits for the user.
+//! * [`Verdicts`]: one atomic `u16` a slot, a lap bit, a bit for computing it once, and 14 bits for
+//!   the user.
 //! * [`Attachments`]: one owned value a slot (a frame, say) that goes back to the publisher when
-//!   all work on its *chunk* of slots is done and nobody has it pinned, however far behind the
+//!   all work on its *chunk* of slots is done and no thread has it pinned, however far behind the
 //!   slowest subscriber is.
-//! * [`Role`]: a value that at most one thread has at a time, taken without ever blocking.
+//! * [`Exclusive`]: a value that at most one thread has at a time, taken without ever blocking.
 //!
 //! # Why attachments are sound
 //!
-//! One word per chunk holds `lap tag (32) | taking (1) | pins (15) | done (16)`; everybody changes
+//! One word per chunk holds `lap tag (32) | taking (1) | pins (15) | done (16)`; all threads change
 //! it by compare and swap. Four facts carry the argument, and none depends on what callers do:
 //!
 //! 1. The `Stocker` alone writes values, to positions `head..head + slots` only, each once, in
 //!    ascending order; `stocked` is stored with Release after the value. So a position below
 //!    `stocked` and at or above `head` holds a value.
-//! 2. Values are taken out only by whoever set `taking`, before the tag moves on. That is done with a
-//!    compare and swap that demands the current tag, no pin, and a full done count, and by one thread
-//!    only; while it is set no pin succeeds. A chunk that somebody else than the `Stocker` has emptied
-//!    keeps `taking`, with a done count of zero, until the `Stocker` moves its tag on.
+//! 2. Values are taken out only by the thread that set `taking`, before the tag moves on. That is
+//!    done with a compare and swap that demands the current tag, no pin, and a full done count, and
+//!    by one thread only; while it is set no pin succeeds. A chunk that another thread than the
+//!    `Stocker`'s has emptied keeps `taking`, with a done count of zero, until the `Stocker` moves
+//!    its tag on.
 //! 3. `pin` succeeds only on the current tag without `taking`. Hence from a successful `pin` to its
-//!    drop nobody takes values of that chunk out and nobody writes them again.
+//!    drop no thread takes values of that chunk out or writes them again.
 //! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most
 //!    `slots` behind it. That makes it a position of the lap now in the array even if the 32-bit
 //!    tag had come round.
@@ -30,7 +32,8 @@
 //! Callbacks and destructors are user code: they panic, and they call back. So a value is moved out
 //! of its slot, and the words that say so are stored, before either sees it. [`Stocker::reclaim`]
 //! opens a chunk again between taking its last value out and handing it over; `Emptying` marks a
-//! chunk as emptied on every way out of [`Attachments::take_out`], which keeps it closed until then.
+//! chunk as emptied on every way out of [`Attachments::take_out`], which keeps it closed until
+//! then.
 
 use crate::{
     Seq,
@@ -47,8 +50,8 @@ use std::{
     slice,
 };
 
-/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Knows nothing about
-/// who may touch what.
+/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Does not check which
+/// thread accesses what.
 pub(crate) struct Slots<T> {
     base: NonNull<UnsafeCell<MaybeUninit<T>>>,
     len: usize,
@@ -136,9 +139,9 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index + n <= len`, and no other thread reads or writes these slots meanwhile. `values` points
-    /// to `n` values outside the slots, which are copied bit by bit: they are `Copy`, or the caller
-    /// forgets them.
+    /// `index + n <= len`, and no other thread reads or writes these slots meanwhile. `values`
+    /// points to `n` values outside the slots, which are copied bit by bit: they are `Copy`, or the
+    /// caller forgets them.
     #[inline]
     pub(crate) unsafe fn copy_in(&self, index: usize, values: *const T, n: usize) {
         if n == 0 {
@@ -152,7 +155,7 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index < len`, the slot holds a value, and nobody writes or empties it as long as the
+    /// `index < len`, the slot holds a value, and no thread writes or empties it as long as the
     /// reference lives.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, index: usize) -> &T {
@@ -185,8 +188,8 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index < len`, the slot holds a value, nobody else touches the slot meanwhile, and it counts
-    /// as empty from now on.
+    /// `index < len`, the slot holds a value, no other thread touches the slot meanwhile, and it
+    /// counts as empty from now on.
     #[inline]
     pub(crate) unsafe fn take(&self, index: usize) -> T {
         self.shadow.write(index);
@@ -199,8 +202,8 @@ impl<T> Drop for Slots<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.len);
         if layout.size() != 0 {
-            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, who
-            // knows which exist.
+            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, which
+            // knows which of them exist.
             unsafe { dealloc(self.base.as_ptr().cast(), layout) }
         }
     }
@@ -211,9 +214,9 @@ impl<T> Drop for Slots<T> {
 ///
 /// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
 /// lap must set every slot it means to read. A word may be set twice by two threads that computed
-/// the same bits; where finding them out must not be done twice, who does it [begins](Verdicts::begin)
-/// first. Begin and set it only while a subscription keeps the position in the ring: a late store
-/// would stand in the place of the next lap's.
+/// the same bits; where finding them out must not be done twice, the thread that does it
+/// [begins](Verdicts::begin) first. Begin and set it only while a subscription keeps the position
+/// in the ring: a late store would stand in the place of the next lap's.
 ///
 /// ```
 /// let verdicts = dominoes::Verdicts::new(8);
@@ -278,8 +281,8 @@ impl Verdicts {
         (word & Self::LAP == self.lap(seq)).then_some(word & Self::BITS)
     }
 
-    /// Takes it upon the caller alone to find out the bits of position `seq`. `None` if they are set, or if somebody else
-    /// has begun.
+    /// Reserves computing the bits of position `seq` for the caller. `None` if they are set, or if
+    /// another thread has begun.
     #[inline]
     pub fn begin(&self, seq: Seq) -> Option<BegunVerdict<'_>> {
         let word = &self.words[(seq & self.mask) as usize];
@@ -287,7 +290,8 @@ impl Verdicts {
         if last & Self::LAP == self.lap(seq) || last & Self::BEGUN != 0 {
             return None;
         }
-        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: who gave up wrote before.
+        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: a thread that gave up
+        // wrote before.
         word.compare_exchange(
             last,
             last | Self::BEGUN,
@@ -315,8 +319,9 @@ impl fmt::Debug for Verdicts {
     }
 }
 
-/// Somebody finds out the bits of a position, and nobody else does meanwhile. Dropped without [`BegunVerdict::set`], also
-/// by unwinding, it is as if nobody had begun.
+/// A thread's reservation of computing the bits of a position; no other thread computes them
+/// meanwhile. If it is dropped without [`BegunVerdict::set`], also by unwinding, another thread may
+/// begin.
 #[derive(Debug)]
 pub struct BegunVerdict<'a> {
     verdicts: &'a Verdicts,
@@ -407,8 +412,8 @@ pub struct Stocker<A> {
 /// The single publisher stocks position `seq` before it publishes it. Others
 /// [`pin`](Attachments::pin) a chunk to read its values in place, and report slots as
 /// [`done`](Attachments::done). The publisher takes a chunk's values back once all its slots are
-/// done and nobody has it pinned, which does not wait for the slowest subscriber: such a one finds
-/// that it cannot pin the chunk.
+/// done and no thread has it pinned, which does not wait for the slowest subscriber: such a one
+/// finds that it cannot pin the chunk.
 ///
 /// ```
 /// let (mut stocker, frames) = dominoes::attachments::<String>(4, 2);
@@ -543,12 +548,12 @@ impl<A> Attachments<A> {
         })
     }
 
-    /// Reports that nothing more will be done with `n` slots of the chunk of `seq`. Returns how many
-    /// slots of it are done now.
+    /// Reports that nothing more will be done with `n` slots of the chunk of `seq`. Returns how
+    /// many slots of it are done now.
     ///
     /// # Panics
-    /// If that makes more slots than the chunk has, or the chunk was taken back already: somebody
-    /// did work twice.
+    /// If that makes more slots than the chunk has, or the chunk was taken back already: work was
+    /// done twice.
     pub fn done(&self, seq: Seq, n: u32) -> u32 {
         let word = self.word(seq);
         let tag = self.tag(seq);
@@ -578,9 +583,9 @@ impl<A> Attachments<A> {
         }
     }
 
-    /// Takes the values of the chunk of `seq` out, if all its slots are stocked and done and nobody has
-    /// it pinned: for whoever did the work, who has them in a cache nearby. The place stays taken until
-    /// the [`Stocker`] comes by. False if it cannot be done, or was.
+    /// Takes the values of the chunk of `seq` out, if all its slots are stocked and done and no
+    /// thread has it pinned: for the thread that did the work, which has them in a nearby cache.
+    /// The place stays taken until the [`Stocker`] comes by. False if it cannot be done, or was.
     ///
     /// Values go to `out` in ascending order. If `out` panics, the others are dropped.
     pub fn take_out(&self, seq: Seq, out: &mut impl FnMut(Seq, A)) -> bool {
@@ -598,8 +603,8 @@ impl<A> Attachments<A> {
                 .compare_exchange(
                     full,
                     full | Chunk::TAKING,
-                    // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all use
-                    // of the values is over.
+                    // ORDERING: Acquire, pairs with the Release in `done` and in `Pin::drop`: all
+                    // use of the values is over.
                     Ordering::Acquire,
                     Ordering::Relaxed,
                 )
@@ -640,8 +645,8 @@ impl<A> Emptying<'_, A> {
         }
         let seq = self.next;
         self.next += 1;
-        // SAFETY: `take_out` saw the chunk stocked, in this lap, and set `taking`, so that it has the
-        // values for itself (fact 2); `next` has moved past this one.
+        // SAFETY: `take_out` saw the chunk stocked, in this lap, and set `taking`, so that it has
+        // the values for itself (fact 2); `next` has moved past this one.
         Some((seq, unsafe {
             self.shared.values.take(self.shared.index(seq))
         }))
@@ -653,7 +658,8 @@ impl<A> Drop for Emptying<'_, A> {
         while self.next().is_some() {}
         let shared = self.shared;
         let last = self.end - 1;
-        // ORDERING: Release, pairs with the Acquire load in `Stocker::reclaim`: the slots are empty.
+        // ORDERING: Release, pairs with the Acquire load in `Stocker::reclaim`: the slots are
+        // empty.
         shared
             .word(last)
             .store(Chunk::emptied(shared.tag(last)).0, Ordering::Release);
@@ -754,21 +760,20 @@ impl<A: Send + Sync> Stocker<A> {
         Ok(())
     }
 
-    /// Takes the next chunk in order back, if all its slots are stocked and done and nobody has it
-    /// pinned.
+    /// Takes the next chunk in order back, if all its slots are stocked and done and no thread has
+    /// it pinned.
     ///
-    /// Its values go to `out` in ascending order; one that was [taken out](Attachments::take_out) has
-    /// none any more. One call takes at most one chunk; false means
-    /// that nothing was ready. If `out` panics, its value is lost, and the rest of the chunk goes
-    /// out with the next call; after the last value of a chunk there is no rest, and its place is
-    /// free.
+    /// Its values go to `out` in ascending order; one that was [taken out](Attachments::take_out)
+    /// has none any more. One call takes at most one chunk; false means that nothing was ready. If
+    /// `out` panics, its value is lost, and the rest of the chunk goes out with the next call;
+    /// after the last value of a chunk there is no rest, and its place is free.
     pub fn reclaim(&mut self, out: &mut impl FnMut(Seq, A)) -> bool {
         let shared = &*self.shared;
         let chunk = shared.chunk() as u64;
         let first = self.head & !(chunk - 1);
         let tag = shared.tag(first);
         let word = shared.word(first);
-        // ORDERING: Acquire, pairs with the Release store of who emptied it.
+        // ORDERING: Acquire, pairs with the Release store of the thread that emptied it.
         if !self.taking && word.load(Ordering::Acquire) == Chunk::emptied(tag).0 {
             self.head = first + chunk;
             shared.head.store(self.head, Ordering::Relaxed);
@@ -905,11 +910,11 @@ impl<A> fmt::Debug for Pin<'_, A> {
     }
 }
 
-/// A value that at most one thread has at a time. Taking it never blocks: somebody has it, or you
-/// do.
+/// A value that at most one thread has at a time. Taking it never blocks: another thread holds it,
+/// or the caller does.
 ///
 /// ```
-/// let pump = dominoes::Role::new(0);
+/// let pump = dominoes::Exclusive::new(0);
 /// let mut mine = pump.try_take().unwrap();
 /// *mine += 1;
 /// assert!(pump.try_take().is_none());
@@ -917,13 +922,13 @@ impl<A> fmt::Debug for Pin<'_, A> {
 /// assert_eq!(*pump.try_take().unwrap(), 1);
 /// ```
 ///
-/// Threads share the role, and the value goes from one to the other, so it must be [`Send`]:
+/// Threads share it, and the value passes from one to another, so it must be [`Send`]:
 ///
 /// ```compile_fail,E0277
 /// fn sync<T: Sync>() {}
-/// sync::<dominoes::Role<std::rc::Rc<u32>>>();
+/// sync::<dominoes::Exclusive<std::rc::Rc<u32>>>();
 /// ```
-pub struct Role<T> {
+pub struct Exclusive<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
     shadow: Shadow,
@@ -931,104 +936,105 @@ pub struct Role<T> {
 
 // SAFETY: `taken` lets one thread at a time reach the value, by `&mut`, which is why `T: Send` is
 // enough (as for a mutex).
-unsafe impl<T: Send> Sync for Role<T> {}
+unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-impl<T> Role<T> {
-    /// A role that nobody has.
+impl<T> Exclusive<T> {
+    /// Creates the value; no thread holds it.
     pub fn new(value: T) -> Self {
-        Role {
+        Exclusive {
             taken: AtomicBool::new(false),
             value: UnsafeCell::new(value),
             shadow: Shadow::new(1),
         }
     }
 
-    /// Takes the role unless somebody has it. Dropping the guard gives it back.
+    /// Takes the value unless another thread holds it. Dropping the guard releases it.
     #[inline]
-    pub fn try_take(&self) -> Option<RoleGuard<'_, T>> {
-        // Look before leaping: a plain load leaves the line shared while another thread has the
-        // role.
+    pub fn try_take(&self) -> Option<ExclusiveGuard<'_, T>> {
+        // Load before the compare-and-swap: a plain load leaves the cache line shared while another
+        // thread holds the value.
         if self.taken.load(Ordering::Relaxed) {
             return None;
         }
-        // ORDERING: Acquire, pairs with the Release in `RoleGuard::drop`.
+        // ORDERING: Acquire, pairs with the Release in `ExclusiveGuard::drop`.
         match self
             .taken
             .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
         {
-            Ok(_) => Some(RoleGuard {
-                role: self,
+            Ok(_) => Some(ExclusiveGuard {
+                exclusive: self,
                 _not_sync: std::marker::PhantomData,
             }),
             Err(_) => None,
         }
     }
 
-    /// Whether somebody has the role now.
+    /// Whether a thread holds the value now.
     pub fn is_taken(&self) -> bool {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// The value; nobody can have the role any more.
+    /// Returns the value. No guard can exist any more.
     pub fn into_inner(self) -> T {
         self.value.into_inner()
     }
 }
 
-impl<T> fmt::Debug for Role<T> {
+impl<T> fmt::Debug for Exclusive<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Role")
+        f.debug_struct("Exclusive")
             .field("taken", &self.is_taken())
             .finish()
     }
 }
 
-impl<T: Default> Default for Role<T> {
+impl<T: Default> Default for Exclusive<T> {
     fn default() -> Self {
-        Role::new(T::default())
+        Exclusive::new(T::default())
     }
 }
 
-/// Possession of a [`Role`]. Threads may share it only if they may share the value:
+/// Access to the value of an [`Exclusive`]. Threads may share a guard only if they may share the
+/// value:
 ///
 /// ```compile_fail,E0277
 /// fn sync<T: Sync>() {}
-/// sync::<dominoes::RoleGuard<'_, std::cell::Cell<u32>>>();
+/// sync::<dominoes::ExclusiveGuard<'_, std::cell::Cell<u32>>>();
 /// ```
-pub struct RoleGuard<'a, T> {
-    role: &'a Role<T>,
+pub struct ExclusiveGuard<'a, T> {
+    exclusive: &'a Exclusive<T>,
     /// A guard lends `&T` like a `&mut T` would, so it is `Sync` and `Send` exactly when that is.
     _not_sync: std::marker::PhantomData<&'a mut T>,
 }
 
-impl<T> Deref for RoleGuard<'_, T> {
+impl<T> Deref for ExclusiveGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        self.role.shadow.read(0);
+        self.exclusive.shadow.read(0);
         // SAFETY: this guard is the only one (the compare and swap in `try_take`), and it is
         // borrowed.
-        unsafe { &*self.role.value.get() }
+        unsafe { &*self.exclusive.value.get() }
     }
 }
 
-impl<T> DerefMut for RoleGuard<'_, T> {
+impl<T> DerefMut for ExclusiveGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.role.shadow.write(0);
+        self.exclusive.shadow.write(0);
         // SAFETY: as above, and borrowed mutably.
-        unsafe { &mut *self.role.value.get() }
+        unsafe { &mut *self.exclusive.value.get() }
     }
 }
 
-impl<T> Drop for RoleGuard<'_, T> {
+impl<T> Drop for ExclusiveGuard<'_, T> {
     fn drop(&mut self) {
         // ORDERING: Release, pairs with the Acquire in `try_take`.
-        self.role.taken.store(false, Ordering::Release);
+        self.exclusive.taken.store(false, Ordering::Release);
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for RoleGuard<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for ExclusiveGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }

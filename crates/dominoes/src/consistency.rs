@@ -2,7 +2,7 @@
 
 mod manager;
 
-pub use manager::{Action, Joined, Joiner, Manager, Observe, Seat, Verdict};
+pub use manager::{Action, Joined, Joiner, Manager, Observe, ReplicaHandle, Verdict};
 
 use crate::{
     Seq,

@@ -60,12 +60,12 @@ struct Listed {
 
 #[derive(Default)]
 struct Inbox {
-    letters: Vec<Letter>,
+    messages: Vec<Message>,
     closed: bool,
 }
 
 /// What the control channel carries.
-enum Letter {
+enum Message {
     Add(Box<dyn Domain>),
     Remove(u64, mpsc::Sender<Box<dyn Domain>>),
     Move(u64, ContextControl, mpsc::Sender<bool>),
@@ -94,11 +94,11 @@ impl Context {
                     let pinned = core.is_some_and(|id| {
                         core_affinity::set_for_current(core_affinity::CoreId { id })
                     });
-                    let mut crew = Crew::new(&control);
-                    domains.into_iter().for_each(|domain| crew.add(domain));
+                    let mut own = Domains::new(&control);
+                    domains.into_iter().for_each(|domain| own.add(domain));
                     // The other end waits for this, or is gone because starting failed.
                     let _ = tell.send(pinned);
-                    run(&control, crew)
+                    run(&control, own)
                 })?
         };
         let pinned = told.recv().unwrap_or(false);
@@ -118,14 +118,14 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The domains of a context.
-struct Crew<'a> {
+struct Domains<'a> {
     control: &'a Control,
     domains: Vec<(Box<dyn Domain>, Arc<Meter>)>,
 }
 
-impl<'a> Crew<'a> {
+impl<'a> Domains<'a> {
     fn new(control: &'a Control) -> Self {
-        Crew {
+        Domains {
             control,
             domains: Vec::new(),
         }
@@ -166,18 +166,18 @@ impl<'a> Crew<'a> {
         self.domains.iter().for_each(|(_, meter)| meter.parked());
     }
 
-    /// Does what the letters say.
-    fn read(&mut self, letters: Vec<Letter>) {
-        for letter in letters {
-            match letter {
-                Letter::Add(domain) => self.add(domain),
-                Letter::Remove(id, reply) => {
+    /// Does what the messages say.
+    fn handle(&mut self, messages: Vec<Message>) {
+        for message in messages {
+            match message {
+                Message::Add(domain) => self.add(domain),
+                Message::Remove(id, reply) => {
                     let Some(at) = self.find(id) else { continue };
                     if let Err(mpsc::SendError(domain)) = reply.send(self.remove(at)) {
                         self.add(domain); // nobody waits for it any more
                     }
                 }
-                Letter::Move(id, to, reply) => {
+                Message::Move(id, to, reply) => {
                     let Some(at) = self.find(id) else { continue };
                     let moved = match to.add(self.remove(at)) {
                         Ok(()) => true,
@@ -194,7 +194,7 @@ impl<'a> Crew<'a> {
     }
 }
 
-fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
+fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
     /// However the thread ends, nobody adds a domain afterwards, nor waits for an answer.
     struct Close<'a>(&'a Control);
     impl Drop for Close<'_> {
@@ -202,8 +202,8 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
             let mut inbox = lock(&self.0.inbox);
             inbox.closed = true;
             inbox
-                .letters
-                .retain(|letter| matches!(letter, Letter::Add(_)));
+                .messages
+                .retain(|message| matches!(message, Message::Add(_)));
             lock(&self.0.roster).clear();
         }
     }
@@ -216,7 +216,7 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
         // there is still nothing.
         let last_look = idle >= spins + YIELD_ROUNDS;
         if last_look {
-            crew.wake_sources(&mut set);
+            own.wake_sources(&mut set);
             if set.is_complete() {
                 set.prepare();
             }
@@ -230,27 +230,27 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
         let mut worked =
             control.mail.load(Ordering::Relaxed) && control.mail.swap(false, Ordering::Acquire);
         if worked {
-            let letters = std::mem::take(&mut lock(&control.inbox).letters);
-            crew.read(letters);
+            let messages = std::mem::take(&mut lock(&control.inbox).messages);
+            own.handle(messages);
         }
         let mut waiting = false;
         let mut next = 0;
-        while next < crew.domains.len() {
-            match crew.domains[next].0.run() {
+        while next < own.domains.len() {
+            match own.domains[next].0.run() {
                 Turn::Worked => worked = true,
                 Turn::Idle => {}
                 Turn::Waiting => waiting = true,
                 Turn::Finished => {
-                    finished.push(crew.remove(next));
+                    finished.push(own.remove(next));
                     worked = true;
                     continue;
                 }
             }
             next += 1;
         }
-        if crew.domains.is_empty() && !finished.is_empty() {
+        if own.domains.is_empty() && !finished.is_empty() {
             let mut inbox = lock(&control.inbox);
-            if inbox.letters.is_empty() {
+            if inbox.messages.is_empty() {
                 inbox.closed = true;
                 break;
             }
@@ -276,15 +276,15 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
         } else {
             spins = (spins / 2).max(SPIN_LEAST);
             idle = spins; // after sleeping, a look; then to sleep again
-            yielded = sleep(&mut crew, &mut set, &mut latest, waiting);
+            yielded = sleep(&mut own, &mut set, &mut latest, waiting);
         }
     }
     drop(set);
     drop(close);
-    finished.extend(crew.domains.into_iter().map(|(domain, _)| domain));
-    let rest = std::mem::take(&mut lock(&control.inbox).letters);
-    finished.extend(rest.into_iter().filter_map(|letter| match letter {
-        Letter::Add(domain) => Some(domain),
+    finished.extend(own.domains.into_iter().map(|(domain, _)| domain));
+    let rest = std::mem::take(&mut lock(&control.inbox).messages);
+    finished.extend(rest.into_iter().filter_map(|message| match message {
+        Message::Add(domain) => Some(domain),
         _ => None,
     }));
     finished
@@ -292,15 +292,15 @@ fn run(control: &Control, mut crew: Crew<'_>) -> Vec<Box<dyn Domain>> {
 
 /// Sleeps until something notifies the context, which has prepared `set` before it looked in vain.
 /// Only yields, and returns true, if one of its domains waits for something that notifies nothing.
-fn sleep(crew: &mut Crew<'_>, set: &mut WaitSet, latest: &mut WaitSet, waiting: bool) -> bool {
-    crew.wake_sources(latest);
+fn sleep(own: &mut Domains<'_>, set: &mut WaitSet, latest: &mut WaitSet, waiting: bool) -> bool {
+    own.wake_sources(latest);
     if set.covers(latest) {
-        crew.count_sleep();
+        own.count_sleep();
         set.wait();
         return false;
     }
     set.clear();
-    if let [(only, meter)] = &mut crew.domains[..]
+    if let [(only, meter)] = &mut own.domains[..]
         && latest.is_by_itself()
         && !waiting
     {
@@ -323,14 +323,14 @@ pub struct ContextControl {
 }
 
 impl ContextControl {
-    /// Gives the letter back if the context has ended.
-    fn send(&self, letter: Letter) -> Result<(), Letter> {
+    /// Gives the message back if the context has ended.
+    fn send(&self, message: Message) -> Result<(), Message> {
         {
             let mut inbox = lock(&self.control.inbox);
             if inbox.closed {
-                return Err(letter);
+                return Err(message);
             }
-            inbox.letters.push(letter);
+            inbox.messages.push(message);
             // ORDERING: Release, pairs with the Acquire in `run`.
             self.control.mail.store(true, Ordering::Release);
         }
@@ -356,10 +356,10 @@ impl ContextControl {
     /// # Errors
     /// Gives the domain back if the context has ended.
     pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
-        self.send(Letter::Add(domain))
-            .map_err(|letter| match letter {
-                Letter::Add(domain) => domain,
-                _ => unreachable!("the letter that was refused is the one that was sent"),
+        self.send(Message::Add(domain))
+            .map_err(|message| match message {
+                Message::Add(domain) => domain,
+                _ => unreachable!("the message that was refused is the one that was sent"),
             })
     }
 
@@ -367,7 +367,7 @@ impl ContextControl {
     pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
         let (tell, told) = mpsc::channel();
         // If the context has ended, `tell` is dropped, and the reply says so.
-        let _ = self.send(Letter::Remove(id, tell));
+        let _ = self.send(Message::Remove(id, tell));
         Reply(told)
     }
 
@@ -375,7 +375,7 @@ impl ContextControl {
     /// is false if that one has ended; then the domain stays.
     pub fn move_to(&self, id: u64, to: &ContextControl) -> Reply<bool> {
         let (tell, told) = mpsc::channel();
-        let _ = self.send(Letter::Move(id, to.clone(), tell));
+        let _ = self.send(Message::Move(id, to.clone(), tell));
         Reply(told)
     }
 

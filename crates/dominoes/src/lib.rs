@@ -76,7 +76,7 @@
 //! | what | for |
 //! |---|---|
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`attachments`], [`Role`] | small results and owned values beside the slots; roles |
+//! | [`Verdicts`], [`attachments`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread has at a time |
 //! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
 //! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
@@ -94,33 +94,34 @@
 //! another matter:
 //!
 //! * *By itself the crate hands over nothing.* A [`PrimaryPolicy`] computes its answer and does not
-//!   know that a replica died; [`Greedy`] keeps the dead taker of a chunk. What the dead replica had
-//!   not done of its chunks is never done, and no part of the crate reports that.
+//!   know that a replica died; [`Greedy`] keeps the dead taker of a chunk. What the dead replica
+//!   had not done of its chunks is never done, and no part of the crate reports that.
 //! * *Later chunks* go to others at once under [`Greedy`], whose chunks go to those that ask. Under
 //!   the other policies they do so from the entry on at which the members change, and the user has
 //!   to publish that change; see [`Members`]. Until then the dead replica goes on being named.
 //! * *Chunks that were its own* are taken over only where all replicas do their work through
 //!   [`Units`], and look for units that are late. A thread that unwinds lets go of the unit that it
 //!   had begun; any other replica [begins](Units::begin) it behind the last piece that was reported
-//!   done. The crate watches no clock: when a unit is late, the user decides. The taker needs what the
-//!   effects are made from, so every replica keeps that until the [standing](Units::standing) is
-//!   [`Done`](Standing::Done).
+//!   done. The crate watches no clock: when a unit is late, the user decides. The taker needs what
+//!   the effects are made from, so every replica keeps that until the [state](Units::state) is
+//!   [`Done`](UnitState::Done).
 //! * *The piece in the middle of which it died* counts as not done, so it may be performed twice.
 //!   Pieces whose end was reported are not. A receiver of effects to which that matters has to
 //!   recognise a piece by its number.
 //! * *A thread that hangs, or leaks its [`Begun`],* is not dead as far as the crate can tell. It
-//!   keeps its unit, and publishers wait once they are `capacity` entries ahead of its subscription.
-//! * *Beside the slots:* a [`Pin`], a [`RoleGuard`] and a [`BegunVerdict`] are given up by unwinding.
-//!   Slots of [`Attachments`] that the dead replica did not report [done](Attachments::done) stay,
-//!   and the [`Stocker`] runs out of room, unless the replica that takes their work over reports
-//!   them.
-//! * *Work that was taken out of a [`WorkShare`]* is lost with the worker that took it: no other one
-//!   has seen it. So are the timers of a [`TimerPublisher`].
+//!   keeps its unit, and publishers wait once they are `capacity` entries ahead of its
+//!   subscription.
+//! * *Beside the slots:* a [`Pin`], an [`ExclusiveGuard`] and a [`BegunVerdict`] are given up by
+//!   unwinding. Slots of [`Attachments`] that the dead replica did not report
+//!   [done](Attachments::done) stay, and the [`Stocker`] runs out of room, unless the replica that
+//!   takes their work over reports them.
+//! * *Work that was taken out of a [`WorkShare`]* is lost with the worker that took it: no other
+//!   one has seen it. So are the timers of a [`TimerPublisher`].
 //!
 //! A process that aborts takes all replicas with it: the log is in memory only.
 //!
 //! ```
-//! use dominoes::{Standing, Units};
+//! use dominoes::{UnitState, Units};
 //! use std::thread;
 //!
 //! let units = Units::new(4, 2); // units of four effects each
@@ -132,12 +133,12 @@
 //! thread::scope(|scope| scope.spawn(|| primary(&units)).join()).unwrap_err();
 //!
 //! // Another replica finds the unit late, and goes on where the dead one stopped.
-//! assert_eq!(units.standing(1), Standing::Free);
+//! assert_eq!(units.state(1), UnitState::Free);
 //! let mut unit = units.begin(1).unwrap();
 //! assert_eq!(unit.next(), 1);
 //! (1..4).for_each(|effect| unit.done(effect));
 //! drop(unit);
-//! assert_eq!(units.standing(3), Standing::Done);
+//! assert_eq!(units.state(3), UnitState::Done);
 //! ```
 //!
 //! # What is promised
@@ -214,10 +215,12 @@ mod cell;
 #[expect(unsafe_code, reason = "the one owner of slot memory")]
 mod ring;
 
-pub use cell::{Attachments, BegunVerdict, Pin, Role, RoleGuard, Stocker, Verdicts, attachments};
+pub use cell::{
+    Attachments, BegunVerdict, Exclusive, ExclusiveGuard, Pin, Stocker, Verdicts, attachments,
+};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use consistency::{
-    Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, Seat, Verdict,
+    Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, ReplicaHandle, Verdict,
 };
 pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
@@ -243,4 +246,4 @@ pub use timer::{
 };
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
 pub use wait_set::{WaitSet, WakeSource};
-pub use work::{Begun, Standing, Units};
+pub use work::{Begun, UnitState, Units};

@@ -1,20 +1,22 @@
-//! Who takes part, told by the log itself.
+//! Membership, published as entries of the log itself.
 //!
 //! When members are announced as entries of the channel, every replica sees the change at the same
-//! position, so that all of them agree from which entry on who is primary, without any atomics.
+//! position. So all of them agree from which entry on each member may be primary, without any
+//! atomics.
 
-/// An entry of a channel that also tells who takes part.
+/// An entry of a channel that also carries changes of the membership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entry<T> {
-    /// An entry like any other.
+    /// An ordinary entry.
     Data(T),
-    /// From the next entry on, this member takes part.
+    /// From the next entry on, this replica is a member.
     Joined(u64),
-    /// From the next entry on, this member no longer takes part.
+    /// From the next entry on, this replica is no longer a member.
     Left(u64),
 }
 
-/// The members after some position, as the entries so far tell. Part of the replicated state.
+/// The members after some position, as the entries so far define them. Part of the replicated
+/// state.
 ///
 /// ```
 /// use dominoes::{ByPosition, Entry, Members, PrimaryPolicy};
@@ -35,13 +37,13 @@ pub struct Members {
 }
 
 impl Members {
-    /// Nobody.
+    /// No members.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes note of an entry. Returns whether the members changed: joining twice and leaving
-    /// unknown change nothing.
+    /// Applies an entry. Returns whether the members changed: joining twice and leaving without
+    /// having joined change nothing.
     pub fn apply<T>(&mut self, entry: &Entry<T>) -> bool {
         match *entry {
             Entry::Data(_) => false,
@@ -72,7 +74,7 @@ impl Members {
         self.ids.len()
     }
 
-    /// Whether there is nobody.
+    /// Whether there are no members.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }

@@ -81,14 +81,14 @@ impl Deref for WakeSource {
 
 /// How a thread can sleep.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rest {
+enum SleepMode {
     /// The sources of the set notify of all that there is to wait for.
     #[default]
-    InSet,
+    OnSources,
     /// The one domain that is asked sleeps by itself.
-    InPark,
+    ByDomain,
     /// Something that is waited for notifies nothing.
-    Nowhere,
+    NeverSleep,
 }
 
 /// What a thread that has nothing to do waits for: any number of [`WakeSource`]s, and a deadline.
@@ -139,7 +139,7 @@ pub struct WaitSet {
     /// Each with its epoch when it was prepared.
     sources: Vec<(WakeSource, u64)>,
     deadline: Option<Instant>,
-    rest: Rest,
+    sleep_mode: SleepMode,
     prepared: bool,
 }
 
@@ -187,23 +187,23 @@ impl WaitSet {
     /// Says that something is waited for that notifies no source of the set. A context whose set
     /// says so does not sleep: it yields the core between two looks.
     pub fn unknown(&mut self) {
-        self.rest = Rest::Nowhere;
+        self.sleep_mode = SleepMode::NeverSleep;
     }
 
     /// Says that the domain sleeps by itself, in [`Domain::park`](crate::Domain::park). The same as
     /// [`unknown`](Self::unknown) in a context with other domains.
     pub fn by_itself(&mut self) {
-        self.rest = self.rest.max(Rest::InPark);
+        self.sleep_mode = self.sleep_mode.max(SleepMode::ByDomain);
     }
 
     /// Whether the set holds all that can end the wait.
     pub fn is_complete(&self) -> bool {
-        self.rest == Rest::InSet
+        self.sleep_mode == SleepMode::OnSources
     }
 
     /// Whether a domain sleeps by itself, and nothing is [unknown](Self::unknown).
     pub(crate) fn is_by_itself(&self) -> bool {
-        self.rest == Rest::InPark
+        self.sleep_mode == SleepMode::ByDomain
     }
 
     /// The earliest moment that ends the wait, if there is one.
@@ -296,7 +296,7 @@ impl WaitSet {
         self.withdraw();
         self.sources.clear();
         self.deadline = None;
-        self.rest = Rest::InSet;
+        self.sleep_mode = SleepMode::OnSources;
     }
 }
 

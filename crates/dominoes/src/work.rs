@@ -1,50 +1,51 @@
 //! Work that has an owner, and that others may take over: [`Units`].
 //!
 //! Pieces of work are numbered, and follow each other within *units* of equal length. A unit's word
-//! holds the number of the first piece that is not done, and one bit: whether somebody has begun.
+//! holds the number of the first piece that is not done, and one bit: whether a thread has begun.
 //!
 //! ```text
-//! (next, free) --begin, a CAS by owner or thief--> (next, begun) --Begun::drop--> (next', free)
+//! (next, free) --begin, a CAS by any thread--> (next, begun) --Begun::drop--> (next', free)
 //! ```
 //!
 //! # The argument
-//! 1. Only who moved a word from free to begun changes it until it is free again, so each piece is
-//!    done by one thread at a time, and the one after it begins behind what the one before did.
-//! 2. `next` never goes back, so no piece is done twice, unless whoever did it unwound in the middle
-//!    of it: then the piece counts as not done.
-//! 3. Between two uses nothing is begun. A thread that stops there, for however long, holds up
-//!    nobody; one that stops in between holds up the rest of that unit and nothing else. It is waited
-//!    for: late is not dead. A thread that unwinds lets go on its way out.
+//! 1. Only the thread that moved a word from free to begun changes it until it is free again, so
+//!    each piece is done by one thread at a time, and the next thread begins behind what it did.
+//! 2. `next` never decreases, so no piece is done twice, unless the thread that did it unwound in
+//!    the middle of it: then the piece counts as not done.
+//! 3. Between two uses no unit is begun. A thread that stops there, for however long, holds up no
+//!    other; one that stops in between holds up the rest of that unit and nothing else. The others
+//!    wait for it: late does not mean failed. A thread that unwinds releases its unit.
 //!
-//! A word serves unit after unit: one of a later lap finds a number below its first piece, and takes
-//! the unit for untouched. Whoever uses it sees to it that a word's unit is done before the first
-//! piece of the next one in its place can be begun. Numbers are compared modulo 2^63.
+//! A word serves unit after unit: a thread that begins a unit of a later lap finds a number below
+//! its first piece, and treats the unit as untouched. The user must make sure that a word's unit is
+//! done before the first piece of the next one in its place can be begun. Numbers are compared
+//! modulo 2^63.
 
 use crate::sync::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use std::fmt;
 
-/// Progress in units of work, and who is at it. A unit is begun by one thread at a
+/// Progress in units of work, and whether a thread works on one. A unit is begun by one thread at a
 /// time, and goes on where the one before let go of it.
 ///
 /// A unit that follows in the place of another may be begun only when that one is done.
 ///
 /// ```
-/// use dominoes::{Standing, Units};
+/// use dominoes::{UnitState, Units};
 /// let units = Units::new(2, 2); // two words; pieces 0 to 3 are the first unit, 4 to 7 the second
 /// {
 ///     let mut mine = units.begin(0).unwrap();
 ///     assert_eq!(mine.next(), 0);
 ///     mine.done(0); // piece 0
-///     assert_eq!(units.standing(1), Standing::Begun);
-///     assert_eq!(units.begin(1).err(), Some(Standing::Begun));
+///     assert_eq!(units.state(1), UnitState::Begun);
+///     assert_eq!(units.begin(1).err(), Some(UnitState::Begun));
 /// }
-/// let mut thief = units.begin(3).unwrap(); // a unit at a time, whichever piece is named
-/// assert_eq!(thief.next(), 1);
-/// thief.done(3);
-/// drop(thief);
-/// assert_eq!(units.begin(0).err(), Some(Standing::Done));
-/// assert_eq!(units.standing(4), Standing::Free);
+/// let mut other = units.begin(3).unwrap(); // a unit at a time, whichever piece is named
+/// assert_eq!(other.next(), 1);
+/// other.done(3);
+/// drop(other);
+/// assert_eq!(units.begin(0).err(), Some(UnitState::Done));
+/// assert_eq!(units.state(4), UnitState::Free);
 /// ```
 pub struct Units {
     /// `next << 1 | begun` each.
@@ -53,12 +54,12 @@ pub struct Units {
     shift: u32,
 }
 
-/// How it stands with a piece of work.
+/// The state of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It is not done, and nobody has begun its unit.
+pub enum UnitState {
+    /// It is not done, and no thread has begun its unit.
     Free,
-    /// It is not done, and somebody has begun its unit.
+    /// It is not done, and a thread has begun its unit.
     Begun,
     /// It is done.
     Done,
@@ -94,42 +95,44 @@ impl Units {
         piece >> self.shift << self.shift
     }
 
-    /// How it stands with `piece`.
+    /// The state of `piece`.
     #[inline]
-    pub fn standing(&self, piece: u64) -> Standing {
-        // ORDERING: Acquire, pairs with the Release in `Begun::drop`: who hears that a piece is done
-        // sees what doing it wrote.
+    pub fn state(&self, piece: u64) -> UnitState {
+        // ORDERING: Acquire, pairs with the Release in `Begun::drop`: a thread that reads that a
+        // piece is done sees what doing it wrote.
         let word = self.word(piece).load(Ordering::Acquire);
         if is_before(piece, word >> 1) {
-            Standing::Done
+            UnitState::Done
         } else if word & Self::BEGUN != 0 {
-            Standing::Begun
+            UnitState::Begun
         } else {
-            Standing::Free
+            UnitState::Free
         }
     }
 
-    /// Begins the unit of `piece` where the one before left off: one compare and swap.
+    /// Begins the unit of `piece` where the previous thread left off: one compare-and-swap.
     ///
     /// # Errors
-    /// [`Standing::Begun`] if somebody else has it, [`Standing::Done`] if all of it is done.
+    /// [`UnitState::Begun`] if another thread has begun it, [`UnitState::Done`] if all of it is
+    /// done.
     #[inline]
-    pub fn begin(&self, piece: u64) -> Result<Begun<'_>, Standing> {
+    pub fn begin(&self, piece: u64) -> Result<Begun<'_>, UnitState> {
         let word = self.word(piece);
         let first = self.first(piece);
-        // ORDERING: Acquire, as in `standing`, for who learns here that all is done.
+        // ORDERING: Acquire, as in `state`: the caller may learn here that all is done.
         let found = word.load(Ordering::Acquire);
         if found & Self::BEGUN != 0 {
-            return Err(Standing::Begun);
+            return Err(UnitState::Begun);
         }
         let mut next = found >> 1;
         if is_before(next, first) {
             next = first;
         }
         if !is_before(next, first + (1 << self.shift)) {
-            return Err(Standing::Done);
+            return Err(UnitState::Done);
         }
-        // ORDERING: Acquire, pairs with the Release in `Begun::drop`: we go on behind what was done.
+        // ORDERING: Acquire, pairs with the Release in `Begun::drop`: the caller continues after
+        // what was done.
         match word.compare_exchange(
             found,
             next << 1 | Self::BEGUN,
@@ -137,7 +140,7 @@ impl Units {
             Ordering::Relaxed,
         ) {
             Ok(_) => Ok(Begun { word, next }),
-            Err(_) => Err(Standing::Begun),
+            Err(_) => Err(UnitState::Begun),
         }
     }
 }
@@ -157,7 +160,8 @@ impl fmt::Debug for Units {
     }
 }
 
-/// A unit that this thread has begun. Dropped, also by unwinding, it is free for whoever comes first.
+/// A unit that this thread has begun. Dropping it, also by unwinding, lets any thread begin the
+/// unit.
 #[derive(Debug)]
 pub struct Begun<'a> {
     word: &'a AtomicU64,
@@ -196,8 +200,8 @@ impl Begun<'_> {
 impl Drop for Begun<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING: Release, pairs with the Acquire in `begin` and `standing`. A store is enough:
-        // nobody else changes a word that is begun.
+        // ORDERING: Release, pairs with the Acquire in `begin` and `state`. A store is enough:
+        // no other thread changes a word that is begun.
         self.word.store(self.next << 1, Ordering::Release);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | `unsafe` in | block | test |
 //! |---|---|---|
-//! | `cell.rs` | `Slots: Send`, `Slots: Sync`, `Role: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
+//! | `cell.rs` | `Slots: Send`, `Slots: Sync`, `Exclusive: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
 //! | `cell.rs` | `Slots::new`, `Slots::drop`, `Slots::at` | [`entries_of_any_size_and_alignment`], [`a_capacity_that_no_memory_holds`] |
 //! | `cell.rs` | `View::write` | [`an_iterator_that_panics`], [`an_iterator_that_lies_about_its_length`], [`an_iterator_that_uses_the_channel`] |
 //! | `cell.rs` | `Slots::write` | [`entries_of_any_size_and_alignment`], [`a_publisher_that_changes_threads`] |
@@ -18,7 +18,7 @@
 //! | `cell.rs` | `Stocker::put` | [`a_callback_of_reclaim_that_panics`] |
 //! | `cell.rs` | `Stocker::reclaim` | [`a_callback_of_reclaim_that_panics`], [`a_callback_of_reclaim_that_calls_back`] |
 //! | `cell.rs` | `Pin::get` | [`a_callback_of_reclaim_that_panics`], [`a_forgotten_pin_keeps_its_chunk`], [`positions_that_no_chunk_holds`] |
-//! | `cell.rs` | `RoleGuard::deref`, `deref_mut` | [`a_role_whose_guard_is_forgotten`] |
+//! | `cell.rs` | `ExclusiveGuard::deref`, `deref_mut` | [`an_exclusive_whose_guard_is_forgotten`] |
 //! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
 //! | `ring.rs` | `Ring::drop` | [`a_destructor_that_panics_while_the_channel_goes`] |
 //! | `ring.rs` | `Writer::try_push` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_wait_strategy_that_panics`] |
@@ -29,8 +29,8 @@
 #![forbid(unsafe_code)]
 
 use dominoes::{
-    Attachments, Batch, Buffered, Channel, Inactive, Lifo, Log, NoBatch, Park, Pin, Publish,
-    Publisher, Receive, Role, RoleGuard, SpinYield, Stocker, Subscription, Verdicts, Wait,
+    Attachments, Batch, Buffered, Channel, Exclusive, ExclusiveGuard, Inactive, Lifo, Log, NoBatch,
+    Park, Pin, Publish, Publisher, Receive, SpinYield, Stocker, Subscription, Verdicts, Wait,
     WorkShare, attachments, channel, channel_with_slots,
 };
 use std::{
@@ -47,7 +47,7 @@ use std::{
 
 /// Counts the values that are alive.
 #[derive(Clone, Default)]
-struct Ledger(Arc<AtomicI64>);
+struct Live(Arc<AtomicI64>);
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -55,17 +55,17 @@ type Action = Box<dyn FnOnce() + Send>;
 struct Value {
     number: u64,
     owned: Box<u64>,
-    ledger: Ledger,
+    live: Live,
     action: Mutex<Option<Action>>,
 }
 
-impl Ledger {
+impl Live {
     fn value(&self, number: u64) -> Value {
         self.0.fetch_add(1, Relaxed);
         Value {
             number,
             owned: Box::new(!number),
-            ledger: self.clone(),
+            live: self.clone(),
             action: Mutex::new(None),
         }
     }
@@ -97,7 +97,7 @@ impl Drop for Value {
     fn drop(&mut self) {
         self.check();
         *self.owned = 0;
-        assert!(self.ledger.0.fetch_sub(1, Relaxed) > 0, "dropped twice");
+        assert!(self.live.0.fetch_sub(1, Relaxed) > 0, "dropped twice");
         let action = self.action.get_mut().unwrap().take();
         if let Some(action) = action {
             action();
@@ -120,9 +120,9 @@ fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
 }
 
 /// Attachments with values at all positions from `first` to `end`.
-fn stock(stocker: &mut Stocker<Value>, ledger: &Ledger, end: u64) {
+fn stock(stocker: &mut Stocker<Value>, live: &Live, end: u64) {
     for seq in stocker.next_seq()..end {
-        assert!(stocker.put(seq, ledger.value(seq)).is_ok());
+        assert!(stocker.put(seq, live.value(seq)).is_ok());
     }
 }
 
@@ -132,9 +132,9 @@ fn stock(stocker: &mut Stocker<Value>, ledger: &Ledger, end: u64) {
 fn a_callback_of_reclaim_that_panics() {
     for (slots, chunk) in [(2, 1), (4, 2), (8, 4), (4, 4), (1, 1)] {
         for panics_at in 0..chunk {
-            let ledger = Ledger::default();
+            let live = Live::default();
             let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
-            stock(&mut stocker, &ledger, slots);
+            stock(&mut stocker, &live, slots);
             (0..slots).for_each(|seq| assert!(shared.done(seq, 1) > 0));
             let mut out = Vec::new();
             assert!(unwinds(|| stocker.reclaim(&mut |seq, value| {
@@ -145,7 +145,7 @@ fn a_callback_of_reclaim_that_panics() {
                 out.push(seq);
             })));
             assert!(out.iter().copied().eq(0..panics_at));
-            assert_eq!(ledger.alive(), (slots - panics_at - 1) as i64);
+            assert_eq!(live.alive(), (slots - panics_at - 1) as i64);
             assert!(shared.pin(0).is_none(), "values of the chunk are out");
 
             // A reader of the next chunk keeps it, however often the stocker comes by.
@@ -167,24 +167,24 @@ fn a_callback_of_reclaim_that_panics() {
             );
 
             // The place is free, and no value of the next lap comes out before it is done.
-            stock(&mut stocker, &ledger, slots + chunk);
+            stock(&mut stocker, &live, slots + chunk);
             let next = shared.pin(slots).unwrap();
             (slots..slots + chunk).for_each(|seq| next.get(seq).unwrap().check());
             assert!(!stocker.can_put(slots + chunk));
             drop((next, pin));
             while stocker.reclaim(&mut |_, value| value.check()) {}
-            assert_eq!(ledger.alive(), chunk as i64);
+            assert_eq!(live.alive(), chunk as i64);
             drop((stocker, shared));
-            assert_eq!(ledger.alive(), 0);
+            assert_eq!(live.alive(), 0);
         }
     }
 }
 
 #[test]
 fn a_callback_of_reclaim_that_calls_back() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &ledger, 4);
+    stock(&mut stocker, &live, 4);
     shared.done(0, 2);
     shared.done(2, 2);
     let verdicts = Verdicts::new(4);
@@ -209,20 +209,20 @@ fn a_callback_of_reclaim_that_calls_back() {
         }
         drop(value);
     }));
-    assert_eq!((out, ledger.alive()), (vec![0, 1], 0));
+    assert_eq!((out, live.alive()), (vec![0, 1], 0));
     assert!(stocker.reclaim(&mut |_, _| unreachable!("taken out already")));
-    stock(&mut stocker, &ledger, 8);
+    stock(&mut stocker, &live, 8);
     drop((stocker, shared, again));
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
 fn a_callback_of_take_out_that_panics() {
     for (slots, chunk) in [(2, 1), (4, 2), (4, 4)] {
         for panics_at in 0..chunk {
-            let ledger = Ledger::default();
+            let live = Live::default();
             let (mut stocker, shared) = attachments::<Value>(slots as usize, chunk as usize);
-            stock(&mut stocker, &ledger, slots);
+            stock(&mut stocker, &live, slots);
             shared.done(0, chunk as u32);
             let pin = shared.pin(chunk);
             assert!(unwinds(|| shared.take_out(0, &mut |seq, value| {
@@ -231,11 +231,7 @@ fn a_callback_of_take_out_that_panics() {
                     unwind()
                 }
             })));
-            assert_eq!(
-                ledger.alive(),
-                (slots - chunk) as i64,
-                "the rest is dropped"
-            );
+            assert_eq!(live.alive(), (slots - chunk) as i64, "the rest is dropped");
             assert!(shared.pin(0).is_none());
             assert!(!shared.take_out(0, &mut |_, _| unreachable!()));
             assert!(stocker.reclaim(&mut |_, _| unreachable!()));
@@ -243,19 +239,19 @@ fn a_callback_of_take_out_that_panics() {
             if let Some(pin) = &pin {
                 pin.get(chunk).unwrap().check();
             }
-            stock(&mut stocker, &ledger, slots + chunk);
+            stock(&mut stocker, &live, slots + chunk);
             drop(pin);
             drop((stocker, shared));
-            assert_eq!(ledger.alive(), 0);
+            assert_eq!(live.alive(), 0);
         }
     }
 }
 
 #[test]
 fn a_callback_of_take_out_that_calls_back() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &ledger, 4);
+    stock(&mut stocker, &live, 4);
     shared.done(0, 2);
     shared.done(2, 2);
     let mut kept = Vec::new();
@@ -263,30 +259,30 @@ fn a_callback_of_take_out_that_calls_back() {
         // The stocker is another handle, so it may come by now. It finds the chunk closed.
         assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
         assert!(!stocker.can_put(4) && stocker.room() == 0);
-        assert!(stocker.put(4, ledger.value(4)).is_err());
+        assert!(stocker.put(4, live.value(4)).is_err());
         assert!(shared.pin(seq).is_none());
         assert!(unwinds(|| shared.take_out(2, &mut |_, _| unwind())) == (seq == 0));
         kept.push(value);
     }));
     kept.iter().for_each(Value::check);
-    assert_eq!(ledger.alive(), 2);
+    assert_eq!(live.alive(), 2);
     assert!(stocker.reclaim(&mut |_, _| unreachable!()));
     assert!(stocker.reclaim(&mut |_, _| unreachable!()));
-    stock(&mut stocker, &ledger, 8);
+    stock(&mut stocker, &live, 8);
     drop((stocker, shared, kept));
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
 fn a_destructor_that_panics_while_values_are_taken_back() {
     for poisoned in 0..4 {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut stocker, shared) = attachments::<Value>(4, 2);
         for seq in 0..4 {
             let value = if seq == poisoned {
-                ledger.poisoned(seq)
+                live.poisoned(seq)
             } else {
-                ledger.value(seq)
+                live.value(seq)
             };
             assert!(stocker.put(seq, value).is_ok());
         }
@@ -300,34 +296,34 @@ fn a_destructor_that_panics_while_values_are_taken_back() {
             panics += u32::from(went.is_err());
             while stocker.can_put(stocker.next_seq()) && stocker.next_seq() < 8 {
                 let seq = stocker.next_seq();
-                assert!(stocker.put(seq, ledger.value(seq)).is_ok());
+                assert!(stocker.put(seq, live.value(seq)).is_ok());
                 shared.pin(seq).unwrap().get(seq).unwrap().check();
             }
         }
         while stocker.reclaim(&mut |_, value| drop(value)) {}
-        assert_eq!((panics, ledger.alive()), (1, 4));
+        assert_eq!((panics, live.alive()), (1, 4));
         drop((stocker, shared));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
 #[test]
 fn a_destructor_that_panics_while_attachments_go() {
     for poisoned in 0..4 {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut stocker, shared) = attachments::<Value>(4, 2);
         for seq in 0..4 {
             let value = if seq == poisoned {
-                ledger.poisoned(seq)
+                live.poisoned(seq)
             } else {
-                ledger.value(seq)
+                live.value(seq)
             };
             assert!(stocker.put(seq, value).is_ok());
         }
         drop(shared);
         assert!(unwinds(|| drop(stocker)));
         assert_eq!(
-            ledger.alive(),
+            live.alive(),
             0,
             "value {poisoned} panicked, and others stayed"
         );
@@ -336,9 +332,9 @@ fn a_destructor_that_panics_while_attachments_go() {
 
 #[test]
 fn a_forgotten_pin_keeps_its_chunk() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &ledger, 4);
+    stock(&mut stocker, &live, 4);
     shared.done(0, 2);
     shared.done(2, 2);
     let lent: &Value = {
@@ -347,18 +343,18 @@ fn a_forgotten_pin_keeps_its_chunk() {
     };
     assert!(!stocker.reclaim(&mut |_, _| unreachable!("pinned")));
     assert!(!shared.take_out(1, &mut |_, _| unreachable!("pinned")));
-    assert!(stocker.put(4, ledger.value(4)).is_err());
+    assert!(stocker.put(4, live.value(4)).is_err());
     drop(stocker); // the attachments are still there
     lent.check();
-    assert_eq!(ledger.alive(), 4);
+    assert_eq!(live.alive(), 4);
     mem::forget(shared.pin(2));
 }
 
 #[test]
 fn positions_that_no_chunk_holds() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut stocker, shared) = attachments::<Value>(4, 2);
-    stock(&mut stocker, &ledger, 3);
+    stock(&mut stocker, &live, 3);
     for seq in [4, 5, 8, u64::MAX, u64::MAX - 1] {
         assert!(shared.pin(seq).is_none());
         assert!(!shared.take_out(seq, &mut |_, _| unreachable!()));
@@ -378,28 +374,30 @@ fn positions_that_no_chunk_holds() {
     assert!(!shared.take_out(2, &mut |_, _| unreachable!("not stocked")));
     assert!(!stocker.reclaim(&mut |_, _| unreachable!("not done")));
     assert!(catch_unwind(AssertUnwindSafe(|| shared.done(2, u32::MAX))).is_err());
-    assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(5, ledger.value(5)))).is_err());
-    assert_eq!(ledger.alive(), 3);
+    assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(5, live.value(5)))).is_err());
+    assert_eq!(live.alive(), 3);
 }
 
 #[test]
-fn a_role_whose_guard_is_forgotten() {
-    let ledger = Ledger::default();
-    let role = Role::new(ledger.value(1));
+fn an_exclusive_whose_guard_is_forgotten() {
+    let live = Live::default();
+    let exclusive = Exclusive::new(live.value(1));
     assert!(unwinds(|| {
-        let mut guard = role.try_take().unwrap();
-        *guard = ledger.poisoned(2);
-        assert!(role.try_take().is_none());
-        *guard = ledger.value(3); // drops the poisoned one
+        let mut guard = exclusive.try_take().unwrap();
+        *guard = live.poisoned(2);
+        assert!(exclusive.try_take().is_none());
+        *guard = live.value(3); // drops the poisoned one
     }));
-    let lent = Box::leak(Box::new(role.try_take().expect("unwinding gave it back")));
+    let lent = Box::leak(Box::new(
+        exclusive.try_take().expect("unwinding gave it back"),
+    ));
     lent.check();
     lent.number = 3;
-    assert!(role.try_take().is_none());
-    let value = role.into_inner(); // no guard is borrowed any more
+    assert!(exclusive.try_take().is_none());
+    let value = exclusive.into_inner(); // no guard is borrowed any more
     value.check();
     drop(value);
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 // The ring.
@@ -425,16 +423,16 @@ fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
     for way in 0..4 {
         for shared in [false, true] {
             for poisoned in 0..6 {
-                let ledger = Ledger::default();
+                let live = Live::default();
                 let (mut publisher, log) = channel::<Value, SpinYield>(4);
                 let other = shared.then(|| publisher.clone());
                 let mut subscription = log.subscribe().unwrap();
                 let (mut panics, mut expected) = (0, 0);
                 for number in 0..20 {
                     let value = if number % 6 == poisoned {
-                        ledger.poisoned(number)
+                        live.poisoned(number)
                     } else {
-                        ledger.value(number)
+                        live.value(number)
                     };
                     match catch_unwind(AssertUnwindSafe(|| publish(way, &mut publisher, value))) {
                         Ok(true) => {}
@@ -448,11 +446,11 @@ fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
                             expected += 1;
                         }
                     }
-                    assert!(ledger.alive() <= 4);
+                    assert!(live.alive() <= 4);
                 }
                 assert!(panics > 0, "no destructor ran while publishing");
                 drop((publisher, other));
-                while ledger.alive() > 0 {
+                while live.alive() > 0 {
                     unwinds(|| log.tidy());
                 }
                 drop((log, subscription));
@@ -464,14 +462,14 @@ fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
 #[test]
 fn a_destructor_that_panics_while_a_subscription_leaves() {
     for poisoned in 0..4 {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         let subscription = log.subscribe().unwrap();
         for number in 0..4 {
             let value = if number == poisoned {
-                ledger.poisoned(number)
+                live.poisoned(number)
             } else {
-                ledger.value(number)
+                live.value(number)
             };
             assert!(publisher.try_publish(value).is_ok());
         }
@@ -481,7 +479,7 @@ fn a_destructor_that_panics_while_a_subscription_leaves() {
         }));
         assert_eq!(log.subscribers(), 0);
         log.tidy();
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
         // Every place is there again.
         let all: Vec<_> = std::iter::from_fn(|| log.subscribe().ok()).collect();
         assert_eq!(all.len(), dominoes::MAX_SUBSCRIBERS);
@@ -491,20 +489,20 @@ fn a_destructor_that_panics_while_a_subscription_leaves() {
 #[test]
 fn a_destructor_that_panics_while_the_channel_goes() {
     for poisoned in 0..4 {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         let subscription = log.subscribe().unwrap();
         for number in 0..4 {
             let value = if number == poisoned {
-                ledger.poisoned(number)
+                live.poisoned(number)
             } else {
-                ledger.value(number)
+                live.value(number)
             };
             assert!(publisher.try_publish(value).is_ok());
         }
         drop((publisher, log));
         assert!(unwinds(|| drop(subscription)));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
@@ -516,7 +514,7 @@ thread_local! {
 #[test]
 fn a_destructor_that_uses_the_channel() {
     for shared in [false, true] {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         if shared {
             HANDLES.set(vec![publisher.clone(), publisher.clone()]);
@@ -524,8 +522,8 @@ fn a_destructor_that_uses_the_channel() {
         let mut subscription = log.subscribe().unwrap();
         let counted = Arc::new(AtomicUsize::new(0));
         for round in 0..40 {
-            let (handle, of_value, count) = (log.clone(), ledger.clone(), counted.clone());
-            let value = ledger.acting(round, move || {
+            let (handle, of_value, count) = (log.clone(), live.clone(), counted.clone());
+            let value = live.acting(round, move || {
                 count.fetch_add(1, Relaxed);
                 handle.tidy();
                 let mut joined = handle.subscribe().unwrap();
@@ -551,7 +549,7 @@ fn a_destructor_that_uses_the_channel() {
                     value.check();
                 }
             }
-            assert!(log.len() <= 4 && ledger.alive() <= 8);
+            assert!(log.len() <= 4 && live.alive() <= 8);
         }
         assert!(counted.load(Relaxed) > 20);
         HANDLES.set(Vec::new());
@@ -559,7 +557,7 @@ fn a_destructor_that_uses_the_channel() {
         log.tidy();
         assert!(log.is_closed());
         drop(log);
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
@@ -589,7 +587,7 @@ impl<F: FnMut() -> Option<Value>> ExactSizeIterator for Lying<F> {
 fn an_iterator_that_panics() {
     for shared in [false, true] {
         for panics_at in 0..4 {
-            let ledger = Ledger::default();
+            let live = Live::default();
             let (mut publisher, log) = channel::<Value, SpinYield>(4);
             let _other = shared.then(|| publisher.clone());
             let mut subscription = log.subscribe().unwrap();
@@ -598,7 +596,7 @@ fn an_iterator_that_panics() {
                     if n == panics_at {
                         unwind()
                     }
-                    ledger.value(n)
+                    live.value(n)
                 });
                 assert!(unwinds(|| publisher.try_publish_all(values)));
                 let published = subscription.poll() - subscription.position();
@@ -609,7 +607,7 @@ fn an_iterator_that_panics() {
                 subscription.advance_to(subscription.end());
             }
             drop((publisher, _other, subscription, log));
-            assert_eq!(ledger.alive(), 0);
+            assert_eq!(live.alive(), 0);
         }
     }
 }
@@ -619,7 +617,7 @@ fn an_iterator_that_lies_about_its_length() {
     for shared in [false, true] {
         for promised in [0, 1, 3, 4, 5, usize::MAX] {
             for length in [0, 1, 3, 4, 9] {
-                let ledger = Ledger::default();
+                let live = Live::default();
                 let (mut publisher, log) = channel::<Value, SpinYield>(4);
                 let _other = shared.then(|| publisher.clone());
                 let mut subscription = log.subscribe().unwrap();
@@ -629,7 +627,7 @@ fn an_iterator_that_lies_about_its_length() {
                     hint: (promised.min(5), Some(promised)),
                     step: || {
                         left = u64::checked_sub(left, 1)?;
-                        Some(ledger.value(left))
+                        Some(live.value(left))
                     },
                 });
                 let positions = match published {
@@ -639,12 +637,12 @@ fn an_iterator_that_lies_about_its_length() {
                         0..0
                     }
                 };
-                assert_eq!(ledger.alive() as u64, positions.end - positions.start);
+                assert_eq!(live.alive() as u64, positions.end - positions.start);
                 assert_eq!(subscription.poll(), positions.end);
                 let (head, rest) = subscription.slices(0, positions.end);
                 head.iter().chain(rest).for_each(Value::check);
                 drop((publisher, _other, subscription, log));
-                assert_eq!(ledger.alive(), 0);
+                assert_eq!(live.alive(), 0);
             }
         }
     }
@@ -653,7 +651,7 @@ fn an_iterator_that_lies_about_its_length() {
 #[test]
 fn an_iterator_that_uses_the_channel() {
     for shared in [false, true] {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel::<Value, SpinYield>(4);
         let mut others = Vec::new();
         if shared {
@@ -677,7 +675,7 @@ fn an_iterator_that_uses_the_channel() {
                         reader.advance_to(reader.end());
                     });
                     if let Some(other) = others.first_mut() {
-                        let _ = other.try_publish(ledger.value(100));
+                        let _ = other.try_publish(live.value(100));
                     }
                     if round == 20 {
                         others.pop();
@@ -688,21 +686,21 @@ fn an_iterator_that_uses_the_channel() {
                         expected = batch.end_seq();
                     }
                     log.tidy();
-                    Some(ledger.value(left))
+                    Some(live.value(left))
                 },
             });
             joined.clear();
         }
         assert!(expected > 40, "{expected} entries");
         drop((publisher, others, subscription, log));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
 #[test]
 fn batches_of_every_length_at_every_slot() {
     for shared in [false, true] {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel_with_slots::<Value, SpinYield>(5, 8);
         let (mut plain, numbers) = channel_with_slots::<u64, SpinYield>(5, 8);
         let _others = shared.then(|| (publisher.clone(), plain.clone()));
@@ -713,7 +711,7 @@ fn batches_of_every_length_at_every_slot() {
             let n = step % 6;
             let positions = next..next + n;
             // Collected, since the length is not known; and copied.
-            let values = positions.clone().map(|seq| ledger.value(seq));
+            let values = positions.clone().map(|seq| live.value(seq));
             let collected = publisher.try_publish_all(values.filter(|_| true));
             assert!(collected.is_ok_and(|published| published == positions));
             let copies: Vec<_> = positions.clone().collect();
@@ -730,23 +728,22 @@ fn batches_of_every_length_at_every_slot() {
         }
         assert!(plain.try_publish_slice(&[0; 6]).is_err());
         drop((publisher, _others, subscription, log));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
 #[test]
 fn a_forgotten_guard_keeps_its_entries() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Value, SpinYield>(4);
     let mut subscription = log.subscribe().unwrap();
     for number in 0..4 {
-        assert!(publisher.try_publish(ledger.value(number)).is_ok());
+        assert!(publisher.try_publish(live.value(number)).is_ok());
     }
     mem::forget(subscription.try_next_batch().unwrap());
     mem::forget(publisher.buffered(3));
-    let full = |publisher: &mut Publisher<Value, SpinYield>| {
-        publisher.try_publish(ledger.value(9)).is_err()
-    };
+    let full =
+        |publisher: &mut Publisher<Value, SpinYield>| publisher.try_publish(live.value(9)).is_err();
     assert!(full(&mut publisher));
     let leaked: &Subscription<_, _> = Box::leak(Box::new(subscription));
     let lent = leaked.get(0).unwrap();
@@ -759,7 +756,7 @@ fn a_forgotten_guard_keeps_its_entries() {
     drop(publisher);
     lent.check();
     assert!(!log.is_closed());
-    assert_eq!(ledger.alive(), 4);
+    assert_eq!(live.alive(), 4);
 }
 
 #[test]
@@ -813,21 +810,21 @@ fn limits_as_large_as_their_type() {
 
 #[test]
 fn a_batch_that_could_not_be_flushed_is_not_lost() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Value, SpinYield>(2);
     let mut subscription = log.subscribe().unwrap();
     for number in 0..2 {
-        assert!(publisher.try_publish(ledger.poisoned(number)).is_ok());
+        assert!(publisher.try_publish(live.poisoned(number)).is_ok());
     }
     drop(subscription.try_next_batch());
     drop(subscription.try_next_batch());
     let mut buffered = publisher.buffered(2);
-    assert!(buffered.push(ledger.value(2)).is_ok());
-    assert!(unwinds(|| buffered.push(ledger.value(3))), "drops value 0");
-    assert!(unwinds(|| buffered.push(ledger.value(4))), "drops value 1");
+    assert!(buffered.push(live.value(2)).is_ok());
+    assert!(unwinds(|| buffered.push(live.value(3))), "drops value 0");
+    assert!(unwinds(|| buffered.push(live.value(4))), "drops value 1");
     assert_eq!(buffered.len(), 2, "a batch that fits");
     assert!(buffered.flush().is_ok());
-    assert_eq!((ledger.alive(), subscription.poll()), (2, 4));
+    assert_eq!((live.alive(), subscription.poll()), (2, 4));
     drop(buffered);
 }
 
@@ -885,7 +882,7 @@ fn with_a_panic(nth: u64, call: impl FnOnce()) -> bool {
 #[test]
 fn a_wait_strategy_that_panics() {
     for (shared, nth) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
-        let ledger = Ledger::default();
+        let live = Live::default();
         let (mut publisher, log) = channel::<Value, Hooked>(4);
         let other = shared.then(|| publisher.clone());
         let mut subscription = log.subscribe().unwrap();
@@ -894,7 +891,7 @@ fn a_wait_strategy_that_panics() {
             // Looking for room notifies, and publishing does: at most one value is lost, or it is
             // published all the same.
             panics += u32::from(with_a_panic(nth, || {
-                let value = ledger.value(round);
+                let value = live.value(round);
                 let _ = match round % 3 {
                     0 => publisher.try_publish(value).is_ok(),
                     1 => publisher.try_publish_all([value]).is_ok(),
@@ -930,25 +927,25 @@ fn a_wait_strategy_that_panics() {
         assert_eq!(all.len(), dominoes::MAX_SUBSCRIBERS - 1);
         drop(all);
         assert!(with_a_panic(0, || log.tidy()));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
         assert!(with_a_panic(nth, || publisher.close()));
-        assert!(publisher.try_publish(ledger.value(0)).is_err());
+        assert!(publisher.try_publish(live.value(0)).is_err());
         drop(other);
         assert!(with_a_panic(nth, || drop(publisher)));
         assert_eq!(log.publishers(), 0);
         drop((subscription, log));
-        assert_eq!(ledger.alive(), 0);
+        assert_eq!(live.alive(), 0);
     }
 }
 
 #[test]
 fn a_wait_strategy_that_uses_the_channel() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Value, Hooked>(4);
     let mut other = publisher.clone();
     let mut subscription = log.subscribe().unwrap();
     subscription.set_batch_limit(4);
-    let (hooked, of_hook) = (log.clone(), ledger.clone());
+    let (hooked, of_hook) = (log.clone(), live.clone());
     HOOK.set(Some(Box::new(move || {
         let mut joined = hooked.subscribe().unwrap();
         let _ = other.try_publish(of_hook.value(7));
@@ -958,8 +955,8 @@ fn a_wait_strategy_that_uses_the_channel() {
         hooked.tidy();
     })));
     for round in 0..50 {
-        let _ = publisher.try_publish(ledger.value(round));
-        let _ = publisher.publish_deadline(ledger.value(round), Instant::now());
+        let _ = publisher.try_publish(live.value(round));
+        let _ = publisher.publish_deadline(live.value(round), Instant::now());
         if let Ok(batch) = subscription.next_batch_deadline(Instant::now()) {
             batch.iter().for_each(|(_, value)| value.check());
         }
@@ -972,12 +969,12 @@ fn a_wait_strategy_that_uses_the_channel() {
         subscription.position()
     );
     drop((publisher, subscription, log));
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
 fn a_wait_strategy_that_asks_too_often_loses_no_work() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, share) = WorkShare::<Value, Lifo<Value>, Hooked>::open(1);
     let mut worker = share.join().unwrap();
     let taken = Arc::new(AtomicUsize::new(0));
@@ -990,17 +987,17 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
         }
     })));
     for number in 0..8 {
-        assert!(publisher.put(ledger.value(number)).is_ok());
+        assert!(publisher.put(live.value(number)).is_ok());
     }
     drop(HOOK.take());
     let left = usize::from(share.join().unwrap().try_take().is_ok());
-    assert_eq!((taken.load(Relaxed) + left, ledger.alive()), (8, 0));
+    assert_eq!((taken.load(Relaxed) + left, live.alive()), (8, 0));
 
     // A worker that waits, while every notification brings entries.
     let (mut publisher, share) = WorkShare::<Value, Lifo<Value>, Hooked>::open(32);
     let mut worker = share.join().unwrap();
     let offered = Arc::new(AtomicUsize::new(0));
-    let (count, of_hook) = (offered.clone(), ledger.clone());
+    let (count, of_hook) = (offered.clone(), live.clone());
     HOOK.set(Some(Box::new(move || {
         for number in 0..2 {
             let offer = publisher.offer(of_hook.value(number));
@@ -1012,7 +1009,7 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
     drop(HOOK.take());
     let rest = std::iter::from_fn(|| worker.try_take().ok()).count();
     assert_eq!(rest + 1, offered.load(Relaxed), "entries were lost");
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 // Memory.
@@ -1116,7 +1113,7 @@ fn a_capacity_that_no_memory_holds() {
 
 #[test]
 fn a_publisher_that_changes_threads() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Value, Park>(4);
     let mut subscription = log.subscribe().unwrap();
     let reader = thread::spawn(move || {
@@ -1131,15 +1128,15 @@ fn a_publisher_that_changes_threads() {
     });
     let mut second = None;
     for round in 0..60 {
-        let ledger = ledger.clone();
+        let live = live.clone();
         // Alone, then one of two, then alone again; each on a thread of its own.
         (publisher, second) = thread::spawn(move || {
-            assert!(publisher.publish(ledger.value(2 * round)).is_ok());
+            assert!(publisher.publish(live.value(2 * round)).is_ok());
             let mut second = second.take().or_else(|| Some(publisher.clone()));
             if round % 3 == 2 {
                 second = None;
             }
-            assert!(publisher.publish_all([ledger.value(2 * round + 1)]).is_ok());
+            assert!(publisher.publish_all([live.value(2 * round + 1)]).is_ok());
             (publisher, second)
         })
         .join()
@@ -1147,7 +1144,7 @@ fn a_publisher_that_changes_threads() {
     }
     drop((publisher, second, log));
     assert!(reader.join().unwrap().into_iter().eq(0..120));
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
@@ -1169,8 +1166,8 @@ fn what_may_go_to_another_thread() {
     sync::<Attachments<Entry>>();
     send::<Pin<'_, Entry>>();
     // A value that may go to another thread, but not be shared: one thread at a time has it.
-    sync::<Role<std::cell::Cell<u32>>>();
-    send::<RoleGuard<'_, std::cell::Cell<u32>>>();
-    sync::<RoleGuard<'_, u32>>();
+    sync::<Exclusive<std::cell::Cell<u32>>>();
+    send::<ExclusiveGuard<'_, std::cell::Cell<u32>>>();
+    sync::<ExclusiveGuard<'_, u32>>();
     sync::<Verdicts>();
 }

@@ -1,7 +1,8 @@
-//! What stands beside the slots: verdicts, attachments with their pins, roles, fingerprints.
+//! What stands beside the slots: verdicts, attachments with their pins, exclusive values,
+//! fingerprints.
 #![cfg(not(loom))]
 
-use dominoes::{Pin, Role, Verdicts, attachments};
+use dominoes::{Exclusive, Pin, Verdicts, attachments};
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -199,15 +200,15 @@ fn frames_go_back_under_load_and_nobody_reads_one_that_went() {
 }
 
 #[test]
-fn a_role_is_given_back_by_a_panic_too() {
-    let role = Role::new(vec![1]);
+fn an_exclusive_is_released_by_a_panic_too() {
+    let exclusive = Exclusive::new(vec![1]);
     let failed = catch_unwind(AssertUnwindSafe(|| {
-        let mut mine = role.try_take().unwrap();
+        let mut mine = exclusive.try_take().unwrap();
         mine.push(2);
         panic!("while I have it");
     }));
-    assert!(failed.is_err() && !role.is_taken());
-    assert_eq!(role.into_inner(), [1, 2]);
+    assert!(failed.is_err() && !exclusive.is_taken());
+    assert_eq!(exclusive.into_inner(), [1, 2]);
 }
 
 #[derive(Debug, Clone)]

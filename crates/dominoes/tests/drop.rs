@@ -8,11 +8,11 @@ use std::sync::{
 };
 
 #[derive(Default, Clone)]
-struct Ledger(Arc<AtomicIsize>);
+struct Live(Arc<AtomicIsize>);
 
-struct Counted(Ledger);
+struct Counted(Live);
 
-impl Ledger {
+impl Live {
     fn value(&self) -> Counted {
         self.0.fetch_add(1, Ordering::Relaxed);
         Counted(self.clone())
@@ -33,53 +33,49 @@ impl Drop for Counted {
 
 #[test]
 fn what_is_still_queued_is_dropped_with_the_channel() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Counted, SpinYield>(8);
     let subscription = log.subscribe().unwrap();
     for _ in 0..5 {
-        publisher.publish(ledger.value()).map_err(drop).unwrap();
+        publisher.publish(live.value()).map_err(drop).unwrap();
     }
-    assert_eq!(ledger.alive(), 5);
+    assert_eq!(live.alive(), 5);
     drop((publisher, log, subscription));
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
 fn released_entries_are_dropped_while_publishing_goes_on() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Counted, SpinYield>(8);
     let mut subscription = log.subscribe().unwrap();
     for round in 0..100 {
-        publisher.publish(ledger.value()).map_err(drop).unwrap();
+        publisher.publish(live.value()).map_err(drop).unwrap();
         drop(subscription.next_batch().unwrap());
-        assert!(
-            ledger.alive() <= 3,
-            "{} alive in round {round}",
-            ledger.alive()
-        );
+        assert!(live.alive() <= 3, "{} alive in round {round}", live.alive());
     }
     log.tidy();
-    assert_eq!(ledger.alive(), 0);
+    assert_eq!(live.alive(), 0);
 }
 
 #[test]
 fn a_refused_value_comes_back_whole() {
-    let ledger = Ledger::default();
+    let live = Live::default();
     let (mut publisher, log) = channel::<Counted, SpinYield>(2);
     let _subscription = log.subscribe().unwrap();
-    publisher.try_publish(ledger.value()).map_err(drop).unwrap();
-    publisher.try_publish(ledger.value()).map_err(drop).unwrap();
-    match publisher.try_publish(ledger.value()) {
+    publisher.try_publish(live.value()).map_err(drop).unwrap();
+    publisher.try_publish(live.value()).map_err(drop).unwrap();
+    match publisher.try_publish(live.value()) {
         Err(TryPublishError::Full(value)) => drop(value),
         _ => panic!("there is no room"),
     }
-    match publisher.try_publish_all([ledger.value(), ledger.value()]) {
+    match publisher.try_publish_all([live.value(), live.value()]) {
         Err(BatchError::Full(values)) => assert_eq!(values.len(), 2),
         _ => panic!("there is no room"),
     }
-    match publisher.try_publish_all([ledger.value(), ledger.value(), ledger.value()]) {
+    match publisher.try_publish_all([live.value(), live.value(), live.value()]) {
         Err(BatchError::TooLong(values)) => assert_eq!(values.len(), 3),
         _ => panic!("too long"),
     }
-    assert_eq!(ledger.alive(), 2);
+    assert_eq!(live.alive(), 2);
 }

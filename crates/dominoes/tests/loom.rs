@@ -8,8 +8,8 @@
 #![cfg(loom)]
 
 use dominoes::{
-    Assignment, BatchError, EventCount, Greedy, NoBatch, Park, Publisher, Role, Spin, Standing,
-    Subscription, TryPublishError, Units, Verdicts, Wait, WaitSet, WakeSource, Work,
+    Assignment, BatchError, EventCount, Exclusive, Greedy, NoBatch, Park, Publisher, Spin,
+    Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet, WakeSource, Work,
 };
 use loom::{
     sync::{
@@ -158,8 +158,9 @@ fn alone_then_shared_then_alone() {
     });
 }
 
-/// Catches: a channel that says that it has several publishers before its lap bytes say that nothing of
-/// this lap is published. In the first lap the bytes are those of a published entry by accident.
+/// Catches: a channel that says that it has several publishers before its lap bytes say that
+/// nothing of this lap is published. In the first lap the bytes are those of a published entry by
+/// accident.
 #[test]
 fn nothing_is_published_by_cloning_a_publisher() {
     model(3, || {
@@ -421,8 +422,8 @@ fn an_event_count_loses_no_wake_up() {
     });
 }
 
-/// What a context with several feeds does: registers with all of them, looks at all of them, and sleeps
-/// if there is nothing. Returns what it has seen when all channels are closed.
+/// What a context with several feeds does: registers with all of them, looks at all of them, and
+/// sleeps if there is nothing. Returns what it has seen when all channels are closed.
 fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
     let mut set = WaitSet::new();
     let mut seen = Vec::new();
@@ -453,8 +454,8 @@ fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
     }
 }
 
-/// Catches: one thread that sleeps on two channels and misses a publish or the end of either; a thread
-/// that stays on the list of one when the other has woken it. loom reports the deadlock.
+/// Catches: one thread that sleeps on two channels and misses a publish or the end of either; a
+/// thread that stays on the list of one when the other has woken it. loom reports the deadlock.
 #[test]
 fn a_thread_that_sleeps_on_two_channels_is_woken_by_each() {
     model(2, || {
@@ -470,8 +471,8 @@ fn a_thread_that_sleeps_on_two_channels_is_woken_by_each() {
     });
 }
 
-/// Catches: a publish between subscribing, registering and sleeping that neither the look finds nor the
-/// publisher's look for sleepers.
+/// Catches: a publish between subscribing, registering and sleeping that neither the look finds nor
+/// the publisher's look for sleepers.
 #[test]
 fn subscribing_and_registering_against_a_publisher_that_wakes() {
     model(2, || {
@@ -492,8 +493,8 @@ fn subscribing_and_registering_against_a_publisher_that_wakes() {
     });
 }
 
-/// Catches: a thread that takes itself off one source while that one's notifier wakes it, and then misses
-/// the wake-up of the source on which it sleeps next, or leaves a registration behind.
+/// Catches: a thread that takes itself off one source while that one's notifier wakes it, and then
+/// misses the wake-up of the source on which it sleeps next, or leaves a registration behind.
 #[test]
 fn leaving_a_source_while_its_notifier_wakes() {
     model(3, || {
@@ -634,7 +635,8 @@ fn a_verdict_carries_what_was_written_before_it() {
     });
 }
 
-/// Catches: two that find out the same verdict at once, and one that begins before what who gave up wrote is seen.
+/// Catches: two that find out the same verdict at once, and one that begins before what who gave up
+/// wrote is seen.
 #[test]
 fn a_verdict_is_found_out_by_one_at_a_time() {
     model(3, || {
@@ -725,7 +727,8 @@ fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
     });
 }
 
-/// Catches: a value that the worker and the stocker both take out, or that one takes while a pin lends it.
+/// Catches: a value that the worker and the stocker both take out, or that one takes while a pin
+/// lends it.
 #[test]
 fn who_did_the_work_may_take_the_values_out() {
     model(3, || {
@@ -770,17 +773,18 @@ fn a_pin_sees_a_value_once_it_is_stocked() {
     });
 }
 
-/// Catches: two holders of a role at a time, or the second not seeing what the first wrote.
+/// Catches: two holders of an exclusive value at a time, or the second not seeing what the first
+/// wrote.
 #[test]
-fn a_role_has_one_holder() {
+fn an_exclusive_has_one_holder() {
     model(3, || {
-        let role = Arc::new(Role::new(0));
+        let exclusive = Arc::new(Exclusive::new(0));
         let taken = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..2)
             .map(|_| {
-                let (role, taken) = (role.clone(), taken.clone());
+                let (exclusive, taken) = (exclusive.clone(), taken.clone());
                 thread::spawn(move || {
-                    if let Some(mut mine) = role.try_take() {
+                    if let Some(mut mine) = exclusive.try_take() {
                         *mine += 1;
                         taken.fetch_add(1, Ordering::Relaxed);
                     }
@@ -790,13 +794,16 @@ fn a_role_has_one_holder() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(*role.try_take().unwrap(), taken.load(Ordering::Relaxed));
+        assert_eq!(
+            *exclusive.try_take().unwrap(),
+            taken.load(Ordering::Relaxed)
+        );
     });
 }
 
-/// Does what is left of the first unit, at most `pieces` of it, in cells that only one thread may have at a
-/// time; gives the unit back half done if there is more.
-fn work_on(units: &Units, cells: &[Role<u32>; 2], pieces: usize) {
+/// Does what is left of the first unit, at most `pieces` of it, in cells that only one thread may
+/// have at a time; gives the unit back half done if there is more.
+fn work_on(units: &Units, cells: &[Exclusive<u32>; 2], pieces: usize) {
     let Ok(mut begun) = units.begin(0) else {
         return;
     };
@@ -814,12 +821,12 @@ fn work_on(units: &Units, cells: &[Role<u32>; 2], pieces: usize) {
     }
 }
 
-/// Catches: a piece done twice or never, or by two threads at a time, when an owner and a thief meet at a unit
-/// that each of them may leave half done.
+/// Catches: a piece done twice or never, or by two threads at a time, when two threads meet at a
+/// unit that each of them may leave half done.
 #[test]
-fn a_unit_is_done_once_by_owner_and_thief_together() {
+fn a_unit_is_done_once_by_two_threads_together() {
     model(3, || {
-        let shared = Arc::new((Units::new(1, 1), [Role::new(0), Role::new(0)]));
+        let shared = Arc::new((Units::new(1, 1), [Exclusive::new(0), Exclusive::new(0)]));
         let others: Vec<_> = [1, 2]
             .into_iter()
             .map(|pieces| {
@@ -832,16 +839,17 @@ fn a_unit_is_done_once_by_owner_and_thief_together() {
             other.join().unwrap();
         }
         work_on(&shared.0, &shared.1, 2);
-        assert_eq!(shared.0.standing(1), Standing::Done);
+        assert_eq!(shared.0.state(1), UnitState::Done);
         for cell in &shared.1 {
             assert_eq!(*cell.try_take().unwrap(), 1);
         }
     });
 }
 
-/// Catches: work that is told to be done before what it wrote can be seen (a missing Release or Acquire).
+/// Catches: work that is told to be done before what it wrote can be seen (a missing Release or
+/// Acquire).
 #[test]
-fn who_hears_that_a_piece_is_done_sees_what_it_wrote() {
+fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
     model(3, || {
         let shared = Arc::new((Units::new(1, 1), AtomicUsize::new(0)));
         let worker = {
@@ -854,7 +862,7 @@ fn who_hears_that_a_piece_is_done_sees_what_it_wrote() {
                 begun.done(0);
             })
         };
-        if shared.0.standing(0) == Standing::Done {
+        if shared.0.state(0) == UnitState::Done {
             assert_eq!(shared.1.load(Ordering::Relaxed), 7);
         }
         if let Ok(begun) = shared.0.begin(0)
@@ -866,8 +874,8 @@ fn who_hears_that_a_piece_is_done_sees_what_it_wrote() {
     });
 }
 
-/// Catches: a unit of a later lap that begins with what the lap before left in its word, or a late look at an
-/// earlier one that takes it for undone.
+/// Catches: a unit of a later lap that begins with what the lap before left in its word, or a late
+/// look at an earlier one that takes it for undone.
 #[test]
 fn a_word_serves_unit_after_unit() {
     model(3, || {
@@ -876,7 +884,7 @@ fn a_word_serves_unit_after_unit() {
             let units = units.clone();
             thread::spawn(move || match units.begin(0) {
                 Ok(begun) => assert!(begun.next() < 2),
-                Err(found) => assert_ne!(found, Standing::Free),
+                Err(found) => assert_ne!(found, UnitState::Free),
             })
         };
         let Ok(mut begun) = units.begin(0) else {
@@ -892,8 +900,8 @@ fn a_word_serves_unit_after_unit() {
     });
 }
 
-/// Catches: a unit that nobody can have any more because whoever had it unwound; a piece in whose middle it did
-/// so taken for done.
+/// Catches: a unit that nobody can have any more because whoever had it unwound; a piece in whose
+/// middle it did so taken for done.
 #[test]
 fn who_unwinds_lets_go_of_what_it_had_begun() {
     model(3, || {

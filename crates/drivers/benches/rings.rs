@@ -197,8 +197,8 @@ fn xdp_receive(len: usize) {
             let mut device = device.borrow_mut();
             let (begin, mut packets, mut sum) = (Instant::now(), 0, 0u64);
             while begin.elapsed() < SLICE {
-                let (received, octets) = device.receive(BATCH);
-                sum = sum.wrapping_add(octets);
+                let (received, bytes) = device.receive(BATCH);
+                sum = sum.wrapping_add(bytes);
                 packets += received as u64;
             }
             std::hint::black_box(sum);

@@ -55,7 +55,7 @@ const MAX_PIECES: usize = 18;
 /// Bytes of `struct xsk_tx_metadata`.
 const METADATA_LEN: usize = 24;
 /// How long a queue may stay busy after its last user has closed it; the kernel takes it down later.
-const REBIND_PATIENCE: Duration = Duration::from_secs(1);
+const REBIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: frames sent per system call when they are copied.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 
@@ -571,7 +571,7 @@ impl<'a> Opening<'a> {
             };
             let interface = self.interface.to_owned();
             return Err(match error.raw_os_error() {
-                Some(libc::EBUSY) if begin.elapsed() < REBIND_PATIENCE => {
+                Some(libc::EBUSY) if begin.elapsed() < REBIND_TIMEOUT => {
                     thread::sleep(Duration::from_millis(2));
                     continue;
                 }

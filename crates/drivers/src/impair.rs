@@ -20,7 +20,7 @@ mod bridge;
 mod impaired;
 
 pub use bridge::bridge;
-pub use impaired::{Clock, Impaired, Switches};
+pub use impaired::{Clock, Impaired, LinkControls};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::memory::{FaultStats, Faults, Wire};
 const OVERHEAD: u64 = 24;
 
 /// How long a frame that others were to overtake waits for them.
-const PATIENCE: Duration = Duration::from_millis(1);
+const REORDER_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// One direction of a wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -106,14 +106,14 @@ pub struct Link {
     config: LinkConfig,
     wire: Wire,
     /// When frames that are held back are let go.
-    patience: Duration,
+    reorder_timeout: Duration,
     /// When each frame that waits for the rate has left, and its length in bytes.
     waiting: VecDeque<(Duration, u64)>,
     waiting_bytes: u64,
     /// When the rate is free again.
     free_at: Duration,
     /// By arrival, and by the order in which they left.
-    flying: BTreeMap<(Duration, u64), Frame>,
+    in_flight: BTreeMap<(Duration, u64), Frame>,
     count: u64,
     stats: LinkStats,
 }
@@ -124,11 +124,11 @@ impl Link {
         Self {
             wire: Wire::new(config.faults.clone()),
             config,
-            patience: Duration::ZERO,
+            reorder_timeout: Duration::ZERO,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             free_at: Duration::ZERO,
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             count: 0,
             stats: LinkStats::default(),
         }
@@ -137,10 +137,10 @@ impl Link {
     /// A frame is sent.
     pub fn offer(&mut self, now: Duration, frame: Frame) {
         self.stats.offered += 1;
-        self.let_go(now);
+        self.release_held(now);
         let len = frame.len();
         self.wire.accept(frame, &|| vec![0; len].into(), &drop);
-        self.patience = now + PATIENCE;
+        self.reorder_timeout = now + REORDER_TIMEOUT;
         while let Some(frame) = self.wire.pop_due() {
             self.depart(now, frame);
         }
@@ -148,8 +148,8 @@ impl Link {
 
     /// The next frame that has arrived by `now`.
     pub fn take(&mut self, now: Duration) -> Option<Frame> {
-        self.let_go(now);
-        let first = self.flying.first_entry()?;
+        self.release_held(now);
+        let first = self.in_flight.first_entry()?;
         if first.key().0 > now {
             return None;
         }
@@ -159,8 +159,8 @@ impl Link {
 
     /// When [`take`](Self::take) has to be called next, unless something is offered before; `None`: never.
     pub fn next_arrival(&self) -> Option<Duration> {
-        let flying = self.flying.keys().next().map(|key| key.0);
-        let held = self.wire.holds_frames().then_some(self.patience);
+        let flying = self.in_flight.keys().next().map(|key| key.0);
+        let held = self.wire.holds_frames().then_some(self.reorder_timeout);
         [flying, held].into_iter().flatten().min()
     }
 
@@ -174,15 +174,15 @@ impl Link {
 
     /// From now on nothing goes wrong, and nothing is dropped for want of room; rate and delay stay. What is under
     /// way is not affected.
-    pub fn mend(&mut self) {
-        self.wire.mend();
+    pub fn clear_faults(&mut self) {
+        self.wire.clear_faults();
         self.config.queue = 0;
     }
 
     /// Lets frames go that were held back in vain.
-    fn let_go(&mut self, now: Duration) {
-        if self.wire.holds_frames() && self.patience <= now {
-            let at = self.patience;
+    fn release_held(&mut self, now: Duration) {
+        if self.wire.holds_frames() && self.reorder_timeout <= now {
+            let at = self.reorder_timeout;
             while let Some(frame) = self.wire.pop_held() {
                 self.depart(at, frame);
             }
@@ -215,7 +215,7 @@ impl Link {
         }
         let jitter = self.config.jitter.as_nanos() as u64;
         let late = Duration::from_nanos(self.wire.late(number, jitter));
-        self.flying
+        self.in_flight
             .insert((gone + self.config.delay + late, number), frame);
     }
 }
@@ -294,7 +294,7 @@ mod tests {
         let config = LinkConfig::default().faults(Faults::new(1).loss(1_000_000));
         let mut link = Link::new(config);
         link.offer(Duration::ZERO, frame(1));
-        link.mend();
+        link.clear_faults();
         link.offer(Duration::ZERO, frame(2));
         assert_eq!(drain(&mut link, Duration::ZERO), [2]);
     }

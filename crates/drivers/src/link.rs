@@ -56,17 +56,17 @@ impl Link {
 
     /// Whether the link was down when somebody last looked.
     #[inline]
-    pub(crate) fn in_trouble(&self) -> bool {
+    pub(crate) fn may_be_down(&self) -> bool {
         // ORDERING: Relaxed, a hint to look closer that orders nothing.
         self.down.load(Relaxed)
     }
 
-    pub(crate) fn report_trouble(&self) {
+    pub(crate) fn report_error(&self) {
         self.down.store(true, Relaxed);
     }
 
     /// Asks the kernel.
-    pub(crate) fn look(&self) -> LinkState {
+    pub(crate) fn query_state(&self) -> LinkState {
         let control = self.control.as_ref().map_or(self.fd(), AsFd::as_fd);
         let state = match sys::interface_name(control, self.index) {
             Err(_) => LinkState::Gone,
@@ -116,8 +116,8 @@ impl Reporter {
     /// Reports trouble, if somebody has met any.
     #[inline]
     pub(crate) fn check(&mut self) -> Result<(), DeviceError> {
-        if self.link.in_trouble() {
-            self.look()
+        if self.link.may_be_down() {
+            self.check_state()
         } else {
             Ok(())
         }
@@ -125,8 +125,8 @@ impl Reporter {
 
     /// Reports a link that is down, once, or gone, always.
     #[cold]
-    pub(crate) fn look(&mut self) -> Result<(), DeviceError> {
-        match self.link.look() {
+    pub(crate) fn check_state(&mut self) -> Result<(), DeviceError> {
+        match self.link.query_state() {
             LinkState::Up => {
                 self.down_reported = false;
                 Ok(())
@@ -146,7 +146,7 @@ impl Reporter {
         timeout: Option<Duration>,
     ) -> Result<Option<Duration>, DeviceError> {
         self.check()?;
-        Ok(if self.link.in_trouble() {
+        Ok(if self.link.may_be_down() {
             Some(timeout.map_or(DOWN_CHECK_INTERVAL, |timeout| {
                 timeout.min(DOWN_CHECK_INTERVAL)
             }))
@@ -160,8 +160,8 @@ impl Reporter {
         match sys::socket_error(self.link.fd()) {
             Ok(0) => Ok(()),
             _ => {
-                self.link.report_trouble();
-                self.look()
+                self.link.report_error();
+                self.check_state()
             }
         }
     }

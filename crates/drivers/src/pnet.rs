@@ -25,7 +25,7 @@ const QUEUE: usize = 4096;
 /// The crate cuts longer frames without a word; its default is 4096.
 const BUFFER: usize = 65_536 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 /// How often the receiving thread looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(20);
+const READ_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long it leaves a link alone that is down.
 const DOWN: Duration = Duration::from_millis(100);
 
@@ -100,7 +100,7 @@ impl Pnet {
         let config = Config {
             read_buffer_size: BUFFER,
             write_buffer_size: BUFFER,
-            read_timeout: Some(LOOK),
+            read_timeout: Some(READ_TIMEOUT),
             write_timeout: Some(Duration::ZERO),
             promiscuous: false,
             ..Config::default()

@@ -47,7 +47,7 @@ pub enum Target {
     All,
 }
 
-/// Says who gets a frame, by its octets, Ethernet header first. They may be anything.
+/// Says who gets a frame, by its bytes, Ethernet header first. They may be anything.
 pub type Classify = dyn Fn(&[u8]) -> Target + Send + Sync;
 
 /// Splits a device into `parts` parts, at least one, each with an inbox of `inbox` frames, at least one.
@@ -59,7 +59,7 @@ pub type Classify = dyn Fn(&[u8]) -> Target + Send + Sync;
 ///
 /// let (left, right) = memory::pair(MemoryConfig::default());
 /// let (_, mut peer) = Box::new(left).split();
-/// // By the last octet of the destination.
+/// // By the last byte of the destination.
 /// let parts = split(Box::new(right), 2, INBOX, |frame| Target::One(frame[5].into()));
 /// let mut parts = parts.into_iter().map(|part| Box::new(part).split().0);
 /// let (mut first, mut second) = (parts.next().unwrap(), parts.next().unwrap());
@@ -160,7 +160,7 @@ fn try_take<T>(role: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 impl Shared {
     /// Puts frames into the inbox of `part`, and tells its owner.
-    fn hand(&self, inbox: &mut Producer<Frame>, part: usize, frames: &mut Vec<Frame>) {
+    fn enqueue(&self, inbox: &mut Producer<Frame>, part: usize, frames: &mut Vec<Frame>) {
         let room = if inbox.is_abandoned() {
             0
         } else {
@@ -231,7 +231,7 @@ impl Shared {
         }
         for (part, (frames, inbox)) in sorted.iter_mut().zip(inboxes).enumerate() {
             if !frames.is_empty() {
-                self.hand(inbox, part, frames);
+                self.enqueue(inbox, part, frames);
             }
         }
         Ok(claimed)
@@ -489,7 +489,7 @@ mod tests {
     use crate::memory::{self, MemoryConfig, MemoryTx};
     use std::thread;
 
-    /// The peer's sending half, and the receiving halves of so many parts; the first octet names the part, 255 all.
+    /// The peer's sending half, and the receiving halves of so many parts; the first byte names the part, 255 all.
     fn parts(count: usize, inbox: usize) -> (MemoryTx, Vec<Box<dyn DeviceRx>>) {
         let (near, far) = memory::pair(MemoryConfig::default().queue_depth(4096));
         let classify = |frame: &[u8]| match frame.first() {

@@ -1057,7 +1057,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_addresses_can_be_walked_and_freed() {
+    fn the_list_of_addresses_can_be_iterated_and_freed() {
         for owned in ipv4_addresses().unwrap() {
             assert!(
                 !owned.interface.is_empty() && owned.prefix_len <= 32,

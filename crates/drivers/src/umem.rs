@@ -13,7 +13,7 @@
 //! - The one exception is a unit that [`PacketMemory::detach`] has copied out: its pages in the *view* are then private
 //!   memory with the same bytes, at the same address, exchanged in one step by the kernel. So the bytes behind a
 //!   `Lent` stay the same, while the kernel may fill the unit again. Nothing is lent of such a unit until
-//!   [`PacketMemory::mend`] has put the shared pages back, which it does only at a count of zero.
+//!   [`PacketMemory::reuse_detached`] has put the shared pages back, which it does only at a count of zero.
 
 #![allow(unsafe_code)]
 
@@ -499,7 +499,7 @@ impl PacketMemory {
     ///
     /// # Errors
     /// If it cannot be mapped; what was mended until then is.
-    pub(crate) fn mend(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn reuse_detached(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let region = &*self.region;
         let other = Mapping::shared(fd, region.view.len(), 0, false)?;
         let start = other.start();

@@ -176,18 +176,18 @@ pub struct Limits {
     /// [`SocketError::NoRoom`](crate::SocketError::NoRoom);
     /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both.
     ///
-    /// Memory comes with use. At the start a stack takes 44 octets for each of them, 0.7 MiB by default and 2.8 MiB for
-    /// 65,536, and reserves address space for [`Limits::CONNECTION_BASE`] octets each at most, which are touched when as
+    /// Memory comes with use. At the start a stack takes 44 bytes for each of them, 0.7 MiB by default and 2.8 MiB for
+    /// 65,536, and reserves address space for [`Limits::CONNECTION_BASE`] bytes each at most, which are touched when as
     /// many connections are open as never before. A connection that has carried no payload takes at most those and
     /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news of it. Its
-    /// `receive_buffer` comes with the first octet that arrives, with 8 octets for each request in flight; its `send_buffer`
+    /// `receive_buffer` comes with the first byte that arrives, with 8 bytes for each request in flight; its `send_buffer`
     /// with the first that is written. Both stay for the next connection in its place, so the most that a stack can
     /// come to is as many of both as `connections` says. A replica that joins a running group is given a copy of the state,
     /// about 1 KiB for each connection that is open; its giver does nothing else meanwhile.
     pub connections: u32,
-    /// Receive ring of a connection in octets, a power of two from 2^10 to 2^30. Default 1 MiB.
+    /// Receive ring of a connection in bytes, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
-    /// How far a connection lets its peer send when it begins, in octets, 2^10 to 2^30; what is more than
+    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more than
     /// `receive_buffer` counts as that. It widens up to there when the application reads more in a round trip than
     /// half of it. Default 2^30: all of the ring from the beginning.
     pub receive_window: u32,
@@ -196,9 +196,9 @@ pub struct Limits {
     pub send_buffer: u32,
     /// Numbered frames between two that the device took, a power of two. Default 512.
     pub tx_slots: u32,
-    /// Largest IP packet in octets, 68 to 65,535 (RFC 791). Default 1500.
+    /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
-    /// Largest TCP payload of one outgoing frame in octets, up to 65,475. Above the MSS it counts only where
+    /// Largest TCP payload of one outgoing frame in bytes, up to 65,475. Above the MSS it counts only where
     /// the device cuts frames into segments, and is lowered to what the device takes. Default: 65,475.
     pub frame_payload: u32,
     /// Frames that one connection or UDP socket may number before the next one in turn. Default 64.
@@ -225,9 +225,9 @@ pub struct Limits {
     pub errors_per_destination: u32,
     /// UDP sockets at a time. Default 64.
     pub udp_sockets: u32,
-    /// Queue of a UDP socket in octets, with 16 for each datagram, a power of two from 2^10 to 2^30. Default 256 KiB.
+    /// Queue of a UDP socket in bytes, with 16 for each datagram, a power of two from 2^10 to 2^30. Default 256 KiB.
     pub udp_receive_buffer: u32,
-    /// Datagrams that a UDP socket may have under way, in octets as above. Default 256 KiB.
+    /// Datagrams that a UDP socket may have under way, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
     /// Explicit congestion notification. Default: when the peer asks for it.
     pub ecn: Ecn,
@@ -268,13 +268,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Octets of an idle connection that all replicas share, without rings: a bound.
+    /// Bytes of an idle connection that all replicas share, without rings: a bound.
     pub const CONNECTION_BASE: usize = 1024;
-    /// Octets of an idle connection in every replica: a bound.
+    /// Bytes of an idle connection in every replica: a bound.
     pub const CONNECTION_PER_REPLICA: usize = 2048;
     /// What a 64 KB packet holds besides IPv4 and TCP headers.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
-    /// Octets of IPv4 and TCP headers without options.
+    /// Bytes of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
 
     setters! {

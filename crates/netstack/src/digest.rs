@@ -38,7 +38,7 @@ impl ConnId {
     };
 
     /// Stands for a connection that left for another group of its stack.
-    pub const AWAY: ConnId = ConnId {
+    pub const MIGRATED: ConnId = ConnId {
         index: u32::MAX,
         generation: 0,
     };
@@ -59,7 +59,7 @@ pub struct Flow {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Mac(pub [u8; 6]);
 
-/// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th octet.
+/// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flags(pub u8);
@@ -135,7 +135,7 @@ impl Kind {
 /// All that the pump learned of a run, in one cache line.
 ///
 /// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or one
-/// frame that the device had merged already. All segments but the last carry `seg_len` octets. Or it is
+/// frame that the device had merged already. All segments but the last carry `seg_len` bytes. Or it is
 /// acknowledgments without text, which share a request and no more: each arrives by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
@@ -147,11 +147,11 @@ pub struct Digest {
     pub sent: u64,
     /// The pump's guess of the connection, or [`ConnId::NONE`]. Never wrong, sometimes missing.
     pub hint: ConnId,
-    /// Sequence number of the first octet.
+    /// Sequence number of the first byte.
     pub seg_seq: SeqNum,
     /// Acknowledgment number, when `flags` has ACK.
     pub seg_ack: SeqNum,
-    /// Payload octets of the whole run.
+    /// Payload bytes of the whole run.
     pub len: u32,
     /// TSval, the same in all segments of the run (RFC 7323), when [`Digest::TIMESTAMPS`] is set.
     pub ts_val: u32,
@@ -161,7 +161,7 @@ pub struct Digest {
     pub app_read: u32,
     /// Low half of the application's write cursor, when [`Digest::PROGRESS`] is set.
     pub app_written: u32,
-    /// Payload octets of every segment but the last (of the only one, if there is one).
+    /// Payload bytes of every segment but the last (of the only one, if there is one).
     pub seg_len: u16,
     /// Window field as received, not scaled.
     pub seg_wnd: u16,
@@ -294,7 +294,7 @@ pub struct Acks {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct SynOptions {
-    /// Maximum segment size in octets (RFC 9293 section 3.7.1).
+    /// Maximum segment size in bytes (RFC 9293 section 3.7.1).
     pub mss: Option<u16>,
     /// Window scale shift (RFC 7323 section 2).
     pub window_scale: Option<u8>,
@@ -316,7 +316,7 @@ pub enum NetworkError {
     Prohibited,
     /// It was larger than the way takes (RFC 1191).
     TooBig {
-        /// The largest packet that would have passed, in octets; 0 if that was not said.
+        /// The largest packet that would have passed, in bytes; 0 if that was not said.
         mtu: u16,
     },
 }
@@ -324,16 +324,16 @@ pub enum NetworkError {
 /// Which of several groups over one device this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-pub struct Shard {
-    /// Its number, below `of`. The first answers for all where one answer does.
+pub struct GroupIndex {
+    /// Its number, below `count`. The first answers for all where one answer does.
     pub index: u16,
     /// How many groups there are, at least 1.
-    pub of: u16,
+    pub count: u16,
 }
 
-impl Shard {
+impl GroupIndex {
     /// The only one.
-    pub const ONLY: Shard = Shard { index: 0, of: 1 };
+    pub const ONLY: GroupIndex = GroupIndex { index: 0, count: 1 };
 
     /// Whether it is the one that answers for all.
     pub const fn is_first(self) -> bool {
@@ -341,9 +341,9 @@ impl Shard {
     }
 }
 
-impl Default for Shard {
+impl Default for GroupIndex {
     fn default() -> Self {
-        Shard::ONLY
+        GroupIndex::ONLY
     }
 }
 
@@ -359,7 +359,7 @@ pub enum Body {
         flow: Flow,
         /// Link-layer address that an answer goes to.
         mac: Mac,
-        /// Octets of each frame before its payload; the same in every frame of a run.
+        /// Bytes of each frame before its payload; the same in every frame of a run.
         payload_offset: u16,
         /// Options besides timestamps.
         options: Options,
@@ -369,14 +369,14 @@ pub enum Body {
         /// Our address.
         address: Ipv4Addr,
         /// Which group of the stack this is.
-        shard: Shard,
+        group: GroupIndex,
         /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
         secret: [u64; 2],
     },
     /// Active OPEN (RFC 9293 section 3.10.1).
     Open {
         /// Whom to tell.
-        ticket: u64,
+        request_id: u64,
         /// The peer.
         remote: SocketAddrV4,
         /// Link-layer address of the next hop.
@@ -407,9 +407,9 @@ pub enum Body {
     Progress {
         /// The connection.
         conn: ConnId,
-        /// Octets that it has read.
+        /// Bytes that it has read.
         app_read: u64,
-        /// Octets that it has written.
+        /// Bytes that it has written.
         app_written: u64,
         /// No more will be written (SHUT_WR; RFC 9293 section 3.10.4).
         shutdown: bool,
@@ -434,29 +434,29 @@ pub enum Body {
         conn: ConnId,
     },
     /// A connection is about to come from another group: keeps a place for it.
-    Expect {
+    MigrationReserve {
         /// Whom to tell.
-        ticket: u64,
+        request_id: u64,
     },
     /// The connection leaves for another group, as it stands, if it may.
-    Leave {
+    MigrationLeave {
         /// The connection.
         conn: ConnId,
     },
-    /// Some octets of a connection that comes from another group.
-    Piece {
-        /// As [`Pieces`] has them.
-        octets: [u64; Pieces::WORDS],
+    /// Some bytes of a connection that comes from another group.
+    MigrationPart {
+        /// As [`MigrationParts`] has them.
+        bytes: [u64; MigrationParts::WORDS],
     },
-    /// All octets of a connection that comes are here.
-    Come {
+    /// All bytes of a connection that comes are here.
+    MigrationArrive {
         /// The place that was kept for it.
         conn: ConnId,
-        /// How many octets they are.
+        /// How many bytes they are.
         len: u32,
     },
     /// A connection that had left for another group is over.
-    Forget {
+    MigrationEnd {
         /// Its ends.
         flow: Flow,
     },
@@ -471,7 +471,7 @@ pub enum Body {
     },
     /// UDP datagrams that arrived for one socket.
     Datagrams {
-        /// Payload octets of each, as many as the digest counts.
+        /// Payload bytes of each, as many as the digest counts.
         lens: [u16; MAX_RUN],
     },
     /// A UDP socket begins. The place of a former one is free.
@@ -497,7 +497,7 @@ pub enum Body {
         mac: Mac,
         /// Where the first record begins in the send ring.
         offset: u64,
-        /// Payload octets of each.
+        /// Payload bytes of each.
         lens: [u16; MAX_RUN],
         /// Time to live.
         ttl: u8,
@@ -515,26 +515,26 @@ pub enum Body {
 
 /// How requests carry what is longer than they are.
 #[derive(Debug)]
-pub enum Pieces {}
+pub enum MigrationParts {}
 
-impl Pieces {
+impl MigrationParts {
     /// Words in a piece.
     pub const WORDS: usize = 6;
-    /// Octets in a piece.
-    pub const OCTETS: usize = 8 * Pieces::WORDS;
+    /// Bytes in a piece.
+    pub const BYTES: usize = 8 * MigrationParts::WORDS;
 
-    /// The pieces of `octets`, the last one filled up with zeros.
-    pub fn of(octets: &[u8]) -> impl Iterator<Item = [u64; Pieces::WORDS]> + '_ {
-        octets.chunks(Pieces::OCTETS).map(words)
+    /// The pieces of `bytes`, the last one filled up with zeros.
+    pub fn of(bytes: &[u8]) -> impl Iterator<Item = [u64; MigrationParts::WORDS]> + '_ {
+        bytes.chunks(MigrationParts::BYTES).map(words)
     }
 }
 
-/// Octets as words, filled up with zeros.
-pub(crate) fn words<const N: usize>(octets: &[u8]) -> [u64; N] {
+/// Bytes as words, filled up with zeros.
+pub(crate) fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut words = [0; N];
-    for (word, octets) in words.iter_mut().zip(octets.chunks(8)) {
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
         let mut whole = [0; 8];
-        whole[..octets.len()].copy_from_slice(octets);
+        whole[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_le_bytes(whole);
     }
     words
@@ -560,7 +560,7 @@ impl Request {
         }
     }
 
-    /// Where the payload of a run lies: octets in every segment but the last, and octets of each frame
+    /// Where the payload of a run lies: bytes in every segment but the last, and bytes of each frame
     /// before its payload.
     #[inline]
     pub const fn layout(&self) -> (u32, usize) {
@@ -586,11 +586,11 @@ impl Request {
 /// A whole run is one piece; a run with a bad segment falls apart around it.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Sequence number of the first octet.
+    /// Sequence number of the first byte.
     pub seq: SeqNum,
     /// Acknowledgment number, meaningful with ACK.
     pub ack: SeqNum,
-    /// Payload octets.
+    /// Payload bytes.
     pub len: u32,
     /// Where the payload begins within the run's payloads put end to end.
     pub run_offset: u32,

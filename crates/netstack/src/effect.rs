@@ -48,7 +48,7 @@ impl EffectSink for Vec<Effect> {
 }
 
 /// Acknowledgments of a row, at most: every second segment has one.
-pub const MOST_TOLD: usize = 8;
+pub const MAX_ROW_ACKS: usize = 8;
 
 /// What segments that came in a row asked for, each for itself: a delivery each, and acknowledgments that are alike but for
 /// what they tell.
@@ -58,19 +58,19 @@ pub struct Row {
     pub deliver: Deliver,
     /// Segments.
     pub count: u32,
-    /// Octets of all. All but the last carry as many as the first.
+    /// Bytes of all. All but the last carry as many as the first.
     pub all: u32,
     /// What the acknowledgments tell: of every second segment.
-    pub told: ArrayVec<Told, MOST_TOLD>,
+    pub acks: ArrayVec<RowAck, MAX_ROW_ACKS>,
     /// Whether the first segment has one, or the second.
-    pub is_first_told: bool,
+    pub is_first_acked: bool,
     /// What they have in common, and the number of the first one's frame.
     pub like: Transmit,
 }
 
 /// What an acknowledgment without text tells of the receive side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RowAck {
     /// Acknowledgment number.
     pub ack: SeqNum,
     /// Window field, scaled already.
@@ -100,12 +100,12 @@ impl Row {
     /// The acknowledgments, in their order.
     #[inline]
     pub fn acknowledgments(&self) -> impl Iterator<Item = Transmit> {
-        let numbered = (self.like.first_frame..).zip(&self.told);
-        numbered.map(|(first_frame, told)| Transmit {
+        let numbered = (self.like.first_frame..).zip(&self.acks);
+        numbered.map(|(first_frame, acks)| Transmit {
             first_frame,
-            ack: told.ack,
-            wnd: told.wnd,
-            window_end: told.window_end,
+            ack: acks.ack,
+            wnd: acks.wnd,
+            window_end: acks.window_end,
             ..self.like
         })
     }
@@ -113,13 +113,13 @@ impl Row {
     /// All that its segments asked for, one by one.
     fn effects(&self) -> impl Iterator<Item = Effect> {
         let mut acknowledgments = self.acknowledgments();
-        let is_told = move |i: u32| i.is_multiple_of(2) == self.is_first_told;
+        let is_told = move |i: u32| i.is_multiple_of(2) == self.is_first_acked;
         (0..self.count)
             .zip(self.deliveries())
             .flat_map(move |(i, deliver)| {
-                let told = is_told(i).then(|| acknowledgments.next()).flatten();
+                let acks = is_told(i).then(|| acknowledgments.next()).flatten();
                 let deliver = core::iter::once(Effect::Deliver(deliver));
-                deliver.chain(told.map(Effect::Transmit))
+                deliver.chain(acks.map(Effect::Transmit))
             })
     }
 }
@@ -127,11 +127,11 @@ impl Row {
 /// Something to be done outside the protocol state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Copy received octets into the stream. Every octet of a stream is named by exactly one of these.
+    /// Copy received bytes into the stream. Every byte of a stream is named by exactly one of these.
     Deliver(Deliver),
     /// Build and send numbered frames.
     Transmit(Transmit),
-    /// The first `upto` octets that the application wrote will never be read again.
+    /// The first `upto` bytes that the application wrote will never be read again.
     Release {
         /// The connection.
         conn: ConnId,
@@ -150,7 +150,7 @@ pub enum Effect {
     /// An active open got its place; or, with [`ConnId::NONE`], failed for want of room or ports.
     Opened {
         /// Who asked.
-        ticket: u64,
+        request_id: u64,
         /// The connection.
         conn: ConnId,
         /// Its ends.
@@ -182,19 +182,19 @@ pub enum Effect {
         held: bool,
     },
     /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is none.
-    Expected {
+    MigrationReserved {
         /// Who asked.
-        ticket: u64,
+        request_id: u64,
         /// The place.
         conn: ConnId,
     },
-    /// Some octets of a connection that left for another group, or that it stays.
-    Packed(Packed),
-    /// Copy received datagrams into a socket's queue. Every octet of a queue is named by exactly one of these.
+    /// Some bytes of a connection that left for another group, or that it stays.
+    Serialized(SerializedPart),
+    /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one of these.
     Queue(Queue),
     /// Build and send numbered frames of datagrams.
     Send(SendDatagrams),
-    /// The first `upto` octets of a UDP socket's send ring will never be read again.
+    /// The first `upto` bytes of a UDP socket's send ring will never be read again.
     Sent {
         /// The socket.
         socket: ConnId,
@@ -210,47 +210,48 @@ pub enum Effect {
 
 /// A part of a connection that left for another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Packed {
+pub struct SerializedPart {
     /// What it was called.
     pub conn: ConnId,
-    /// Octets of all parts; 0 if the connection stays.
+    /// Bytes of all parts; 0 if the connection stays.
     pub len: u32,
     /// Which part this is.
     pub part: u16,
-    /// Its octets, the last part's filled up with zeros.
-    octets: [u64; Packed::OCTETS / 8],
+    /// Its bytes, the last part's filled up with zeros.
+    bytes: [u64; SerializedPart::BYTES / 8],
 }
 
-impl Packed {
-    /// Octets of a part.
-    pub const OCTETS: usize = 96;
+impl SerializedPart {
+    /// Bytes of a part.
+    pub const BYTES: usize = 96;
 
     /// The connection stays.
-    pub const fn nothing(conn: ConnId) -> Self {
-        Packed {
+    pub const fn declined(conn: ConnId) -> Self {
+        SerializedPart {
             conn,
             len: 0,
             part: 0,
-            octets: [0; Packed::OCTETS / 8],
+            bytes: [0; SerializedPart::BYTES / 8],
         }
     }
 
     /// All parts.
-    pub fn all(conn: ConnId, octets: &[u8]) -> impl Iterator<Item = Packed> + '_ {
+    pub fn all(conn: ConnId, octets: &[u8]) -> impl Iterator<Item = SerializedPart> + '_ {
         let len = octets.len() as u32;
-        let parts = octets.chunks(Packed::OCTETS).zip(0..);
-        parts.map(move |(octets, part)| Packed {
+        let parts = octets.chunks(SerializedPart::BYTES).zip(0..);
+        parts.map(move |(octets, part)| SerializedPart {
             conn,
             len,
             part,
-            octets: words(octets),
+            bytes: words(octets),
         })
     }
 
-    /// Its octets.
-    pub fn octets(&self) -> impl Iterator<Item = u8> + '_ {
-        let left = (self.len as usize).saturating_sub(usize::from(self.part) * Packed::OCTETS);
-        let all = self.octets.iter().flat_map(|word| word.to_le_bytes());
+    /// Its bytes.
+    pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
+        let left =
+            (self.len as usize).saturating_sub(usize::from(self.part) * SerializedPart::BYTES);
+        let all = self.bytes.iter().flat_map(|word| word.to_le_bytes());
         all.take(left)
     }
 }
@@ -262,9 +263,9 @@ pub struct Queue {
     pub socket: ConnId,
     /// Which datagrams of the run, a bit each.
     pub take: u16,
-    /// Payload octets of each datagram of the run.
+    /// Payload bytes of each datagram of the run.
     pub lens: [u16; MAX_RUN],
-    /// Where the first record goes: octets since the socket began.
+    /// Where the first record goes: bytes since the socket began.
     pub offset: u64,
     /// Where the last record ends.
     pub end: u64,
@@ -291,7 +292,7 @@ pub struct SendDatagrams {
     pub ttl: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Payload octets of each datagram.
+    /// Payload bytes of each datagram.
     pub lens: [u16; MAX_RUN],
     /// Where the first one's record begins in the send ring.
     pub offset: u64,
@@ -306,11 +307,11 @@ pub struct SendDatagrams {
 pub struct Deliver {
     /// The connection.
     pub conn: ConnId,
-    /// Where the octets begin within the run's payloads put end to end.
+    /// Where the bytes begin within the run's payloads put end to end.
     pub run_offset: u32,
-    /// How many octets.
+    /// How many bytes.
     pub len: u32,
-    /// Where they go: offset from the start of the receive stream (the octet after the SYN is 0).
+    /// Where they go: offset from the start of the receive stream (the byte after the SYN is 0).
     pub stream_offset: u64,
     /// Number of this delivery within its connection, 0 on. All pieces of one request share it.
     pub delivery: u64,
@@ -322,7 +323,7 @@ pub struct Deliver {
 
 /// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and length.
 ///
-/// Frame i carries the octets from `payload_offset + i * frame_len` on, `frame_len` of them but for the
+/// Frame i carries the bytes from `payload_offset + i * frame_len` on, `frame_len` of them but for the
 /// last. A frame longer than `mss` is for the device to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmit {
@@ -330,29 +331,29 @@ pub struct Transmit {
     pub first_frame: u64,
     /// How many frames, at least 1.
     pub count: u32,
-    /// Payload octets of all of them.
+    /// Payload bytes of all of them.
     pub payload_len: u32,
-    /// Where the payload begins in the send stream (the octet after our SYN is 0).
+    /// Where the payload begins in the send stream (the byte after our SYN is 0).
     pub payload_offset: u64,
     /// The connection whose send stream is meant; [`ConnId::NONE`] for frames without a connection.
     pub conn: ConnId,
-    /// Payload octets of every frame but the last.
+    /// Payload bytes of every frame but the last.
     pub frame_len: u32,
     /// Sequence number of the first frame.
     pub seq: SeqNum,
     /// Acknowledgment number; 0 without ACK.
     pub ack: SeqNum,
-    /// Payload octets of a segment, at most.
+    /// Payload bytes of a segment, at most.
     pub mss: u16,
     /// Window field, scaled already.
     pub wnd: u16,
     /// How far that lets the peer send: offset in the receive stream. For the application's reader, which
     /// tells of room only where it matters; 0 without a connection.
     pub window_end: u64,
-    /// Octets that may lie unread, for the same reader.
+    /// Bytes that may lie unread, for the same reader.
     pub window_limit: u32,
     /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`, `ttl` and `tos`.
-    pub heading: u32,
+    pub header_version: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Whether routers may mark them (ECT, RFC 3168 section 5).
@@ -374,7 +375,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    /// Payload of frame `i`: offset in the send stream and number of octets.
+    /// Payload of frame `i`: offset in the send stream and number of bytes.
     #[inline]
     pub fn payload_of(&self, i: u32) -> (u64, u32) {
         let before = i * self.frame_len;
@@ -434,7 +435,7 @@ impl FrameNumbers {
 
     /// Frames 0..`sent` have been taken by the device, of whose ring `limits` tell.
     #[inline]
-    pub(crate) fn tell_sent(&mut self, sent: u64, limits: &Limits) {
+    pub(crate) fn update_sent(&mut self, sent: u64, limits: &Limits) {
         if sent > self.sent {
             self.sent = sent;
             self.limit = sent + u64::from(limits.tx_slots);

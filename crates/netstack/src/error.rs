@@ -46,7 +46,8 @@ pub enum SocketError {
     Aborted,
     /// Nobody knows the way to the peer.
     Unreachable,
-    /// The destination is the stack's own address, or 127.0.0.0/8: there is no way back into the stack.
+    /// The destination is the stack's own address, or 127.0.0.0/8: there is no way back into the
+    /// stack.
     Ourselves,
     /// The connection table or the range of ports is full.
     NoRoom,
@@ -91,8 +92,9 @@ impl SocketError {
         }
     }
 
-    /// The number that Linux has for it, for programs that speak of errors so. An [`io::Error`] made of a
-    /// [`SocketError`] keeps it: `error.get_ref()` gives the typed error back, and so the number.
+    /// The number that Linux has for it, for programs that speak of errors so. An [`io::Error`]
+    /// made of a [`SocketError`] keeps it: `error.get_ref()` gives the typed error back, and so the
+    /// number.
     pub const fn errno(self) -> i32 {
         match self {
             SocketError::WouldBlock => 11,
@@ -161,42 +163,46 @@ pub enum StackError {
     /// No thread could be started, or no random numbers be had.
     Io(io::Error),
     /// No replica can be added, or removed.
-    Members(MembersError),
+    Membership(MembershipError),
 }
 
-/// Why nobody joins a group of replicas, or leaves it.
+/// Why no replica can join a group, or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum MembersError {
-    /// Every seat is taken; `Layout::seats` says how many there are.
-    NoSeat,
-    /// Nobody sits there, or who does is leaving.
-    NoSuchMember,
+pub enum MembershipError {
+    /// Every replica slot is taken; `Layout::replica_slots` sets their number.
+    NoFreeSlot,
+    /// No such replica, or it is already leaving.
+    NoSuchReplica,
     /// All others have left, or are about to: the state would be lost.
-    LastMember,
-    /// Every replica died: nobody has the state any more.
-    NobodyLeft,
-    /// The stack runs without a log, as one with a single seat does.
+    LastReplica,
+    /// Every replica has failed: no replica has the state any more.
+    NoReplicaLeft,
+    /// The stack runs without a log, as one with a single replica slot does.
     NoLog,
 }
 
-impl fmt::Display for MembersError {
+impl fmt::Display for MembershipError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            MembersError::NoSeat => "every seat is taken; raise `Layout::seats`",
-            MembersError::NoSuchMember => "no such replica, or it is leaving",
-            MembersError::LastMember => "the last replica cannot leave",
-            MembersError::NobodyLeft => "no replica is left to take a state from",
-            MembersError::NoLog => "a stack with one seat has no log to join; set `Layout::seats`",
+            MembershipError::NoFreeSlot => {
+                "every replica slot is taken; raise `Layout::replica_slots`"
+            }
+            MembershipError::NoSuchReplica => "no such replica, or it is leaving",
+            MembershipError::LastReplica => "the last replica cannot leave",
+            MembershipError::NoReplicaLeft => "no replica is left to take a state from",
+            MembershipError::NoLog => {
+                "a stack with one replica slot has no log to join; set `Layout::replica_slots`"
+            }
         })
     }
 }
 
-impl std::error::Error for MembersError {}
+impl std::error::Error for MembershipError {}
 
-impl From<MembersError> for StackError {
-    fn from(error: MembersError) -> Self {
-        StackError::Members(error)
+impl From<MembershipError> for StackError {
+    fn from(error: MembershipError) -> Self {
+        StackError::Membership(error)
     }
 }
 
@@ -211,7 +217,7 @@ impl fmt::Display for StackError {
                 )
             }
             StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
-            StackError::Members(error) => error.fmt(f),
+            StackError::Membership(error) => error.fmt(f),
         }
     }
 }
@@ -222,7 +228,7 @@ impl std::error::Error for StackError {
             StackError::Config(error) => Some(error),
             StackError::Address(_) => None,
             StackError::Io(error) => Some(error),
-            StackError::Members(error) => Some(error),
+            StackError::Membership(error) => Some(error),
         }
     }
 }

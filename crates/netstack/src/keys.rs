@@ -40,7 +40,7 @@ pub(crate) enum Domain {
     Table = 12,
     /// Where tests let a connection panic.
     #[cfg(feature = "testkit")]
-    PlannedPanic = 13,
+    InjectedPanic = 13,
     /// Under the key of another domain: what concerns one destination.
     OneDestination = 14,
     /// The same: what concerns many.
@@ -148,7 +148,7 @@ mod tests {
             Domain::Group,
             Domain::Migrated,
             Domain::Table,
-            Domain::PlannedPanic,
+            Domain::InjectedPanic,
             Domain::OneDestination,
             Domain::AllDestinations,
         ];

@@ -75,7 +75,7 @@
 //!
 //! A [`Recorder`] writes the log to a file; a [`Recording`] reads it back, and
 //! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](variants::replicated::Group::replay)
-//! apply it again, with any number of replicas. What left then leaves again, to the octet.
+//! apply it again, with any number of replicas. What left then leaves again, to the byte.
 
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]
@@ -86,9 +86,9 @@ pub mod config;
 pub mod digest;
 pub mod effect;
 pub mod error;
+pub mod groups;
 pub mod ip;
 pub mod seqnum;
-pub mod shards;
 pub mod stats;
 pub mod tcp;
 #[cfg(feature = "testkit")]
@@ -112,7 +112,7 @@ pub use engine::record::Recording;
 pub use engine::record::{Entry, Recorder, Written};
 pub use engine::replica::Replica;
 pub use engine::view::ConnectionStats;
-pub use error::{CloseError, ConfigError, MembersError, SocketError, StackError};
+pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
 pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
 pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};
-pub use stack::{Builder, LIST_PATIENCE, Stack};
+pub use stack::{Builder, LIST_TIMEOUT, Stack};

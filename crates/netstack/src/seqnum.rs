@@ -37,7 +37,7 @@ impl SeqNum {
         !self.before(other)
     }
 
-    /// Octets from `earlier` to `self`; meaningful while `earlier` is not after `self`.
+    /// Bytes from `earlier` to `self`; meaningful while `earlier` is not after `self`.
     #[inline]
     pub const fn since(self, earlier: SeqNum) -> u32 {
         self.0.wrapping_sub(earlier.0)
@@ -59,23 +59,23 @@ impl SeqNum {
 impl Add<u32> for SeqNum {
     type Output = SeqNum;
     #[inline]
-    fn add(self, octets: u32) -> SeqNum {
-        SeqNum(self.0.wrapping_add(octets))
+    fn add(self, bytes: u32) -> SeqNum {
+        SeqNum(self.0.wrapping_add(bytes))
     }
 }
 
 impl AddAssign<u32> for SeqNum {
     #[inline]
-    fn add_assign(&mut self, octets: u32) {
-        *self = *self + octets;
+    fn add_assign(&mut self, bytes: u32) {
+        *self = *self + bytes;
     }
 }
 
 impl Sub<u32> for SeqNum {
     type Output = SeqNum;
     #[inline]
-    fn sub(self, octets: u32) -> SeqNum {
-        SeqNum(self.0.wrapping_sub(octets))
+    fn sub(self, bytes: u32) -> SeqNum {
+        SeqNum(self.0.wrapping_sub(bytes))
     }
 }
 

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use crate::config::Keepalive;
 use crate::digest::{ConnId, Flow};
 use crate::engine::processor::InlineStats;
-use crate::engine::queues::ephemeral_from;
-use crate::engine::stream::{Asked, Ending, Handle};
+use crate::engine::stream::{AppRequest, EndReason, Handle};
+use crate::engine::udp_queues::ephemeral_from;
 use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
 use crate::keys::Domain;
@@ -30,7 +30,7 @@ use crate::stats::StackStats;
 
 use half::Half;
 
-pub(crate) use wait::Until;
+pub(crate) use wait::WaitUntil;
 
 pub use open::{Connecting, TcpListener};
 pub use read::ReadHalf;
@@ -74,32 +74,32 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
     pub fn listen(&self, port: u16, backlog: u16) -> Result<TcpListener, SocketError> {
-        self.up()?;
-        let mut desk = self.world().desk();
+        self.check_up()?;
+        let mut table = self.world().socket_table();
         let port = match port {
             0 => {
                 let start = self
                     .world()
-                    .random_port(Domain::TcpPort, desk.ticket_number());
-                let is_free = |port: &u16| !desk.listeners.contains_key(port);
+                    .random_port(Domain::TcpPort, table.next_request_id());
+                let is_free = |port: &u16| !table.listeners.contains_key(port);
                 let mut ports = ephemeral_from(start as u16);
                 ports.find(is_free).ok_or(SocketError::PortTaken)?
             }
             port => port,
         };
-        if desk.listeners.contains_key(&port) {
+        if table.listeners.contains_key(&port) {
             return Err(SocketError::PortTaken);
         }
         let queue = AcceptQueue {
             accepted: vec![0; self.worlds.len()],
             ..AcceptQueue::default()
         };
-        desk.listeners.insert(port, queue);
+        table.listeners.insert(port, queue);
         // While the desk is held, so that listening and not listening reach the log in this order.
         for world in &*self.worlds {
             world.command(Command::Listen { port, backlog });
         }
-        drop(desk);
+        drop(table);
         Ok(TcpListener {
             worlds: Arc::clone(&self.worlds),
             port,
@@ -114,7 +114,7 @@ impl Sockets {
     /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or multicast address, 0.0.0.0
     /// or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890), and [`SocketError::Invalid`] if its port is 0.
     pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
-        self.up()?;
+        self.check_up()?;
         if self.world().site.is_ourselves(*remote.ip()) {
             return Err(SocketError::Ourselves);
         }
@@ -126,11 +126,11 @@ impl Sockets {
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let world = &self.worlds[turn % self.worlds.len()];
-        let ticket = world.desk().ticket();
-        world.command(Command::Open { ticket, remote });
+        let request_id = world.socket_table().new_request();
+        world.command(Command::Open { request_id, remote });
         Ok(Connecting {
             world: Arc::clone(world),
-            ticket,
+            request_id,
             opened: None,
         })
     }
@@ -172,7 +172,7 @@ impl Sockets {
         })
     }
 
-    fn up(&self) -> Result<(), SocketError> {
+    fn check_up(&self) -> Result<(), SocketError> {
         if self.world().is_closing() {
             Err(SocketError::Down)
         } else {
@@ -181,19 +181,19 @@ impl Sockets {
     }
 }
 
-impl From<Ending> for SocketError {
-    fn from(ending: Ending) -> Self {
+impl From<EndReason> for SocketError {
+    fn from(ending: EndReason) -> Self {
         match ending {
-            Ending::Reset => SocketError::Reset,
-            Ending::Refused => SocketError::Refused,
-            Ending::TimedOut => SocketError::TimedOut,
-            Ending::Unreachable => SocketError::Unreachable,
-            Ending::Aborted => SocketError::Aborted,
+            EndReason::Reset => SocketError::Reset,
+            EndReason::Refused => SocketError::Refused,
+            EndReason::TimedOut => SocketError::TimedOut,
+            EndReason::Unreachable => SocketError::Unreachable,
+            EndReason::Aborted => SocketError::Aborted,
         }
     }
 }
 
-/// A connection: octets in and out, in order.
+/// A connection: bytes in and out, in order.
 ///
 /// Dropping it closes it as `close` does: what was written is still sent, and what arrives afterwards, or was
 /// not read, makes us reset it (RFC 1122 section 4.2.2.13).
@@ -249,9 +249,11 @@ impl TcpStream {
     /// it has room, and the connection is established and not over; [`TcpStream::group`] says so then. Nothing of it is lost,
     /// and reads and writes go on meanwhile.
     #[cfg(feature = "migration")]
-    pub fn move_to(&self, group: usize) {
+    pub fn migrate_to(&self, group: usize) {
         if let (Ok(stream), Ok(group)) = (self.half.stream(), u16::try_from(group)) {
-            self.half.world.move_to(&stream, self.half.flow, group);
+            self.half
+                .world
+                .request_migration(&stream, self.half.flow, group);
         }
     }
 
@@ -385,9 +387,9 @@ impl TcpStream {
 
     /// Ends the connection at once, with a reset (RFC 9293 section 3.10.5).
     pub fn abort(self) {
-        self.half.tell(Asked {
+        self.half.request(AppRequest {
             abort: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
     }
 
@@ -454,7 +456,7 @@ macro_rules! debug_as_flow {
 
 debug_as_flow! {
     TcpListener: port;
-    Connecting: ticket;
+    Connecting: request_id;
     TcpStream: half;
     ReadHalf: half;
     WriteHalf: half;

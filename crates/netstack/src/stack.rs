@@ -1,7 +1,7 @@
 //! A running stack: threads, pinned, that drive a variant over a device.
 
 mod close;
-mod nap;
+mod coalescing;
 mod threads;
 
 use core::str::FromStr;
@@ -14,21 +14,21 @@ use dominoes::{ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
-use crate::digest::Shard;
+use crate::digest::GroupIndex;
 use crate::engine::processor::{InlineStats, Processor};
 use crate::engine::record::Recorder;
 use crate::engine::view::{ConnectionStats, Counted, Gauge};
 use crate::engine::world::World;
-use crate::error::{MembersError, SocketError, StackError};
+use crate::error::{MembershipError, SocketError, StackError};
+use crate::groups::{self, INBOX};
 use crate::ip::route::Route;
-use crate::shards::{self, INBOX};
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::Setup;
 use crate::variants::replicated::{Group, Layout, Shared};
 use crate::variants::single::Single;
-use nap::{Naps, Received};
+use coalescing::{CoalescingDelay, Received};
 use threads::Threads;
 
 /// Puts a stack together.
@@ -81,58 +81,61 @@ impl Builder {
         self
     }
 
-    /// How many threads run the stack, each with a copy of its state. One runs without a log, as long as nobody joins.
-    /// Default 1.
+    /// How many threads run the stack, each with a copy of its state. One runs without a log, as
+    /// long as nobody joins. Default 1.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.layout.replicas = replicas;
         self
     }
 
-    /// Lets the stack choose how many of up to `most` threads work: it begins with as many as
-    /// [`replicas`](Self::replicas) says, wakes one more when those have too much to do, and sends one to rest that brings
-    /// nothing. A thread that rests sleeps, and has no copy of the state: if the only one that works dies, its
-    /// connections end with it. Default: as many as there are work.
+    /// Lets the stack choose how many of up to `most` threads work. It begins with
+    /// [`replicas`](Self::replicas) of them, starts another one when those have too much to do, and
+    /// parks one that does not improve throughput. A parked thread sleeps, and has no copy of the
+    /// state: if the only active one fails, its connections end with it. Default: as many as there
+    /// are work.
     #[must_use]
     pub fn replicas_up_to(mut self, most: usize) -> Self {
-        self.layout.seats = most;
-        self.layout.adapt = true;
+        self.layout.replica_slots = most;
+        self.layout.autoscale = true;
         self
     }
 
-    /// How many groups run side by side, each with `replicas` threads and connections of its own; see
-    /// [`shards`]. 1 to [`shards::MAX_GROUPS`]. Default 1.
+    /// How many groups run side by side, each with `replicas` threads and connections of its own;
+    /// see [`groups`]. 1 to [`groups::MAX_GROUPS`]. Default 1.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
         self
     }
 
-    /// Whether a group that has too much to do lets connections go to one that has little, light ones first. With
-    /// [`replicas_up_to`](Self::replicas_up_to) besides, a connection that fills a core alone gets help from cores whose groups
-    /// are idle, and from no others. Default: no.
+    /// Whether a group that has too much to do lets connections go to one that has little, light
+    /// ones first. With [`replicas_up_to`](Self::replicas_up_to) besides, a connection that fills a
+    /// core alone gets help from cores whose groups are idle, and from no others. Default: no.
     #[must_use]
     pub fn balance(mut self, balance: bool) -> Self {
         self.balance = balance;
         self
     }
 
-    /// How many threads there may be when others are [added](Stack::add_replica). Default: as many as at first.
+    /// How many threads there may be when others are [added](Stack::add_replica). Default: as many
+    /// as at first.
     #[must_use]
-    pub fn seats(mut self, seats: usize) -> Self {
-        self.layout.seats = seats;
+    pub fn replica_slots(mut self, slots: usize) -> Self {
+        self.layout.replica_slots = slots;
         self
     }
 
-    /// Pins thread i to `cores[i]`, as far as there are any; those of the first group come first. Default: none is
-    /// pinned.
+    /// Pins thread i to `cores[i]`, as far as there are any; those of the first group come first.
+    /// Default: none is pinned.
     #[must_use]
     pub fn pin(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
         self
     }
 
-    /// Sets [`Limits::connections`], of each group: how many connections there can be at a time. Default 16,384.
+    /// Sets [`Limits::connections`], of each group: how many connections there can be at a time.
+    /// Default 16,384.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -150,23 +153,25 @@ impl Builder {
         self
     }
 
-    /// Buffer sizes and other bounds, of each group. Replaces what [`connections`](Self::connections) set before.
+    /// Buffer sizes and other bounds, of each group. Replaces what
+    /// [`connections`](Self::connections) set before.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// How the log is laid out; its numbers of replicas and seats count.
+    /// The layout of the log, including its numbers of replicas and of replica slots.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// The key of every number that strangers must not predict, for runs that are to be repeated: sequence numbers, timestamps,
-    /// identifications, ports of connections, cookies. Default: the operating system gives a new one at every start, as a
-    /// server wants it. UDP ports have a random number of every start in them in any case.
+    /// The key of every number that strangers must not predict, for runs that are to be repeated:
+    /// sequence numbers, timestamps, identifications, ports of connections, cookies. Default: the
+    /// operating system gives a new one at every start, as a server wants it. UDP ports have a
+    /// random number of every start in them in any case.
     #[must_use]
     pub fn secret(mut self, secret: [u64; 2]) -> Self {
         self.secret = Some(secret);
@@ -180,8 +185,8 @@ impl Builder {
         self
     }
 
-    /// What is done to every octet of every stream besides copying it, by the primary alone. Both ends of a
-    /// connection need the same. Default: nothing.
+    /// What is done to every byte of every stream besides copying it, by the primary alone. Both
+    /// ends of a connection need the same. Default: nothing.
     #[must_use]
     pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
         self.processor = Some(processor);
@@ -212,8 +217,8 @@ impl Builder {
         let mut cores = self.cores.into_iter();
         let mut start = |setup: Setup, device| {
             // What is left is for those that join the only group.
-            let own = match setup.shard {
-                Shard::ONLY => cores.by_ref().collect(),
+            let own = match setup.group {
+                GroupIndex::ONLY => cores.by_ref().collect(),
                 _ => cores.by_ref().take(self.layout.replicas).collect(),
             };
             Running::start(setup, self.layout, device, own, clock)
@@ -221,7 +226,7 @@ impl Builder {
         let groups = if self.groups == 1 {
             vec![start(setup, device)?]
         } else {
-            let parts = shards::divide(setup, self.groups, device, INBOX)?;
+            let parts = groups::divide(setup, self.groups, device, INBOX)?;
             let running = parts
                 .into_iter()
                 .map(|(setup, part)| start(setup, Box::new(part)));
@@ -251,18 +256,18 @@ impl Running {
         cores: Vec<usize>,
         clock: Clock,
     ) -> Result<Running, StackError> {
-        let group = match setup.shard {
-            Shard::ONLY => String::new(),
-            Shard { index, .. } => format!("group {index} "),
+        let group = match setup.group {
+            GroupIndex::ONLY => String::new(),
+            GroupIndex { index, .. } => format!("group {index} "),
         };
-        if layout.replicas == 1 && layout.seats <= 1 {
+        if layout.replicas == 1 && layout.replica_slots <= 1 {
             let single = Single::new(setup, device)?;
             let world = Arc::clone(single.world());
             let domain = SingleDomain {
                 name: format!("{group}single"),
                 single,
                 clock,
-                naps: Naps::default(),
+                coalescing: CoalescingDelay::default(),
                 turns: 0,
                 gauge: Gauge::default(),
             };
@@ -329,20 +334,20 @@ fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), StackError> {
     Ok((address, prefix))
 }
 
-/// Sixteen octets that nobody can guess.
+/// Sixteen random bytes.
 fn random() -> std::io::Result<[u64; 2]> {
-    let mut octets = [0; 16];
-    getrandom::fill(&mut octets).map_err(std::io::Error::other)?;
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     let [a, b] = [0, 8].map(|i| {
         let mut word = [0; 8];
-        word.copy_from_slice(&octets[i..i + 8]);
+        word.copy_from_slice(&bytes[i..i + 8]);
         u64::from_le_bytes(word)
     });
     Ok([a, b])
 }
 
-/// A running stack. Dropping it ends its threads and resets its connections, as [`Stack::shutdown`] does;
-/// [`Stack::close`] ends them in order.
+/// A running stack. Dropping it ends its threads and resets its connections, as [`Stack::shutdown`]
+/// does; [`Stack::close`] ends them in order.
 pub struct Stack {
     sockets: Sockets,
     groups: Vec<Running>,
@@ -369,25 +374,26 @@ impl Stack {
         }
     }
 
-    /// Starts another thread with a copy of the state, which it gets from one of those that run; they go on meanwhile.
-    /// Returns its seat, at once: it takes part as soon as it has the copy. Of several groups, the first that has a seat
-    /// gets it.
+    /// Starts another thread with a copy of the state, which it gets from one of those that run;
+    /// they go on meanwhile. Returns its replica slot, at once; the replica is active as soon as it
+    /// has the copy. Of several groups, the first that has a free slot gets it.
     ///
     /// # Errors
-    /// If every seat is taken ([`Builder::seats`]), the stack runs without a log, or no thread can be started.
+    /// If every slot is taken ([`Builder::replica_slots`]), the stack runs without a log, or no
+    /// thread can be started.
     pub fn add_replica(&self) -> Result<usize, StackError> {
         self.first(|group| group.threads.add(None))
     }
 
-    /// Lets the replica on the last seat leave: it does what it still owes, and its thread ends. Returns its seat, at
-    /// once. Of several groups, the first that can do with one less loses it.
+    /// Lets the replica in the last slot leave: it performs its share, and its thread ends. Returns
+    /// its slot, at once. Of several groups, the first that can do with one replica less loses it.
     ///
     /// # Errors
-    /// If no other one would be left.
+    /// If no other replica would be left.
     pub fn remove_replica(&self) -> Result<usize, StackError> {
         self.first(|group| {
-            let shared = group.threads.group().ok_or(MembersError::NoLog)?;
-            Ok(shared.dismiss(None)?)
+            let shared = group.threads.group().ok_or(MembershipError::NoLog)?;
+            Ok(shared.request_leave(None)?)
         })
     }
 
@@ -396,7 +402,7 @@ impl Stack {
         &self,
         mut ask: impl FnMut(&Running) -> Result<usize, StackError>,
     ) -> Result<usize, StackError> {
-        let mut said = Err(MembersError::NoLog.into());
+        let mut said = Err(MembershipError::NoLog.into());
         for group in &self.groups {
             said = ask(group);
             if said.is_ok() {
@@ -406,10 +412,11 @@ impl Stack {
         said
     }
 
-    /// Lets the thread on seat `seat`, of the first group, unwind between two turns, as a bug would. For tests.
+    /// Unwinds the thread of replica `replica` of the first group between two turns, as a bug
+    /// would. For tests.
     #[cfg(feature = "kill")]
-    pub fn kill_replica(&self, seat: usize) {
-        self.groups[0].threads.kill(seat);
+    pub fn kill_replica(&self, replica: usize) {
+        self.groups[0].threads.kill(replica);
     }
 
     /// The sockets, to be handed to other threads.
@@ -457,8 +464,8 @@ impl Stack {
         self.groups[0].world.limits
     }
 
-    /// Compares what the replicas posted of their states at equal positions of the log. Says how many
-    /// positions could be compared: 0 with one replica, which has nothing to disagree with.
+    /// Compares what the replicas posted of their states at equal positions of the log. Says how
+    /// many positions could be compared: 0 with one replica, which has nothing to disagree with.
     ///
     /// # Errors
     /// The first position at which two replicas differ, and which.
@@ -466,7 +473,8 @@ impl Stack {
         self.logs().map(|group| group.compare()).sum()
     }
 
-    /// What was performed on each seat so far, by whoever sat there; empty without a log.
+    /// What was performed in each replica slot so far, by all workers that had it; empty without a
+    /// log.
     pub fn shares(&self) -> Vec<EffectStats> {
         self.logs().flat_map(|group| group.shares()).collect()
     }
@@ -475,14 +483,14 @@ impl Stack {
     pub fn stats(&self) -> StackStats {
         let mut stats = self.sockets.stats();
         for group in self.logs() {
-            stats.members = stats.members.and(group.member_stats());
+            stats.membership = stats.membership.and(group.membership_stats());
         }
         stats
     }
 
-    /// What each thread has done, and what stands in the log: requests applied, those it was primary of, work it took
-    /// from others that were late, how often it had to wait or slept, and how far it is behind. Cheap: counts that are
-    /// posted now and then.
+    /// What each thread has done, and what is in the log: requests applied, those it was primary
+    /// of, work it stole from others that were late, how often it had to wait or slept, and how far
+    /// it is behind. Cheap: counts that are posted now and then.
     pub fn snapshot(&self) -> Snapshot {
         let domains = self.groups.iter().flat_map(|group| {
             let contexts = group.threads.contexts();
@@ -497,13 +505,13 @@ impl Stack {
         Snapshot::new(domains.collect(), logs.collect())
     }
 
-    /// Lists the connections, at most `most`. A thread of the stack makes the list between two of its turns; one that
-    /// cannot within [`LIST_PATIENCE`] leaves an older list.
+    /// Lists the connections, at most `most`. A thread of the stack makes the list between two of
+    /// its turns; one that cannot within [`LIST_TIMEOUT`] leaves an older list.
     pub fn connections(&self, most: usize) -> Vec<ConnectionStats> {
         let mut all = Vec::new();
         for Running { world, .. } in &self.groups {
             let left = most - all.len();
-            all.extend(world.view.ask(left, || world.ring(), LIST_PATIENCE));
+            all.extend(world.view.ask(left, || world.wake_pump(), LIST_TIMEOUT));
         }
         all
     }
@@ -516,7 +524,7 @@ impl Stack {
     /// What the device last complained of, once: it is down or gone, or was and came back.
     pub fn take_device_error(&self) -> Option<DeviceError> {
         // All groups have one desk.
-        self.groups[0].world.desk().device_error.take()
+        self.groups[0].world.socket_table().device_error.take()
     }
 }
 
@@ -565,7 +573,7 @@ pub(crate) fn now() -> time::Instant {
 }
 
 /// How long [`Stack::connections`] waits at most.
-pub const LIST_PATIENCE: time::Duration = time::Duration::from_millis(100);
+pub const LIST_TIMEOUT: time::Duration = time::Duration::from_millis(100);
 
 /// Busy turns between two posts of counters.
 const POST_EVERY: u32 = 1 << 9;
@@ -576,15 +584,15 @@ struct SingleDomain {
     name: String,
     single: Single,
     clock: Clock,
-    naps: Naps,
+    coalescing: CoalescingDelay,
     turns: u32,
     gauge: Gauge,
 }
 
 impl SingleDomain {
     fn received(&self) -> Received {
-        let (octets, frames) = self.single.received();
-        Received { octets, frames }
+        let (bytes, frames) = self.single.received();
+        Received { bytes, frames }
     }
 
     fn post(&self) {
@@ -614,8 +622,8 @@ impl Domain for SingleDomain {
         }
         let now = self.clock.now();
         match self.single.turn(now) {
-            0 if self.naps.is_due(now, self.received()) => {
-                std::thread::sleep(nap::NAP);
+            0 if self.coalescing.is_due(now, self.received()) => {
+                std::thread::sleep(coalescing::MIN_DELAY);
                 Turn::Worked
             }
             0 => Turn::Idle,

@@ -1,4 +1,5 @@
-//! Counters. State counters are equal in all replicas; effect and pump counters belong to who counted.
+//! Counters. State counters are equal in all replicas; effect and pump counters belong to who
+//! counted.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,13 +19,15 @@ pub struct StateStats {
     pub bad_checksum: u64,
     /// Segments for which there was no connection.
     pub no_connection: u64,
-    /// SYNs dropped, and returned cookies, because the accept queue or the connection table was full.
+    /// SYNs dropped, and returned cookies, because the accept queue or the connection table was
+    /// full.
     pub refused_syn: u64,
     /// SYNs and returned cookies that were dropped, and opens that failed with
-    /// [`SocketError::NoRoom`](crate::SocketError::NoRoom), because the connection table was full: there were
-    /// [`Limits::connections`](crate::Limits::connections) connections, TIME-WAIT and closing ones included. The peer is told
-    /// nothing; its SYN comes again and may find room then, so one peer may be counted several times. If this grows, raise
-    /// that limit. SYNs and cookies counted here are counted by `refused_syn`, too.
+    /// [`SocketError::NoRoom`](crate::SocketError::NoRoom), because the connection table was full:
+    /// there were [`Limits::connections`](crate::Limits::connections) connections, TIME-WAIT and
+    /// closing ones included. The peer is told nothing; its SYN comes again and may find room then,
+    /// so one peer may be counted several times. If this grows, raise that limit. SYNs and cookies
+    /// counted here are counted by `refused_syn`, too.
     pub table_full: u64,
     /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section 3.6).
     pub cookies_sent: u64,
@@ -41,17 +44,19 @@ pub struct StateStats {
     /// ICMP errors that quoted nothing in flight, or said nothing new, and were ignored (RFC 5927).
     pub ignored_errors: u64,
     /// Connections whose TIME-WAIT was cut short because the table was nearly full.
-    pub cut_short: u64,
-    /// Connections that were reset because the code that handles them panicked: each is a bug worth a report.
+    pub time_wait_evicted: u64,
+    /// Connections that were reset because the code that handles them panicked: each is a bug worth
+    /// a report.
     pub panicked: u64,
     /// Connections that left for another group.
-    pub left: u64,
+    pub migrated_out: u64,
     /// Connections that came from another group.
-    pub came: u64,
-    /// Connections that were to leave, and stayed because they had not begun, were over, or nobody held them.
-    pub stayed: u64,
+    pub migrated_in: u64,
+    /// Connections that were to leave, and stayed because they had not begun, were over, or nobody
+    /// held them.
+    pub migration_declined: u64,
     /// Segments dropped because their connection was on its way to another group.
-    pub away: u64,
+    pub dropped_while_migrating: u64,
     /// UDP datagrams that arrived.
     pub datagrams: u64,
     /// ... dropped because their checksum was wrong.
@@ -111,7 +116,7 @@ pub struct PumpStats {
     /// ... of others that use our address.
     pub conflicts: u64,
     /// ... that say a neighbour has another link-layer address, sooner than we believe it.
-    pub moves_doubted: u64,
+    pub neighbor_moves_rejected: u64,
     /// Echo requests answered.
     pub echo: u64,
     /// ICMP errors about segments and datagrams of ours.
@@ -120,24 +125,25 @@ pub struct PumpStats {
     pub control_dropped: u64,
     /// Times the log had no room and frames stayed in the device.
     pub log_full: u64,
-    /// Runs of segments, and ICMP errors, that waited for a connection on its way from group to group.
-    pub held_back: u64,
+    /// Runs of segments, and ICMP errors, that waited for a connection on its way from group to
+    /// group.
+    pub deferred: u64,
     /// ... that were handed to the group that has it.
-    pub handed_over: u64,
+    pub forwarded: u64,
     /// ... that were dropped because too many waited already.
-    pub not_held: u64,
+    pub deferred_dropped: u64,
     /// Connections that were asked to go to a group that is less busy.
     pub rebalanced: u64,
 }
 
 impl PumpStats {
     /// What was looked at: frames, what was put together from them, and what was taken out of them.
-    pub const fn looked_at(&self) -> u64 {
+    pub const fn inputs(&self) -> u64 {
         self.frames + self.reassembled + self.pieces
     }
 
-    /// What some counter accounts for: all of [`looked_at`](Self::looked_at).
-    pub const fn accounted_for(&self) -> u64 {
+    /// What some counter accounts for: all of [`inputs`](Self::inputs).
+    pub const fn outcomes(&self) -> u64 {
         let PumpStats {
             segments,
             datagrams,
@@ -156,7 +162,7 @@ impl PumpStats {
             frames: _,
             pieces: _,
             conflicts: _,
-            moves_doubted: _,
+            neighbor_moves_rejected: _,
             runs: _,
             requests: _,
             unresolved: _,
@@ -166,9 +172,9 @@ impl PumpStats {
             reports_limited: _,
             control_dropped: _,
             log_full: _,
-            held_back: _,
-            handed_over: _,
-            not_held: _,
+            deferred: _,
+            forwarded: _,
+            deferred_dropped: _,
             rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
@@ -184,29 +190,30 @@ pub struct StackStats {
     pub pump: PumpStats,
     /// What the state went through.
     pub state: StateStats,
-    /// What became of the replicas. Known to [`Stack::stats`](crate::Stack::stats) alone.
-    pub members: MemberStats,
+    /// What happened to the replicas. Only [`Stack::stats`](crate::Stack::stats) fills this in.
+    pub membership: MembershipStats,
 }
 
-/// What became of the members of a group of replicas. All zero in a stack that runs without a log.
+/// What happened to the replicas of a group. All zero in a stack that runs without a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct MemberStats {
-    /// Replicas that take part now.
-    pub members: u64,
+pub struct MembershipStats {
+    /// Replicas that are active now.
+    pub active: u64,
     /// Replicas that joined the running group.
     pub joined: u64,
-    /// Replicas that left it because they were asked to, and owed nothing.
+    /// Replicas that left it because they were asked to, with their share performed.
     pub left: u64,
     /// Replicas whose thread unwound, or was ended otherwise: others did what it left undone.
-    pub died: u64,
+    pub failed: u64,
     /// Replicas that differed from the majority, and were given its state.
     pub repaired: u64,
-    /// Times that a replica brought nothing, and was sent to rest ([`Layout::adapt`](crate::variants::replicated::Layout::adapt)).
-    pub rested: u64,
-    /// Times that one came back from rest.
-    pub recruited: u64,
-    /// Times that two replicas were found to differ, and no majority could say which was right.
+    /// Times that a replica did not improve throughput, and was parked
+    /// ([`Layout::autoscale`](crate::variants::replicated::Layout::autoscale)).
+    pub parked: u64,
+    /// Times that one was unparked.
+    pub unparked: u64,
+    /// Times that two replicas were found to differ, and there was no majority.
     pub undecided: u64,
 }
 
@@ -226,13 +233,13 @@ macro_rules! sums {
 
 sums! {
     StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent cookies_returned
-        resets_withheld challenges_withheld opened closed ignored_errors cut_short panicked left came stayed
-        away datagrams
+        resets_withheld challenges_withheld opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
+        dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
-        network_errors control_dropped log_full moves_doubted held_back handed_over not_held rebalanced;
-    MemberStats: members joined left died repaired rested recruited undecided;
+        network_errors control_dropped log_full neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
+    MembershipStats: active joined left failed repaired parked unparked undecided;
 }
 
 impl StackStats {
@@ -242,32 +249,32 @@ impl StackStats {
         StackStats {
             pump: self.pump.and(other.pump),
             state: self.state.and(other.state),
-            members: self.members.and(other.members),
+            membership: self.membership.and(other.membership),
         }
     }
 }
 
-/// What one primary did.
+/// What one worker did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EffectStats {
     /// Requests whose checksums it verified.
     pub prepared: u64,
-    /// Payload octets among them that it copied while it verified them.
+    /// Payload bytes among them that it copied while it verified them.
     pub stored_ahead: u64,
     /// Deliveries it completed.
     pub deliveries: u64,
-    /// Octets in them.
+    /// Bytes in them.
     pub delivered_bytes: u64,
     /// Frames it built.
     pub frames: u64,
-    /// Payload octets in them.
+    /// Payload bytes in them.
     pub sent_bytes: u64,
     /// Effects that found their connection gone or their frame built: replicas that disagree.
     pub diverged: u64,
-    /// Effects and frames among them that others were primary for, and late with.
+    /// Effects and frames among them whose primary was another worker, which was late with them.
     pub stolen: u64,
-    /// Requests that it was named primary of and has done with.
+    /// Requests that it was primary of, and has finished.
     pub requests: u64,
 }
 

@@ -1,21 +1,24 @@
 //! A seeded simulation: hosts with stacks of any variant, bad wires, virtual time, one thread.
 //!
-//! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each direction, which
-//! loses, repeats, reorders, damages and delays frames as its [`LinkConfig`] says. Time moves only from one event to the
-//! next. The workers of a replicated stack take their steps in random order, and may stall at every boundary between
-//! two steps; a stack whose threads would sleep takes none. As a [`Life`] says, they come, go, die anywhere, and have bits
-//! of their states flipped. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many and says
-//! in one line how to repeat the one that failed.
+//! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each
+//! direction, which loses, repeats, reorders, damages and delays frames as its [`LinkConfig`] says.
+//! Time moves only from one event to the next. The workers of a replicated stack take their steps
+//! in random order, and may stall at every boundary between two steps; a stack whose threads would
+//! sleep takes none. As a [`FaultPlan`] says, they join, leave, fail anywhere, and have bits of
+//! their states flipped. Every choice comes from one seed, so the same seed is the same run;
+//! [`Cases`] runs many and says in one line how to repeat the one that failed.
 //!
-//! A replica catches panics, and a connection ends ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this
-//! feature every stack that is dropped, also one on threads, panics itself if a replica of it has caught one that no test
-//! planted. Of a group with a [`Tamper`](crate::variants::replicated::Tamper) its test asks by itself.
+//! A replica catches panics, and a connection ends
+//! ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this feature every stack
+//! that is dropped, also one on threads, panics itself if a replica of it has caught one that no
+//! test planted. Of a group with a [`FaultHooks`](crate::variants::replicated::FaultHooks) its test
+//! asks by itself.
 //!
 //! ```
 //! use core::ops::ControlFlow;
 //! use dominoes_drivers::impair::LinkConfig;
 //! use dominoes_drivers::memory::Faults;
-//! use dominoes_netstack::testkit::{HostConfig, Net, Talk, Variant};
+//! use dominoes_netstack::testkit::{HostConfig, Net, Traffic, Variant};
 //! use dominoes_netstack::time::Duration;
 //!
 //! let mut net = Net::new(7);
@@ -28,41 +31,41 @@
 //! let (mut ours, mut theirs) = (None, None);
 //! net.run(Duration::from_secs(60), |_| {
 //!     if theirs.is_none() && let Ok((stream, _)) = listener.try_accept() {
-//!         theirs = Some(Talk::new(stream, 2, 1, 0, 20_000));
+//!         theirs = Some(Traffic::new(stream, 2, 1, 0, 20_000));
 //!     }
 //!     if ours.is_none() && let Some(stream) = connecting.try_finish()? {
-//!         ours = Some(Talk::new(stream, 1, 2, 20_000, 0));
+//!         ours = Some(Traffic::new(stream, 1, 2, 20_000, 0));
 //!     }
-//!     let talks = [&mut ours, &mut theirs].into_iter().flatten();
+//!     let all_traffic = [&mut ours, &mut theirs].into_iter().flatten();
 //!     let mut done = 0;
-//!     for talk in talks {
-//!         done += talk.step().expect("what was written is what is read");
+//!     for traffic in all_traffic {
+//!         done += traffic.step().expect("what was written is what is read");
 //!     }
-//!     let over = |talk: &Option<Talk>| talk.as_ref().is_some_and(Talk::is_over);
+//!     let over = |traffic: &Option<Traffic>| traffic.as_ref().is_some_and(Traffic::is_over);
 //!     Ok(if over(&ours) && over(&theirs) { ControlFlow::Break(()) } else { ControlFlow::Continue(done) })
 //! })?;
-//! assert!(theirs.is_some_and(|talk| talk.received() == 20_000));
+//! assert!(theirs.is_some_and(|traffic| traffic.received() == 20_000));
 //! net.check().expect("the replicas agree");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod cases;
+mod fault_plan;
 mod host;
-mod life;
 mod net;
-mod talk;
+mod traffic;
 
 pub use cases::Cases;
+pub use fault_plan::{FaultPlan, FaultStats};
 pub use host::{Host, Stalls, Variant};
-pub use life::{Life, LifeStats};
 pub use net::{HostConfig, HostId, Moment, Net, Progress, RunError};
-pub use talk::{Talk, Trouble};
+pub use traffic::{Traffic, TrafficError};
 
 #[doc(no_inline)]
 pub use dominoes_drivers::impair::LinkConfig;
 
-/// A seeded generator: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, *Fast splittable pseudorandom number
-/// generators*, 2014).
+/// A seeded generator: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, *Fast splittable pseudorandom
+/// number generators*, 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

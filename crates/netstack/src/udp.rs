@@ -4,7 +4,7 @@
 //! numbers the frames get that we send. Which socket a datagram is for, the pump knows, since only what it publishes
 //! changes that; so apply looks nothing up, and costs the more cores the less.
 //!
-//! A queue is a ring of octets, as a stream's, but of *records*: a header of [`record::HEADER`] octets, the payload,
+//! A queue is a ring of bytes, as a stream's, but of *records*: a header of [`record::HEADER`] bytes, the payload,
 //! and padding. Both rings of a socket hold such records. Received ones are numbered here and copied by the primary;
 //! ones to be sent are written by the application and found by the pump.
 
@@ -14,7 +14,7 @@ mod send;
 use std::collections::VecDeque;
 
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, Digest, Kind, Request, Shard};
+use crate::digest::{Body, ConnId, Digest, GroupIndex, Kind, Request};
 use crate::effect::{Effect, EffectSink, FrameNumbers, Queue};
 use crate::identification::Identifications;
 use crate::keys::Keys;
@@ -26,9 +26,9 @@ use send::Sends;
 struct Socket {
     id: ConnId,
     port: u16,
-    /// Octets of its queue that the application has read.
+    /// Bytes of its queue that the application has read.
     app_read: u64,
-    /// Octets that were ever put into its queue.
+    /// Bytes that were ever put into its queue.
     queued: u64,
     /// Number of the next delivery.
     delivery: u64,
@@ -66,8 +66,8 @@ pub(crate) struct Sockets {
 
 impl Sockets {
     /// What it sends is numbered with these keys. It does so beside its group's pump, and beside other groups.
-    pub(crate) fn configure(&mut self, keys: &Keys, shard: Shard) {
-        self.idents = Identifications::new(keys, 2 * shard.index, 2 * shard.of);
+    pub(crate) fn configure(&mut self, keys: &Keys, group: GroupIndex) {
+        self.idents = Identifications::new(keys, 2 * group.index, 2 * group.count);
     }
 
     fn get(&mut self, id: ConnId) -> Option<&mut Socket> {

@@ -2,9 +2,9 @@
 //!
 //! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the headers.
 
+mod header_template;
 mod icmp;
 mod ip;
-mod likeness;
 mod tcp_error;
 mod udp;
 
@@ -12,18 +12,18 @@ use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
+pub(crate) use header_template::HeaderTemplate;
 pub(crate) use icmp::{Report, UdpError, echo_reply, error_about, was_sent_to};
 pub(crate) use ip::{ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
-pub(crate) use likeness::Likeness;
 pub(crate) use tcp_error::TcpError;
 pub(crate) use udp::{
     UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
     udp_piece,
 };
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
-/// Octets of all headers of a frame, at most: Ethernet, IPv4 and TCP with all options we send.
+/// Bytes of all headers of a frame, at most: Ethernet, IPv4 and TCP with all options we send.
 pub(crate) const MAX_HEADERS: usize = ETHERNET_HEADER + 20 + 60;
 
 /// Why a frame could not be read.
@@ -108,9 +108,9 @@ pub(crate) struct Tcp {
     pub(crate) flags: u8,
     /// Whether the packet arrived marked CE (RFC 3168).
     pub(crate) ce: bool,
-    /// Octets of the frame before the payload.
+    /// Bytes of the frame before the payload.
     pub(crate) payload_offset: u16,
-    /// Payload octets.
+    /// Payload bytes.
     pub(crate) payload_len: u32,
     /// TSval and TSecr.
     pub(crate) timestamps: Option<(u32, u32)>,
@@ -148,7 +148,7 @@ impl SackBlocks {
         self.edges.iter().copied().take(usize::from(self.count))
     }
 
-    /// Octets of the option, with two before it that align it.
+    /// Bytes of the option, with two before it that align it.
     const fn option_len(&self) -> usize {
         if self.count == 0 {
             0
@@ -469,12 +469,12 @@ pub(crate) struct TcpHeaders {
     pub(crate) sack_permitted: bool,
     /// SACK option; beside timestamps three blocks at most.
     pub(crate) sack: SackBlocks,
-    /// Octets that will follow the headers.
+    /// Bytes that will follow the headers.
     pub(crate) payload_len: usize,
 }
 
 /// Writes Ethernet, IPv4 and TCP headers to the front of `buffer`; the TCP checksum field is left zero.
-/// Returns how many octets they take.
+/// Returns how many bytes they take.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`MAX_HEADERS`].
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn timestamps_alone_take_the_short_road_to_the_same_end() {
+    fn timestamps_alone_take_the_fast_path_to_the_same_end() {
         let h = TcpHeaders {
             mss: None,
             window_scale: None,
@@ -720,7 +720,7 @@ mod tests {
 
         /// The short road says what the long one says, or nothing, whatever is damaged.
         #[test]
-        fn both_roads_of_the_parser_agree(
+        fn both_paths_of_the_parser_agree(
             at in 0usize..80,
             value in any::<u8>(),
             len in 0usize..100,

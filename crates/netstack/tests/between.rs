@@ -7,8 +7,8 @@ use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::shards::{self, INBOX};
-use dominoes_netstack::testkit::{HostConfig, Net, Talk, Variant};
+use dominoes_netstack::groups::{self, INBOX};
+use dominoes_netstack::testkit::{HostConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
@@ -118,12 +118,12 @@ impl Groups {
     fn new() -> Groups {
         let (device, wire) = scripted_with(MemoryConfig::default().macs(OUR_MAC, OUR_MAC));
         let setup = Setup::new(OURS.into(), 24, [1, 1]);
-        let parts = shards::divide(setup, 2, Box::new(device), INBOX).unwrap();
+        let parts = groups::divide(setup, 2, Box::new(device), INBOX).unwrap();
         let group = |(setup, part)| Single::new(setup, Box::new(part)).unwrap();
         let groups: Vec<_> = parts.into_iter().map(group).collect();
         Groups {
             now: Instant::from_millis(1),
-            sockets: shards::sockets(groups.iter().map(Single::sockets)),
+            sockets: groups::sockets(groups.iter().map(Single::sockets)),
             groups,
             wire,
         }
@@ -153,19 +153,22 @@ impl Groups {
 
     /// Requests that waited for a connection.
     fn held_back(&self) -> u64 {
-        let held = self.groups.iter().map(|group| group.pump_stats().held_back);
+        let held = self.groups.iter().map(|group| group.pump_stats().deferred);
         held.sum()
     }
 
     fn moves(&self) -> u64 {
-        let came = self.groups.iter().map(|group| group.replica().stats().came);
+        let came = self
+            .groups
+            .iter()
+            .map(|group| group.replica().stats().migrated_in);
         came.sum()
     }
 
     /// Has the connection in another group.
     fn move_over(&mut self, stream: &TcpStream) {
         let from = stream.group();
-        stream.move_to(1 - from);
+        stream.migrate_to(1 - from);
         self.settle();
         assert_eq!(stream.group(), 1 - from);
     }
@@ -218,7 +221,7 @@ impl Pair {
         assert_eq!(self.near.try_write(&[7; 8000]), Ok(8000));
         let before = self.ours.settle();
         let full = before.iter().find(|frame| frame.len() > 1400).unwrap();
-        self.near.move_to(1 - from);
+        self.near.migrate_to(1 - from);
         let mut after = self.ours.turns(from, turns);
         self.ours.wire.push(error(full, code, mtu));
         after.extend(self.ours.settle());
@@ -406,7 +409,7 @@ fn a_connection_that_moved_and_waits_is_opened_anew_where_it_began() {
         guest.ours.settle();
         // In TIME-WAIT it stays where it is.
         let group = guest.stream.group();
-        guest.stream.move_to(1 - group);
+        guest.stream.migrate_to(1 - group);
         let (mut ours, stream) = guest.opens_anew(0);
         assert_eq!((stream.group(), ours.moves()), (home, moves));
         is_alive(&mut ours, stream);
@@ -424,7 +427,7 @@ fn a_syn_behind_a_fin_opens_anew_at_every_step_of_a_move() {
         }
         guest.close();
         let from = guest.stream.group();
-        guest.stream.move_to(1 - from);
+        guest.stream.migrate_to(1 - from);
         guest.ours.turns(from, turns);
         guest.says(FIN | ACK);
         let (mut ours, stream) = guest.opens_anew(from + turns);
@@ -444,7 +447,7 @@ fn a_syn_for_a_connection_between_groups_is_challenged_and_changes_nothing() {
             guest.ours.move_over(&guest.stream);
         }
         let from = guest.stream.group();
-        guest.stream.move_to(1 - from);
+        guest.stream.migrate_to(1 - from);
         let mut sent = guest.ours.turns(from, turns);
         guest
             .ours
@@ -481,10 +484,10 @@ fn connections_that_wait_to_be_accepted_may_move_and_leave_room_for_others() {
         let moved = |net: &mut Net| {
             let all = net.groups(near).iter_mut().map(|host| host.state_stats());
             all.fold((0, 0), |(left, came), stats| {
-                (left + stats.left, came + stats.came)
+                (left + stats.migrated_out, came + stats.migrated_in)
             })
         };
-        let mut talks: Vec<Talk> = Vec::new();
+        let mut all_traffic: Vec<Traffic> = Vec::new();
         for _ in 0..5 {
             let before = moved(&mut net).0;
             let mut opening: Vec<_> = (0..AT_ONCE)
@@ -493,31 +496,33 @@ fn connections_that_wait_to_be_accepted_may_move_and_leave_room_for_others() {
             net.pass(Duration::from_millis(50));
             for connecting in &mut opening {
                 let stream = connecting.try_finish().unwrap().unwrap();
-                talks.push(Talk::new(stream, 1, 2, 20_000, 20_000));
+                all_traffic.push(Traffic::new(stream, 1, 2, 20_000, 20_000));
             }
             for _ in 0..200 {
                 // Somebody has something to do.
-                net.groups(near)[0].move_any(2);
-                net.groups(near)[1].move_any(2);
+                net.groups(near)[0].migrate_any(2);
+                net.groups(near)[1].migrate_any(2);
                 net.pass(Duration::from_micros(100));
             }
             assert!(moved(&mut net).0 > before, "{variant}: nobody moved");
             for _ in 0..AT_ONCE {
                 let (stream, _) = listener.try_accept().unwrap();
-                talks.push(Talk::new(stream, 2, 1, 20_000, 20_000));
+                all_traffic.push(Traffic::new(stream, 2, 1, 20_000, 20_000));
             }
         }
         let ended = net.run(Duration::from_secs(100), |_| {
-            let steps = talks.iter_mut().map(|talk| talk.step().unwrap());
+            let steps = all_traffic
+                .iter_mut()
+                .map(|traffic| traffic.step().unwrap());
             let done = steps.sum();
-            let over = talks.iter().all(Talk::is_over);
+            let over = all_traffic.iter().all(Traffic::is_over);
             Ok(match over {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(done),
             })
         });
         assert_eq!((variant, ended), (variant, Ok(())));
-        net.mend();
+        net.clear_faults();
         net.pass(Duration::from_secs(1));
         let (left, came) = moved(&mut net);
         assert_eq!((variant, left), (variant, came));

@@ -108,8 +108,8 @@ fn layouts_are_built_field_by_field() {
 
     let layout = replicated::Layout::default()
         .replicas(1)
-        .seats(2)
-        .adapt(true)
+        .replica_slots(2)
+        .autoscale(true)
         .always_log(true)
         .revive(false)
         .primaries(Primaries::Greedy)
@@ -124,7 +124,7 @@ fn layouts_are_built_field_by_field() {
         .fingerprint_every(11)
         .confirm(true);
     let switches = [
-        layout.adapt,
+        layout.autoscale,
         layout.always_log,
         layout.revive,
         layout.confirm,
@@ -132,7 +132,7 @@ fn layouts_are_built_field_by_field() {
     assert_eq!(switches, [true, true, false, true]);
     let sizes = [
         layout.replicas,
-        layout.seats,
+        layout.replica_slots,
         layout.log,
         layout.request_chunk,
         layout.frame_chunk,

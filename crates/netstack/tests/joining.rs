@@ -28,33 +28,33 @@ const BEAT: u64 = 20_000;
 const SLICE: u64 = 5;
 
 /// A group whose cores are slow, and a peer that sends to it as fast as it can.
-struct Lab {
+struct Fixture {
     group: Group,
     peer: Single,
     now: u64,
-    /// Until when the core of each seat is busy.
+    /// Until when the core of each replica is busy.
     busy: Vec<u64>,
     /// Somebody waits for a snapshot, which takes its giver so long.
     snapshot: Option<u64>,
     ends: Option<Ends>,
 }
 
-impl Lab {
-    fn new(replicas: usize, seats: usize) -> Lab {
+impl Fixture {
+    fn new(replicas: usize, slots: usize) -> Fixture {
         let (left, right) = memory::pair(MemoryConfig::default());
         let mut layout = Layout::default();
-        (layout.replicas, layout.seats) = (replicas, seats);
-        let mut lab = Lab {
+        (layout.replicas, layout.replica_slots) = (replicas, slots);
+        let mut fixture = Fixture {
             group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
             peer: Single::new(setup(2), Box::new(right)).unwrap(),
             now: 0,
-            busy: vec![0; seats],
+            busy: vec![0; slots],
             snapshot: None,
             ends: None,
         };
-        let (ours, theirs) = (lab.group.sockets(), lab.peer.sockets());
-        lab.ends = Some(Ends::open(&ours, &theirs, || lab.beat()));
-        lab
+        let (ours, theirs) = (fixture.group.sockets(), fixture.peer.sockets());
+        fixture.ends = Some(Ends::open(&ours, &theirs, || fixture.beat()));
+        fixture
     }
 
     fn ends(&mut self) -> &mut Ends {
@@ -76,7 +76,7 @@ impl Lab {
             }
             let at = self.busy[id].max(self.now);
             self.busy[id] = at + self.turn_of(index, at);
-            self.group.seat();
+            self.group.admit();
         }
         self.now = end;
     }
@@ -101,7 +101,7 @@ impl Lab {
         // As large as if so many connections were open.
         let one = worker.replica().connections().next();
         let one = one.map_or(0, |(_, tcb)| size_of_val(tcb));
-        let effects = worker.kept_effects().count() * size_of::<Effect>();
+        let effects = worker.pending_effects().count() * size_of::<Effect>();
         let octets = one * OPEN + effects;
         self.snapshot = Some(octets as u64 * CLONE);
     }
@@ -124,24 +124,24 @@ impl Lab {
 }
 
 #[test]
-fn who_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
+fn a_worker_that_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
     for replicas in 1..=3 {
-        let mut lab = Lab::new(replicas, replicas + 1);
-        lab.median(20);
-        let before = lab.median(40);
-        lab.join();
-        let asked = lab.now;
+        let mut fixture = Fixture::new(replicas, replicas + 1);
+        fixture.median(20);
+        let before = fixture.median(40);
+        fixture.join();
+        let asked = fixture.now;
         let (mut slow, mut slowest, mut worst, mut took) = (0, 0, before, None);
         for _ in 0..40 {
-            let now = lab.slice();
+            let now = fixture.slice();
             worst = worst.min(now);
             slow = if 10 * now < 8 * before { slow + 1 } else { 0 };
             slowest = slowest.max(slow);
-            if took.is_none() && lab.group.workers().len() > replicas {
-                took = Some((lab.now - asked) / 1_000_000);
+            if took.is_none() && fixture.group.workers().len() > replicas {
+                took = Some((fixture.now - asked) / 1_000_000);
             }
         }
-        let after = lab.median(40);
+        let after = fixture.median(40);
         println!(
             "{replicas} and one more: {before} octets in {SLICE} ms, {worst} at worst, below 80 % for {} ms, {after} after; \
              joined within {took:?} ms",
@@ -155,6 +155,6 @@ fn who_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
         assert!(worst < before, "the snapshot has to show");
         // Or something else were what bounds it.
         assert!(10 * after > 11 * before, "{before} octets, and {after}");
-        lab.group.compare().unwrap();
+        fixture.group.compare().unwrap();
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddrV4;
 
 use dominoes_netstack::UdpSocket;
 
-use super::{FAR, PEER_MAC, Runner, STACK, number, sum, text};
+use super::{FAR, PEER_MAC, Runner, STACK, number, payload, sum};
 
 const EVERYBODY: [u8; 4] = [255; 4];
 /// Identification of the peer's fragments.
@@ -62,9 +62,9 @@ impl Runner {
 
     /// The frame is addressed already.
     fn inject_as(&mut self, frame: Vec<u8>) -> Result<(), String> {
-        self.settle();
+        self.run_until_idle();
         self.host.inject(frame);
-        self.settle();
+        self.run_until_idle();
         Ok(())
     }
 
@@ -92,17 +92,17 @@ impl Runner {
         if let ["bind", port] = *words {
             let bound = self.host.sockets().bind_udp(number(port)? as u16);
             self.udp = Some(bound.map_err(|error| error.to_string())?);
-            self.settle();
+            self.run_until_idle();
             return Ok(());
         }
         if let ["close"] = *words {
             self.udp = None;
-            self.settle();
+            self.run_until_idle();
             return Ok(());
         }
         let socket = self.udp.as_mut().ok_or("there is no socket")?;
         let done = step(socket, words);
-        self.settle();
+        self.run_until_idle();
         done
     }
 }
@@ -125,15 +125,15 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
         }
         ["send", len, ref rest @ ..] => {
             let fields = Fields::new(rest, &["to", "all", "error"])?;
-            let octets = text(0, number(len)? as usize);
+            let bytes = payload(0, number(len)? as usize);
             let to = match fields.text("all") {
                 Some(_) => SocketAddrV4::new(EVERYBODY.into(), fields.number("to", 9)? as u16),
                 None => peer(fields.number("to", 9)?),
             };
             let sent = if fields.text("to").is_none() {
-                socket.try_send(&octets)
+                socket.try_send(&bytes)
             } else {
-                socket.try_send_to(&octets, to)
+                socket.try_send_to(&bytes, to)
             };
             match (sent, fields.text("error")) {
                 (Ok(()), None) => Ok(()),
@@ -153,8 +153,8 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
             let fields = Fields::new(rest, &["from"])?;
             let mut buffer = vec![0; 65_535];
             let (got, from) = socket.try_recv_from(&mut buffer).map_err(told)?;
-            if buffer[..got] != text(0, number(len)? as usize) {
-                return Err(format!("{got} octets came, or others"));
+            if buffer[..got] != payload(0, number(len)? as usize) {
+                return Err(format!("{got} bytes came, or others"));
             }
             let port = fields.number("from", i64::from(from.port()))?;
             if from == peer(port) {
@@ -201,7 +201,7 @@ fn datagram(words: &[&str]) -> Result<Vec<u8>, String> {
         "from", "to", "len", "checksum", "all", "piece", "more", "udp-len",
     ];
     let fields = Fields::new(words, &known)?;
-    let payload = text(0, fields.number("len", 0)? as usize);
+    let payload = payload(0, fields.number("len", 0)? as usize);
     let len = 8 + payload.len() as i64;
     let mut udp = Vec::new();
     udp.extend((fields.number("from", 9)? as u16).to_be_bytes());
@@ -225,8 +225,8 @@ fn datagram(words: &[&str]) -> Result<Vec<u8>, String> {
     };
     let (from, to) = piece.split_once("..").ok_or("write piece=A..B")?;
     let (from, to) = (number(from)? as usize, number(to)? as usize);
-    let octets = udp.get(from..to).ok_or("there are not so many octets")?;
-    Ok(ip(17, dst, (from, fields.text("more").is_some()), octets))
+    let bytes = udp.get(from..to).ok_or("there are not so many bytes")?;
+    Ok(ip(17, dst, (from, fields.text("more").is_some()), bytes))
 }
 
 /// An error about a datagram of the stack.
@@ -260,7 +260,7 @@ fn packet(words: &[&str]) -> Result<Vec<u8>, String> {
     } else {
         STACK
     };
-    let payload = text(0, fields.number("len", 20)? as usize);
+    let payload = payload(0, fields.number("len", 20)? as usize);
     Ok(ip(
         fields.number("protocol", 99)? as u8,
         dst,
@@ -312,7 +312,7 @@ pub(super) fn shown(frame: &[u8]) -> Option<String> {
             let dst = if to_all { EVERYBODY } else { FAR };
             let is_right = checksum_of_datagram(STACK, dst, body) == 0xffff
                 && usize::from(half(38)) == body.len()
-                && body[8..] == text(0, body.len() - 8);
+                && body[8..] == payload(0, body.len() - 8);
             let mut shown = format!(
                 "udp from={} to={} len={}",
                 half(34),

@@ -48,7 +48,7 @@ fn the_benchmarks_run_anyway() -> bool {
     let words = parent.and_then(|id| std::fs::read(format!("/proc/{id}/cmdline")).ok());
     let words = words.unwrap_or_default();
     let mut words = words
-        .split(|octet| *octet == 0)
+        .split(|byte| *byte == 0)
         .take_while(|word| *word != b"--");
     words.any(|word| word == b"--workspace" || word == b"--all")
 }

@@ -2,19 +2,19 @@
 
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
+use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, case};
-use crate::seats::Direction;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections: groups that arrange themselves, replicas of one group, plain sharding (groups of one side by side), a lock",
+    about: "1, 8 and 64 connections: groups that arrange themselves, replicas of one group, plain partitioning (groups of one side by side), a lock",
     ask: Ask::Compare(panels),
     published: paper::CONNECTIONS,
 };
 
-/// Octets that the send or receive rings of all connections make up at most.
+/// Bytes that the send or receive rings of all connections make up at most.
 const RINGS: u32 = 8 << 20;
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {
@@ -29,11 +29,11 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 ..wanted.base
             };
             let name = format!("{connections} conn.");
-            let names = ["single", "groups", "replicated", "sharded", "locked*"];
+            let names = ["single", "groups", "replicated", "partitioned", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);
             // However many there are, groups should be as fast as what people do otherwise: a lock around one state, or
             // connections dealt out to cores.
-            for other in ["locked-mutex", "locked-mcs", "sharded"] {
+            for other in ["locked-mutex", "locked-mcs", "partitioned"] {
                 for ours in ["groups", "replicated"] {
                     targets.push(Target::of(
                         format!("{what}, {connections} connections, {ours} / {other}"),

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Clock, Experiment, note, repeated, settled};
+use super::{Ask, Clock, Experiment, note, repeated, verified};
+use crate::drivers::Direction;
+use crate::drivers::joining::{self, PERIOD_NS, SLICE_NS};
 use crate::record::{JoinRow, JoinsResult};
-use crate::seats::Direction;
-use crate::seats::joining::{self, PERIOD_NS, SLICE_NS};
 use crate::slices;
 use crate::workload::Workload;
 
@@ -53,7 +53,7 @@ pub(super) fn joins(
         let sampled = repeated(|| {
             let (row, log) = joining::row(direction, &workload, cores, JOINS)?;
             let log = kept.insert(log);
-            let row = settled(row, workload.segment_bytes)?;
+            let row = verified(row, workload.segment_bytes)?;
             slices::sample(row, workload.slice, within, &mut || {
                 progress(log.taken(), JOINS);
                 log.is_full()

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::drivers::{Direction, VARIANTS, Variant};
 use crate::ratio::{self, Target};
-use crate::seats::{Direction, VARIANTS, Variant};
 use crate::workload::Workload;
 
 /// What the command line asks for.

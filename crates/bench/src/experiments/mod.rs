@@ -1,6 +1,6 @@
 //! Experiments: which rows stand beside each other, and what they are compared with.
 //!
-//! To add a row, register its variant in [`VARIANTS`](crate::seats::VARIANTS): experiments choose rows by name
+//! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose rows by name
 //! and by what a variant says it can do. To add an experiment, write a file with its panels beside the others.
 
 mod checksum;
@@ -23,14 +23,14 @@ pub use lineup::{Entry, Panel, Wanted};
 
 use std::time::{Duration, Instant};
 
+use crate::drivers::shares::ShareLog;
+use crate::drivers::{Direction, Row};
 use crate::paper::Figure;
 use crate::record::{ExperimentResult, PanelResult, SharesResult};
-use crate::seats::shares::ShareLog;
-use crate::seats::{Direction, Row};
 use crate::slices::{self, Failure, Sampled};
 use crate::topology;
 
-/// Octets whose arrival is verified, one by one, before anything is measured.
+/// Bytes whose arrival is verified, one by one, before anything is measured.
 const VERIFIED: u64 = 4 << 20;
 /// The same for small segments, which take longer.
 const VERIFIED_SMALL: u64 = 1 << 20;
@@ -243,8 +243,8 @@ fn failed(wanted: &Wanted, name: &str, why: String) -> PanelResult {
     PanelResult::failed(&panel, why)
 }
 
-fn settled(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
-    row.settle(if segment_bytes < 1024 {
+fn verified(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
+    row.drive_until(if segment_bytes < 1024 {
         VERIFIED_SMALL
     } else {
         VERIFIED
@@ -270,7 +270,7 @@ impl Panel {
         let mut rows = Vec::new();
         for entry in &self.entries {
             let row = (entry.variant.make)(self.direction, &entry.workload, entry.cores)?;
-            rows.push(settled(row, entry.workload.segment_bytes)?);
+            rows.push(verified(row, entry.workload.segment_bytes)?);
         }
         let before = topology::line_transfer_ns();
         let slice = self.workload.slice;
@@ -302,7 +302,7 @@ fn shares(
         let mut log = None;
         let sampled = repeated(|| {
             let row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
-            let mut row = settled(row, workload.segment_bytes)?;
+            let mut row = verified(row, workload.segment_bytes)?;
             let log = log.insert(ShareLog::of(&mut row, load_share::EVERY, SHARE_SAMPLES));
             slices::sample(row, workload.slice, within, &mut || {
                 progress(log.taken(), SHARE_SAMPLES);

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Clock, Experiment, note, repeated, settled};
+use super::{Ask, Clock, Experiment, note, repeated, verified};
+use crate::drivers::Direction;
+use crate::drivers::stall::{STALL, StallLog};
 use crate::record::{StallRow, StallsResult};
-use crate::seats::Direction;
-use crate::seats::stall::{STALL, StallLog};
 use crate::slices;
 use crate::workload::Workload;
 
@@ -59,7 +59,7 @@ pub(super) fn stalls(
         let mut log = None;
         let sampled = repeated(|| {
             let row = (entry.variant.make)(direction, &workload, cores)?;
-            let mut row = settled(row, workload.segment_bytes)?;
+            let mut row = verified(row, workload.segment_bytes)?;
             let log = log.insert(StallLog::of(&mut row, STALLS, workload.seed));
             slices::sample(row, workload.slice, within, &mut || {
                 progress(log.taken(), STALLS);

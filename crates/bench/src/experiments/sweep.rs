@@ -2,8 +2,8 @@
 //! timestamps, and with smaller segments.
 
 use super::lineup::{Panel, Wanted};
+use crate::drivers::Direction;
 use crate::ratio::{Target, row};
-use crate::seats::Direction;
 use crate::workload::Workload;
 
 /// The panels, the first with `targets`.

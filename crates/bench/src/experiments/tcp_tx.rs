@@ -3,9 +3,9 @@
 use super::lineup::{Panel, Wanted};
 use super::sweep::sweep;
 use super::{Ask, Experiment};
+use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, row};
-use crate::seats::Direction;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-tx",

@@ -2,9 +2,9 @@
 
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
+use crate::drivers::{Direction, udp};
 use crate::paper;
 use crate::ratio::{Target, row};
-use crate::seats::{Direction, udp};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -2,8 +2,8 @@
 
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment, udp_rx};
+use crate::drivers::Direction;
 use crate::paper;
-use crate::seats::Direction;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-tx",

@@ -2,8 +2,8 @@
 
 use super::lineup::{Panel, Wanted};
 use super::{Ask, Experiment};
+use crate::drivers::Direction;
 use crate::ratio::{Target, case};
-use crate::seats::Direction;
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

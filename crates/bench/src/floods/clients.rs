@@ -12,22 +12,22 @@ use nix::sys::socket::{setsockopt, sockopt::RcvBuf};
 
 use super::{PORT, SERVER};
 
-/// Octets of the answer that a slow reader asks for, and its receive buffer.
+/// Bytes of the answer that a slow reader asks for, and its receive buffer.
 const LONG: u64 = 1 << 20;
 const RECEIVE_BUFFER: usize = 4 << 10;
 /// Threads that open short connections.
 const THREADS: u64 = 32;
 /// A connection that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn connect() -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&(SERVER, PORT).into(), PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&(SERVER, PORT).into(), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// Holds `count` connections, and reads one octet of each in a second until `ends`. Prints `ready` when all are open.
+/// Holds `count` connections, and reads one byte of each in a second until `ends`. Prints `ready` when all are open.
 ///
 /// # Errors
 /// A connection cannot be opened.
@@ -40,7 +40,7 @@ pub(crate) fn read_slowly(count: usize, ends: &AtomicBool) -> Outcome<String> {
         streams.push(stream);
     }
     println!("ready");
-    let (mut octets, mut failed) = (0, 0);
+    let (mut bytes, mut failed) = (0, 0);
     let start = Instant::now();
     let mut rounds = 0;
     while !ends.load(Relaxed) {
@@ -51,18 +51,18 @@ pub(crate) fn read_slowly(count: usize, ends: &AtomicBool) -> Outcome<String> {
         rounds += 1;
         for stream in &mut streams {
             match stream.read(&mut [0]) {
-                Ok(1) => octets += 1,
+                Ok(1) => bytes += 1,
                 _ => failed += 1,
             }
         }
     }
     Ok(format!(
-        "{count} readers, {octets} octets read, {failed} reads failed"
+        "{count} readers, {bytes} bytes read, {failed} reads failed"
     ))
 }
 
-/// Opens `per_second` connections, fetches 100 octets on each, and reads to the end, until `ends`.
-pub(crate) fn come_and_go(per_second: u64, ends: &Arc<AtomicBool>) -> Outcome<String> {
+/// Opens `per_second` connections, fetches 100 bytes on each, and reads to the end, until `ends`.
+pub(crate) fn open_and_close(per_second: u64, ends: &Arc<AtomicBool>) -> Outcome<String> {
     println!("ready");
     let start = Instant::now();
     let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);

@@ -10,10 +10,10 @@ use smoltcp::wire::{
     TcpControl, TcpPacket, TcpRepr, TcpSeqNumber, UdpPacket, UdpRepr,
 };
 
-/// Octets of an Ethernet header, and of an IPv4 header without options.
+/// Bytes of an Ethernet header, and of an IPv4 header without options.
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
-/// Octets that a fragment, and an echo request, carry.
+/// Bytes that a fragment, and an echo request, carry.
 const FRAGMENT: usize = 512;
 const ECHO: usize = 56;
 
@@ -105,9 +105,9 @@ impl Frames {
         let source = self.source();
         match kind {
             Kind::Syn => self.syn(source),
-            Kind::Ack => self.stray(source, TcpControl::None),
-            Kind::Rst => self.stray(source, TcpControl::Rst),
-            Kind::Fin => self.stray(source, TcpControl::Fin),
+            Kind::Ack => self.unsolicited(source, TcpControl::None),
+            Kind::Rst => self.unsolicited(source, TcpControl::Rst),
+            Kind::Fin => self.unsolicited(source, TcpControl::Fin),
             Kind::Fragment => self.fragment(source),
             Kind::Icmp => self.echo(source),
             Kind::Arp => self.arp(),
@@ -138,7 +138,7 @@ impl Frames {
         self.tcp(source, &repr)
     }
 
-    fn stray(&mut self, source: Ipv4Addr, control: TcpControl) -> Vec<u8> {
+    fn unsolicited(&mut self, source: Ipv4Addr, control: TcpControl) -> Vec<u8> {
         let repr = TcpRepr {
             control,
             ..self.segment()
@@ -239,7 +239,7 @@ impl Frames {
         frame
     }
 
-    /// A packet to the server with room for so many octets.
+    /// A packet to the server with room for so many bytes.
     fn ipv4(&self, source: Ipv4Addr, protocol: IpProtocol, len: usize) -> Vec<u8> {
         let mut frame = self.ethernet(EthernetProtocol::Ipv4, IPV4 + len);
         let repr = Ipv4Repr {

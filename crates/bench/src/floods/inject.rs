@@ -134,7 +134,7 @@ impl Injector {
             self.rx.claim(BATCH, &mut frames)?;
             let heard = frames.len();
             for frame in &frames {
-                let Some(heard) = Heard::read(frame.bytes()) else {
+                let Some(heard) = Received::read(frame.bytes()) else {
                     continue;
                 };
                 let answer = self.answer(&heard, &mut expected, request);
@@ -166,7 +166,7 @@ impl Injector {
 
     fn answer(
         &mut self,
-        heard: &Heard,
+        heard: &Received,
         expected: &mut HashMap<u16, TcpSeqNumber>,
         request: &[u8],
     ) -> Option<Vec<u8>> {
@@ -195,7 +195,7 @@ impl Injector {
             return Some(self.frames.tcp(HOLDER, &repr));
         }
         let next = *expected.get(&heard.port)?;
-        // An acknowledgment of the request wants no answer; a probe has an octet, or is from before.
+        // An acknowledgment of the request wants no answer; a probe has a byte, or is from before.
         if heard.len == 0 && heard.seq == next {
             return None;
         }
@@ -238,7 +238,7 @@ fn syn(port: u16) -> TcpRepr<'static> {
 }
 
 /// A segment of the server for [`HOLDER`].
-struct Heard {
+struct Received {
     port: u16,
     seq: TcpSeqNumber,
     ack: TcpSeqNumber,
@@ -246,8 +246,8 @@ struct Heard {
     len: usize,
 }
 
-impl Heard {
-    fn read(frame: &[u8]) -> Option<Heard> {
+impl Received {
+    fn read(frame: &[u8]) -> Option<Received> {
         let ethernet = EthernetFrame::new_checked(frame).ok()?;
         let ip = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
         if ip.dst_addr() != HOLDER {
@@ -259,7 +259,7 @@ impl Heard {
             (false, true) => TcpControl::Syn,
             (false, false) => TcpControl::None,
         };
-        Some(Heard {
+        Some(Received {
             port: tcp.dst_port(),
             seq: tcp.seq_number(),
             ack: tcp.ack_number(),

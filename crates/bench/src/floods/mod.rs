@@ -1,12 +1,12 @@
 //! Floods: raw frames at a fixed rate, slow clients and a changing link, while honest clients load a server.
 //!
 //! [`frames`] makes the frames, [`inject`] sends them, [`clients`] are slow or many, [`server`] is what is loaded, and
-//! [`lab`] is the link between them.
+//! [`fixture`] is the link between them.
 
 pub(crate) mod clients;
+pub(crate) mod fixture;
 pub(crate) mod frames;
 pub(crate) mod inject;
-pub(crate) mod lab;
 pub(crate) mod server;
 
 use std::net::Ipv4Addr;
@@ -26,10 +26,10 @@ pub(crate) const INTERFACE: &str = "link0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
     /// Nothing: the noise of the measurement.
-    Calm,
+    Idle,
     /// Raw frames of one kind.
     Flood(Kind),
-    /// Readers of one octet a second.
+    /// Readers of one byte a second.
     SlowReaders,
     /// Clients whose windows stay closed.
     ZeroWindows,
@@ -37,7 +37,7 @@ pub(crate) enum Scenario {
     Connections,
     /// The client's interface goes down for 100 ms in each second.
     DownAndUp,
-    /// The MTU is 1280 octets and 1500 octets by turns, 100 ms each.
+    /// The MTU is 1280 bytes and 1500 bytes by turns, 100 ms each.
     Mtu,
     /// The link is deleted and made again.
     Deleted,
@@ -47,7 +47,7 @@ impl Scenario {
     /// All of them, in the order in which they run.
     pub(crate) fn all() -> Vec<Scenario> {
         use Scenario::{
-            Calm, Connections, Deleted, DownAndUp, Flood, Mtu, SlowReaders, ZeroWindows,
+            Connections, Deleted, DownAndUp, Flood, Idle, Mtu, SlowReaders, ZeroWindows,
         };
         let others = [
             SlowReaders,
@@ -58,13 +58,13 @@ impl Scenario {
             Deleted,
         ];
         let floods = Kind::ALL.into_iter().map(Flood);
-        [Calm].into_iter().chain(floods).chain(others).collect()
+        [Idle].into_iter().chain(floods).chain(others).collect()
     }
 
     /// As on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Scenario::Calm => "calm",
+            Scenario::Idle => "calm",
             Scenario::Flood(kind) => kind.name(),
             Scenario::SlowReaders => "readers",
             Scenario::ZeroWindows => "windows",

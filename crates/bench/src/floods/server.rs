@@ -22,12 +22,12 @@ use super::{CLIENT, INTERFACE, PORT, SERVER};
 
 /// Connections that wait to be accepted.
 const BACKLOG: u16 = 1_024;
-/// Octets of an answer that are written at once.
+/// Bytes of an answer that are written at once.
 const CHUNK: usize = 128 << 10;
-/// Longest head of a request in octets.
+/// Longest head of a request in bytes.
 const HEAD: usize = 8 << 10;
 /// How often the stack is asked for an error of its device, and how often an interface that is gone is looked for.
-const GLANCE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ pub(crate) enum Server {
 /// What the server says of itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Said {
-    /// Resident memory in octets.
+    /// Resident memory in bytes.
     pub(crate) memory: u64,
     /// Processor time of all its threads in milliseconds.
     pub(crate) cpu_ms: u64,
@@ -116,7 +116,7 @@ fn over_ours(server: Server, shared: &Shared) {
             Ok(stack) => stack,
             Err(error) if first => return println!("no device: {error}"),
             Err(_) => {
-                thread::sleep(GLANCE);
+                thread::sleep(POLL_INTERVAL);
                 continue;
             }
         };
@@ -149,7 +149,7 @@ fn over_ours(server: Server, shared: &Shared) {
                 eprintln!("server: {error}");
                 break;
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         let gone = lock(shared).stack.take();
         drop(gone);
@@ -189,7 +189,7 @@ fn spawn(stream: impl Read + Write + Send + 'static) {
         .spawn(move || serve(stream));
 }
 
-/// Answers `GET /bytes/N` with N octets, until the client closes or asks for the end.
+/// Answers `GET /bytes/N` with N bytes, until the client closes or asks for the end.
 fn serve(mut stream: impl Read + Write) -> io::Result<()> {
     let mut head = Vec::new();
     let mut chunk = Vec::new();
@@ -199,12 +199,12 @@ fn serve(mut stream: impl Read + Write) -> io::Result<()> {
             if let Some(end) = end {
                 break end + 4;
             }
-            let mut octets = [0; 2048];
-            let len = stream.read(&mut octets)?;
+            let mut bytes = [0; 2048];
+            let len = stream.read(&mut bytes)?;
             if len == 0 || head.len() > HEAD {
                 return Ok(());
             }
-            head.extend_from_slice(&octets[..len]);
+            head.extend_from_slice(&bytes[..len]);
         };
         let text = String::from_utf8_lossy(&head[..end]).into_owned();
         head.drain(..end);
@@ -262,7 +262,7 @@ fn counters(stats: &StackStats) -> Vec<(String, u64)> {
         ("no_connection", state.no_connection),
         ("resets_withheld", state.resets_withheld),
         ("challenges_withheld", state.challenges_withheld),
-        ("cut_short", state.cut_short),
+        ("cut_short", state.time_wait_evicted),
         ("opened", state.opened),
         ("fragments", pump.fragments),
         ("bad_fragments", pump.bad_fragments),

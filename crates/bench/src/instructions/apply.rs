@@ -32,9 +32,9 @@ const FINGERPRINT_EVERY: f64 = 64.0;
 struct Tape(mpsc::Sender<Vec<u8>>);
 
 impl Write for Tape {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.0.send(octets.to_vec()).map_err(io::Error::other)?;
-        Ok(octets.len())
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(bytes.to_vec()).map_err(io::Error::other)?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -55,8 +55,8 @@ fn record(setting: Setting) -> (Limits, Vec<Entry>) {
     let limits = lane.stack.limits();
     let finished = lane.stack.take_recorder().map(Recorder::finish);
     assert!(matches!(finished, Some(Ok(()))), "the tape ends well");
-    let octets: Vec<u8> = tape.try_iter().flatten().collect();
-    let recording = Recording::open(&octets[..]).expect("it was just written");
+    let bytes: Vec<u8> = tape.try_iter().flatten().collect();
+    let recording = Recording::open(&bytes[..]).expect("it was just written");
     (
         limits,
         recording.map(|entry| entry.expect("as before")).collect(),
@@ -214,7 +214,7 @@ pub fn cases() -> Vec<Case> {
             segment: 1448,
             merge,
             timestamps,
-            vouches: false,
+            verifies_checksums: false,
         };
         for (name, merge, target) in [("run of 8", true, 60), ("alone", false, 200)] {
             let case = Case::new(

@@ -83,7 +83,7 @@ pub fn count(
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(program)
         .args(arguments)
-        // Copies by one string instruction would count once per octet.
+        // Copies by one string instruction would count once per byte.
         .env("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-ERMS,-FSRM")
         .stderr(Stdio::inherit())
         .output()

@@ -17,7 +17,7 @@
 //!
 //! Valgrind shows the program a processor of its own: on any x86-64 machine with AVX2 it is the same one (with AVX2,
 //! FMA and BMI, without AVX-512), so code that chooses by processor chooses alike. The C library's copies by one
-//! string instruction are turned off, because Valgrind counts each octet of those as an instruction. Compiler,
+//! string instruction are turned off, because Valgrind counts each byte of those as an instruction. Compiler,
 //! Valgrind and C library still matter; their versions stand in the file beside the counts.
 
 pub mod apply;
@@ -27,7 +27,7 @@ pub mod report;
 pub mod ring;
 pub mod stack;
 
-mod lab;
+mod fixture;
 
 use std::hint::black_box;
 

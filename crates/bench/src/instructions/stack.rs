@@ -14,14 +14,14 @@ use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, kernel};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 
+use crate::drivers::Direction;
 use crate::instructions::Case;
-use crate::instructions::lab::{Lab, Link, Plan};
-use crate::seats::Direction;
+use crate::instructions::fixture::{Link, Plan, ScriptedDevice};
 use crate::workload;
 
 /// Segments of the shorter measurement.
 const SEGMENTS: u64 = 1024;
-/// Octets that are written at once, and read at once at most.
+/// Bytes that are written at once, and read at once at most.
 const CHUNK: usize = 64 << 10;
 const PORT: u16 = 5_001;
 
@@ -62,7 +62,7 @@ pub(super) struct Setting {
     pub(super) merge: bool,
     pub(super) timestamps: bool,
     /// Whether the device verifies and completes checksums.
-    pub(super) vouches: bool,
+    pub(super) verifies_checksums: bool,
 }
 
 impl Setting {
@@ -71,7 +71,7 @@ impl Setting {
             direction: self.using.direction(),
             segment: self.segment,
             timestamps: self.timestamps,
-            vouches: self.vouches,
+            verifies_checksums: self.verifies_checksums,
         }
     }
 
@@ -94,7 +94,11 @@ impl Setting {
             } else {
                 "plain"
             },
-            if self.vouches { "vouched" } else { "checksum" },
+            if self.verifies_checksums {
+                "vouched"
+            } else {
+                "checksum"
+            },
         )
     }
 
@@ -103,7 +107,7 @@ impl Setting {
         if self.segment != 1448 || self.timestamps || self.merge {
             return None;
         }
-        Some(match (self.using, self.vouches) {
+        Some(match (self.using, self.verifies_checksums) {
             (Use::Read | Use::Send, false) => 1500,
             (Use::Read | Use::Send, true) => 900,
             (Use::InPlace, false) => 1300,
@@ -145,7 +149,7 @@ impl Stack for Single {
 }
 
 /// One replica that is driven by turns, and so does without a log while it is alone.
-const ALONE: u8 = 0;
+const SOLO: u8 = 0;
 /// One that keeps its log.
 const LOGGED: u8 = 1;
 /// The same, driven step by step.
@@ -161,7 +165,7 @@ impl<const HOW: u8> Stack for Replicated<HOW> {
     fn make(setup: Setup, device: Box<dyn Device>) -> Self {
         let mut layout = Layout::default();
         layout.replicas = 1;
-        layout.always_log = HOW != ALONE;
+        layout.always_log = HOW != SOLO;
         let group = Group::new(setup, layout, device).expect("the bounds are right");
         Replicated {
             sockets: group.sockets(),
@@ -226,9 +230,9 @@ struct App {
     reader: ReadHalf,
     writer: WriteHalf,
     buffer: Vec<u8>,
-    /// Octets that the send ring has room for when everything was acknowledged.
+    /// Bytes that the send ring has room for when everything was acknowledged.
     ring: usize,
-    /// Octets that were read, or written.
+    /// Bytes that were read, or written.
     done: u64,
     /// ... and how many shall be.
     upto: u64,
@@ -294,7 +298,7 @@ impl<S: Stack> Lane<S> {
     }
 
     pub(super) fn with_setup(setting: Setting, setup: Setup) -> Self {
-        let (device, link) = Lab::new(setting.plan());
+        let (device, link) = ScriptedDevice::new(setting.plan());
         let mut stack = S::make(setup, Box::new(device));
         let listener = stack.sockets().listen(PORT, 1).expect("the port is free");
         let mut now = Instant::ZERO;
@@ -336,8 +340,8 @@ impl<S: Stack> Lane<S> {
     /// Writes as much as the send ring holds, once: only what the connection wrote may be written again.
     fn fill(&mut self) {
         let segments = self.app.ring.div_ceil(self.app.segment).next_multiple_of(2);
-        let octets = vec![0; segments * self.app.segment];
-        let mut rest = &octets[..];
+        let bytes = vec![0; segments * self.app.segment];
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             self.now += Duration::from_micros(1);
             self.stack.turn(self.now);
@@ -348,7 +352,7 @@ impl<S: Stack> Lane<S> {
                 rest = &rest[taken.expect("there is room")..];
             }
         }
-        (self.app.done, self.app.upto) = (octets.len() as u64, octets.len() as u64);
+        (self.app.done, self.app.upto) = (bytes.len() as u64, bytes.len() as u64);
         while !self.app.is_done() {
             self.now += Duration::from_micros(1);
             self.stack.turn(self.now);
@@ -358,10 +362,10 @@ impl<S: Stack> Lane<S> {
     /// Brings so many segments through. `segments` is even, so that none waits for an acknowledgment of its own.
     pub(super) fn run(&mut self, segments: u64) {
         assert!(segments.is_multiple_of(2), "{segments} segments");
-        let octets = segments * u64::from(self.setting.segment);
-        self.app.upto += octets;
+        let bytes = segments * u64::from(self.setting.segment);
+        self.app.upto += bytes;
         if self.setting.using != Use::Send {
-            self.link.allow(octets);
+            self.link.allow(bytes);
         }
         let mut idle = 0;
         loop {
@@ -374,7 +378,7 @@ impl<S: Stack> Lane<S> {
             idle = if done == 0 { idle + 1 } else { 0 };
             assert!(
                 idle < 1000,
-                "{:?} stands still with {} octets done of {}, {} at the peer",
+                "{:?} stands still with {} bytes done of {}, {} at the peer",
                 self.setting,
                 self.app.done,
                 self.app.upto,
@@ -392,7 +396,7 @@ impl<S: Stack> Lane<S> {
             assert_eq!(
                 self.link.received(),
                 self.app.done,
-                "{setting:?}: octets lost"
+                "{setting:?}: bytes lost"
             );
             return;
         }
@@ -445,13 +449,13 @@ fn settings() -> Vec<Setting> {
         for segment in [64, 512, 1448] {
             for merge in [false, true] {
                 for timestamps in [false, true] {
-                    for vouches in [false, true] {
+                    for verifies_checksums in [false, true] {
                         settings.push(Setting {
                             using,
                             segment,
                             merge,
                             timestamps,
-                            vouches,
+                            verifies_checksums,
                         });
                     }
                 }
@@ -474,7 +478,7 @@ pub fn cases() -> Vec<Case> {
         );
     }
     for setting in settings() {
-        let case = case::<Replicated<ALONE>>("replicated", setting);
+        let case = case::<Replicated<SOLO>>("replicated", setting);
         cases.push(case.shares(SHARES).key_if(is_key(&setting)));
     }
     for setting in settings() {

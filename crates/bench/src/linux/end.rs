@@ -1,4 +1,4 @@
-//! One end of a connection: a process that moves octets as fast as it can and says how fast that was and what it took.
+//! One end of a connection: a process that moves bytes as fast as it can and says how fast that was and what it took.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,11 +14,11 @@ use dominoes_netstack::{Limits, Stack};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::lab::Outcome;
+use super::fixture::Outcome;
 use super::timed::{Timed, Times};
 use super::{Device, Frames, Way};
 
-/// Octets written and read at once.
+/// Bytes written and read at once.
 const CHUNK: usize = 128 << 10;
 /// The sender goes on for this long after the end of what is measured, so that both ends measure under way.
 const TAIL: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub(crate) struct Task {
     pub(crate) server: SocketAddrV4,
     /// What is not measured at the beginning, and what is measured then.
     pub(crate) millis: [u64; 2],
-    /// Whether all octets are hashed.
+    /// Whether all bytes are hashed.
     pub(crate) hash: bool,
     /// The core that all of it stays on; `None`: where it likes.
     pub(crate) core: Option<Core>,
@@ -93,8 +93,8 @@ pub(crate) struct Ours {
 /// What an end did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
-    /// Octets that were moved while measuring, and how long that was.
-    pub(crate) octets: u64,
+    /// Bytes that were moved while measuring, and how long that was.
+    pub(crate) bytes: u64,
     /// Nanoseconds.
     pub(crate) nanos: u64,
     /// Time on any core, of all threads of this process, in nanoseconds.
@@ -105,7 +105,7 @@ pub(crate) struct Done {
     pub(crate) machine_nanos: u64,
     /// Of our stack's device.
     pub(crate) device: DeviceTimes,
-    /// Of all octets from the beginning to the end, and how many.
+    /// Of all bytes from the beginning to the end, and how many.
     pub(crate) hash: Option<(u64, String)>,
 }
 
@@ -234,7 +234,7 @@ fn start(ours: &Ours) -> Outcome<(Stack, Arc<Times>)> {
 
 /// Sends until the time is over.
 fn send(to: &mut impl Write, meter: &mut Meter) -> Outcome<()> {
-    // Without a pattern that a slip of the stream by some octets would hide.
+    // Without a pattern that a slip of the stream by some bytes would hide.
     let chunk: Vec<u8> = (0..CHUNK as u64)
         .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
         .collect();
@@ -248,17 +248,17 @@ fn send(to: &mut impl Write, meter: &mut Meter) -> Outcome<()> {
 /// Receives until the other end has no more, reading in place where that is possible.
 fn receive(mut from: impl BufRead, meter: &mut Meter) -> Outcome<()> {
     loop {
-        let octets = from.fill_buf()?;
-        if octets.is_empty() {
+        let bytes = from.fill_buf()?;
+        if bytes.is_empty() {
             return Ok(());
         }
-        meter.moved(octets)?;
-        let len = octets.len();
+        meter.moved(bytes)?;
+        let len = bytes.len();
         from.consume(len);
     }
 }
 
-/// Counts octets and what is taken meanwhile.
+/// Counts bytes and what is taken meanwhile.
 struct Meter {
     start: Instant,
     begin: Duration,
@@ -274,7 +274,7 @@ struct Meter {
 #[derive(Clone)]
 struct Mark {
     at: Duration,
-    octets: u64,
+    bytes: u64,
     cpu: u64,
     softirq: u64,
     machine: u64,
@@ -301,10 +301,10 @@ impl Meter {
         self.start.elapsed() >= self.end + TAIL
     }
 
-    fn moved(&mut self, octets: &[u8]) -> Outcome<()> {
-        self.moved += octets.len() as u64;
+    fn moved(&mut self, bytes: &[u8]) -> Outcome<()> {
+        self.moved += bytes.len() as u64;
         if let Some(hash) = &mut self.hash {
-            hash.update(octets);
+            hash.update(bytes);
         }
         let due = match self.marks.len() {
             0 => self.begin,
@@ -320,7 +320,7 @@ impl Meter {
     fn mark(&mut self) -> Outcome<()> {
         let mut mark = Mark {
             at: self.start.elapsed(),
-            octets: self.moved,
+            bytes: self.moved,
             cpu: 0,
             softirq: 0,
             machine: machine_nanos(),
@@ -353,7 +353,7 @@ impl Meter {
         let device = |i: usize| end.device[i] - begin.device[i];
         let count = |i: usize| (end.counts[i] - begin.counts[i]) as f64;
         Ok(Done {
-            octets: end.octets - begin.octets,
+            bytes: end.bytes - begin.bytes,
             nanos: (end.at - begin.at).as_nanos() as u64,
             cpu_nanos: end.cpu - begin.cpu,
             softirq_nanos: end.softirq - begin.softirq,
@@ -398,7 +398,7 @@ fn softirq_threads() -> Vec<String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names
-        .filter(|name| name.bytes().all(|octet| octet.is_ascii_digit()))
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
         .filter(|name| {
             fs::read_to_string(format!("/proc/{name}/comm"))
                 .is_ok_and(|comm| comm.starts_with("ksoftirqd"))

@@ -1,10 +1,10 @@
 //! Our stack against a Linux kernel, beside Linux against Linux over the same interfaces.
 //!
-//! [`lab`] makes namespaces and interfaces and puts everything back; [`end`] is one end of a connection, a process of
+//! [`fixture`] makes namespaces and interfaces and puts everything back; [`end`] is one end of a connection, a process of
 //! its own; [`wire`] is the bad wire between two TAP interfaces, another process; [`report`] compares.
 
 pub(crate) mod end;
-pub(crate) mod lab;
+pub(crate) mod fixture;
 pub(crate) mod report;
 pub(crate) mod timed;
 pub(crate) mod wire;
@@ -57,7 +57,7 @@ impl Device {
     }
 }
 
-/// Which way the octets go, seen from our end.
+/// Which way the bytes go, seen from our end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Our end sends.

@@ -2,7 +2,7 @@
 
 use dominoes_bench::topology::Distance;
 
-use super::lab::Both;
+use super::fixture::Both;
 use super::{Device, Frames, Way};
 
 /// Runs of one combination, ours and Linux's in turn.
@@ -11,7 +11,7 @@ pub(crate) struct Row {
     pub(crate) device: Device,
     /// How long frames were.
     pub(crate) frames: Frames,
-    /// Which way the octets went.
+    /// Which way the bytes went.
     pub(crate) way: Way,
     /// How far apart the cores were.
     pub(crate) distance: Distance,
@@ -61,21 +61,21 @@ impl Both {
             Way::Send => &self.far,
             Way::Receive => &self.near,
         };
-        done.octets as f64 * 8.0 / done.nanos.max(1) as f64
+        done.bytes as f64 * 8.0 / done.nanos.max(1) as f64
     }
 
     /// Seconds on cores for each gigabyte: of the near end, and of both with the kernel's own threads.
     pub(crate) fn cpu(&self) -> [f64; 2] {
-        let each = |nanos: u64, octets: u64| nanos as f64 / octets.max(1) as f64;
-        let near = each(self.near.cpu_nanos, self.near.octets);
-        let far = each(self.far.cpu_nanos, self.far.octets);
-        let softirq = each(self.far.softirq_nanos, self.far.octets);
+        let each = |nanos: u64, bytes: u64| nanos as f64 / bytes.max(1) as f64;
+        let near = each(self.near.cpu_nanos, self.near.bytes);
+        let far = each(self.far.cpu_nanos, self.far.bytes);
+        let softirq = each(self.far.softirq_nanos, self.far.bytes);
         [near, near + far + softirq]
     }
 
     /// What the whole machine worked for each gigabyte, in seconds on cores.
     fn machine(&self) -> f64 {
-        self.far.machine_nanos as f64 / self.far.octets.max(1) as f64
+        self.far.machine_nanos as f64 / self.far.bytes.max(1) as f64
     }
 
     /// The part of the time awake that the stack spent in its device.

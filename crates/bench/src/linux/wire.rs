@@ -10,7 +10,7 @@ use dominoes_drivers::memory::Faults;
 use dominoes_drivers::tap::Tap;
 use serde::{Deserialize, Serialize};
 
-use super::lab::{Namespace, Outcome, Process};
+use super::fixture::{Namespace, Outcome, Process};
 use super::{KERNEL, PEER};
 
 /// What the wire is like, each way.
@@ -30,7 +30,7 @@ pub(crate) struct Wire {
 
 /// What happened on the wire, each way: frames that came, were lost, and found the queue full.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Fate {
+pub(crate) struct WireReport {
     /// Offered, lost, overflowed: from left to right.
     pub(crate) there: [u64; 3],
     /// From right to left.
@@ -61,16 +61,16 @@ pub(crate) fn run(wire: &str) -> Outcome<()> {
         bridge(Box::new(left), Box::new(right), &config, &over)
     })?
     .map(|way| [way.offered, way.faults.lost, way.overflowed]);
-    println!("{}", serde_json::to_string(&Fate { there, back })?);
+    println!("{}", serde_json::to_string(&WireReport { there, back })?);
     Ok(())
 }
 
 /// A wire under way: a kernel at each end, and room for our stack beside the left one.
-pub(crate) struct Laid {
+pub(crate) struct RunningWire {
     process: Process,
 }
 
-impl Laid {
+impl RunningWire {
     /// Lays it from `left` to `right`; the interfaces are called `left0` and `right0`.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Laid {
         between: &Namespace,
         left: &Namespace,
         right: &Namespace,
-    ) -> Outcome<Laid> {
+    ) -> Outcome<RunningWire> {
         // A wire does not wait for a core.
         let arguments = ["--wire", &serde_json::to_string(wire)?];
         let process = Process::start_first(between, &arguments)?;
@@ -90,14 +90,14 @@ impl Laid {
             namespace.ip(&format!("addr add {address}/24 dev {interface}"))?;
             namespace.ip(&format!("link set {interface} up"))?;
         }
-        Ok(Laid { process })
+        Ok(RunningWire { process })
     }
 
     /// Takes it up again.
     ///
     /// # Errors
     /// It had ended by itself.
-    pub(crate) fn end(mut self) -> Outcome<Fate> {
+    pub(crate) fn end(mut self) -> Outcome<WireReport> {
         drop(self.process.input());
         Ok(serde_json::from_str(
             &self.process.line(Duration::from_secs(5))?,

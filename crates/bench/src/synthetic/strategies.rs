@@ -2,7 +2,7 @@
 
 use super::{Outcome, WORDS, Work, parallel, plain, request, sequential, table};
 use crate::pin;
-use dominoes::{Assignment, Greedy, Log, NoBatch, Publisher, Role, SpinYield, channel};
+use dominoes::{Assignment, Exclusive, Greedy, Log, NoBatch, Publisher, SpinYield, channel};
 use std::{
     sync::{
         Mutex,
@@ -229,12 +229,12 @@ impl Source {
 
 fn replicated(work: Work, on: On) -> (Slice, Vec<Outcome>) {
     let (publisher, log): (_, Log<u64, SpinYield>) = channel(CAPACITY);
-    let source = Role::new(Source { publisher, next: 0 });
+    let source = Exclusive::new(Source { publisher, next: 0 });
     let greedy = Greedy::new(&[OPEN]);
     let subscriptions: Vec<_> = (0..on.threads)
         .map(|_| {
             let subscription = log.subscribe().expect("at most 16 threads");
-            Role::new(Some(subscription))
+            Exclusive::new(Some(subscription))
         })
         .collect();
     let (took, results) = timed(on, |me| {

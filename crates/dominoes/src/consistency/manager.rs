@@ -1,15 +1,15 @@
 //! Watches replicas from outside, and repairs them from each other.
 //!
-//! The dissertation wants a consistency manager out of band that watches and repairs divergence
-//! (C. D. Sizemore, *Parallel network protocol stacks using replication*, University of New Mexico,
+//! The dissertation wants a consistency manager out of band that watches and repairs divergence (C.
+//! D. Sizemore, *Parallel network protocol stacks using replication*, University of New Mexico,
 //! 2011, section 3.1.5). Here replicas post fingerprints of each field of their state at equal
-//! positions of the log; the [`Manager`] compares them, says who differs, from where on and in which
-//! field, and has a healthy replica hand the others its state, between two entries and without
-//! stopping anybody.
+//! positions of the log; the [`Manager`] compares them, reports which ones differ, from where on
+//! and in which field, and has a healthy replica hand the others its state, between two entries and
+//! without stopping any of them.
 //!
 //! A snapshot is a clone of the state beside a [fork](Subscription::fork) of the subscription, so
 //! it stands at a position by construction. Handing over is the one part that takes a lock, of a
-//! mailbox that nobody looks into unless a relaxed flag says so.
+//! mailbox that a replica locks only if a relaxed flag says that there is something in it.
 
 use super::Fingerprints;
 use crate::{NoBatch, Seq, Subscription, Turn, Wait};
@@ -31,7 +31,7 @@ pub trait Observe {
     fn fingerprints(&self, out: &mut [u64]);
 }
 
-/// Replicas differ: who, from where on, in what.
+/// Replicas differ: which ones, from where on, in which fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdict {
@@ -74,18 +74,18 @@ pub enum Action {
     Report,
 }
 
-/// Nobody has this seat.
-const EMPTY: u8 = 0;
-/// Its replica is as good as any.
-const HEALTHY: u8 = 1;
+/// No replica uses this slot.
+const FREE: u8 = 0;
+/// Its replica runs and is not known to differ.
+const ACTIVE: u8 = 1;
 /// Its replica waits for a snapshot.
-const WANTING: u8 = 2;
+const JOINING: u8 = 2;
 
 /// What the manager and one replica share.
-struct Desk<S, T, W: Wait> {
+struct Mailbox<S, T, W: Wait> {
     status: AtomicU8,
     /// A bit for each replica that this one is to give a snapshot.
-    asked: AtomicU64,
+    requests: AtomicU64,
     /// Whether there is something in `mail`.
     has_mail: AtomicBool,
     mail: Mutex<Option<Snapshot<S, T, W>>>,
@@ -97,19 +97,21 @@ struct Shared<S, T, W: Wait> {
     /// By field.
     prints: Vec<Fingerprints>,
     every: u64,
-    desks: Box<[Desk<S, T, W>]>,
+    mailboxes: Box<[Mailbox<S, T, W>]>,
 }
 
 impl<S, T, W: Wait> Shared<S, T, W> {
     fn status(&self, replica: usize) -> u8 {
-        // ORDERING: Acquire, pairs with the Release stores of a status: who is seen healthy has
-        // withdrawn what it posted before.
-        self.desks[replica].status.load(Ordering::Acquire)
+        // ORDERING: Acquire, pairs with the Release stores of a status: a replica that is seen
+        // active has withdrawn what it posted before.
+        self.mailboxes[replica].status.load(Ordering::Acquire)
     }
 
     fn set_status(&self, replica: usize, status: u8) {
         // ORDERING: Release, pairs with the Acquire in `status`.
-        self.desks[replica].status.store(status, Ordering::Release);
+        self.mailboxes[replica]
+            .status
+            .store(status, Ordering::Release);
     }
 
     fn forget(&self, replica: usize) {
@@ -119,26 +121,30 @@ impl<S, T, W: Wait> Shared<S, T, W> {
     }
 
     fn mail(&self, replica: usize) -> MutexGuard<'_, Option<Snapshot<S, T, W>>> {
-        let mail = self.desks[replica].mail.lock();
+        let mail = self.mailboxes[replica].mail.lock();
         mail.unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// Takes the snapshot that is meant for a replica.
-    fn collect(&self, replica: usize) -> Option<Snapshot<S, T, W>> {
-        // ORDERING: Acquire, pairs with the Release in `Seat::give`; the lock orders the rest.
-        if !self.desks[replica].has_mail.swap(false, Ordering::Acquire) {
+    fn take_snapshot(&self, replica: usize) -> Option<Snapshot<S, T, W>> {
+        // ORDERING: Acquire, pairs with the Release in `ReplicaHandle::give_snapshot`; the lock
+        // orders the rest.
+        if !self.mailboxes[replica]
+            .has_mail
+            .swap(false, Ordering::Acquire)
+        {
             return None;
         }
         let mut mail = self.mail(replica);
         let snapshot = mail.take()?;
         self.forget(replica);
-        // With the mailbox in hand, so that a second source sees it and gives nothing.
-        self.set_status(replica, HEALTHY);
+        // While the mailbox is locked, so that a second source sees it and gives no snapshot.
+        self.set_status(replica, ACTIVE);
         Some(snapshot)
     }
 }
 
-/// Watches a group of replicas. Owned by whoever looks after them; no replica waits for it.
+/// Watches a group of replicas. One thread owns it; no replica waits for it.
 ///
 /// ```
 /// use dominoes::{Manager, Observe, SpinYield, Turn, channel};
@@ -160,13 +166,13 @@ impl<S, T, W: Wait> Shared<S, T, W> {
 /// let mut manager = Manager::<Account, u64, SpinYield>::new(3, 8, 4); // compares every 4 entries
 /// let mut replicas = Vec::new();
 /// for n in 0..3 {
-///     replicas.push((manager.seat(n).unwrap(), Account::default(), log.subscribe()?));
+///     replicas.push((manager.replica(n).unwrap(), Account::default(), log.subscribe()?));
 /// }
 /// let mut run = |replicas: &mut Vec<(_, Account, _)>| {
 ///     publisher.publish_all(1..=8).unwrap();
 ///     for _ in 0..8 {
-///         for (seat, account, subscription) in replicas.iter_mut() {
-///             dominoes::Seat::turn(seat, account, subscription, book);
+///         for (handle, account, subscription) in replicas.iter_mut() {
+///             dominoes::ReplicaHandle::turn(handle, account, subscription, book);
 ///         }
 ///     }
 /// };
@@ -183,12 +189,12 @@ impl<S, T, W: Wait> Shared<S, T, W> {
 /// ```
 pub struct Manager<S, T, W: Wait> {
     shared: Arc<Shared<S, T, W>>,
-    /// Who was asked last for a snapshot for each replica.
+    /// For each replica, the replica that was last asked to give it a snapshot.
     sources: Vec<Option<usize>>,
     hook: Box<dyn FnMut(&Verdict) -> Action + Send>,
     repairs: Arc<AtomicU64>,
-    /// The last verdict that stays because nothing was done about it.
-    standing: Option<Verdict>,
+    /// The last verdict that was reported, as long as it stays and nothing was done about it.
+    reported: Option<Verdict>,
 }
 
 impl<S, T, W> Manager<S, T, W>
@@ -205,9 +211,9 @@ where
     /// If there are more than 64, or `depth` or `every` is 0.
     pub fn new(replicas: usize, depth: usize, every: u64) -> Self {
         assert!(replicas <= 64, "{replicas} replicas are more than 64");
-        let desk = |_| Desk {
-            status: AtomicU8::new(EMPTY),
-            asked: AtomicU64::new(0),
+        let mailbox = |_| Mailbox {
+            status: AtomicU8::new(FREE),
+            requests: AtomicU64::new(0),
             has_mail: AtomicBool::new(false),
             mail: Mutex::new(None),
         };
@@ -216,76 +222,82 @@ where
             shared: Arc::new(Shared {
                 prints: (0..S::FIELDS.len()).map(prints).collect(),
                 every,
-                desks: (0..replicas).map(desk).collect(),
+                mailboxes: (0..replicas).map(mailbox).collect(),
             }),
             sources: vec![None; replicas],
             hook: Box::new(|_| Action::Repair),
             repairs: Arc::default(),
-            standing: None,
+            reported: None,
         }
     }
 
-    /// With a hook that hears each verdict and says what to do. Without one, minorities are
+    /// Sets a hook that receives each verdict and decides what to do. Without one, minorities are
     /// repaired.
     pub fn on_verdict(mut self, hook: impl FnMut(&Verdict) -> Action + Send + 'static) -> Self {
         self.hook = Box::new(hook);
         self
     }
 
-    /// The seat of a replica that begins with the others, from the same state at the same position.
-    /// `None` if it is taken.
+    /// The handle of a replica that begins with the others, from the same state at the same
+    /// position. `None` if the slot is taken.
     ///
     /// # Panics
-    /// If there is no such seat.
-    pub fn seat(&mut self, replica: usize) -> Option<Seat<S, T, W>> {
-        (self.shared.status(replica) == EMPTY).then(|| {
+    /// If there is no such slot.
+    pub fn replica(&mut self, replica: usize) -> Option<ReplicaHandle<S, T, W>> {
+        (self.shared.status(replica) == FREE).then(|| {
             self.shared.forget(replica);
-            self.shared.set_status(replica, HEALTHY);
-            Seat::new(&self.shared, replica, &self.repairs)
+            self.shared.set_status(replica, ACTIVE);
+            ReplicaHandle::new(&self.shared, replica, &self.repairs)
         })
     }
 
-    /// A replica that joins while the others run: it gets its state from one of them. `None` if no
-    /// seat is free.
+    /// Adds a replica while the others run: it gets its state from one of them. `None` if no slot
+    /// is free.
     pub fn join(&mut self) -> Option<Joiner<S, T, W>> {
-        let seats = 0..self.shared.desks.len();
-        let free = seats
+        let replicas = 0..self.shared.mailboxes.len();
+        let free = replicas
             .into_iter()
-            .find(|n| self.shared.status(*n) == EMPTY)?;
-        self.want(free, EMPTY);
-        Some(Joiner(Some(Seat::new(&self.shared, free, &self.repairs))))
+            .find(|n| self.shared.status(*n) == FREE)?;
+        self.request_snapshot(free, FREE);
+        Some(Joiner(Some(ReplicaHandle::new(
+            &self.shared,
+            free,
+            &self.repairs,
+        ))))
     }
 
     /// Marks a replica as one that waits for a snapshot, unless it has left meanwhile.
-    fn want(&mut self, replica: usize, before: u8) {
-        let status = &self.shared.desks[replica].status;
+    fn request_snapshot(&mut self, replica: usize, before: u8) {
+        let status = &self.shared.mailboxes[replica].status;
         // ORDERING: AcqRel, as in `set_status` and `status`.
         if status
-            .compare_exchange(before, WANTING, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(before, JOINING, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
             self.sources[replica] = None;
-            self.ask();
+            self.assign_sources();
         }
     }
 
-    /// Sees to it that whoever wants a snapshot has somebody alive to give one.
-    fn ask(&mut self) {
-        let healthy = |n: &usize| self.shared.status(*n) == HEALTHY;
-        let replicas = 0..self.shared.desks.len();
+    /// Asks an active replica to give a snapshot to each replica that waits for one.
+    fn assign_sources(&mut self) {
+        let active = |n: &usize| self.shared.status(*n) == ACTIVE;
+        let replicas = 0..self.shared.mailboxes.len();
         for replica in replicas.clone() {
-            let served = self.shared.desks[replica].has_mail.load(Ordering::Relaxed);
-            if self.shared.status(replica) != WANTING || served {
+            let served = self.shared.mailboxes[replica]
+                .has_mail
+                .load(Ordering::Relaxed);
+            if self.shared.status(replica) != JOINING || served {
                 continue;
             }
-            let asked = self.sources[replica].filter(healthy);
-            // Again, if it was asked before: another replica may sit there now.
-            let source = asked.or_else(|| replicas.clone().find(healthy));
+            let asked = self.sources[replica].filter(active);
+            // Again, if it was asked before: another replica may use that slot now.
+            let source = asked.or_else(|| replicas.clone().find(active));
             if let Some(source) = source {
                 let bit = 1 << replica;
-                // ORDERING: Release, pairs with the Acquire in `Seat::tend`.
-                self.shared.desks[source]
-                    .asked
+                // ORDERING: Release, pairs with the Acquire in `ReplicaHandle::exchange_snapshots`.
+                self.shared.mailboxes[source]
+                    .requests
                     .fetch_or(bit, Ordering::Release);
             }
             self.sources[replica] = source;
@@ -295,37 +307,37 @@ where
     /// Compares what the replicas have posted, calls the hook if they differ, and orders repairs.
     /// Call it now and then, from any one thread. `None`: nothing new.
     pub fn check(&mut self) -> Option<Verdict> {
-        self.ask();
+        self.assign_sources();
         let verdict = self.compare();
         let Some(verdict) = verdict else {
-            self.standing = None;
+            self.reported = None;
             return None;
         };
-        if self.standing.as_ref() == Some(&verdict) {
-            return None; // heard, and nothing was to be done
+        if self.reported.as_ref() == Some(&verdict) {
+            return None; // reported before, and nothing was to be done
         }
         match ((self.hook)(&verdict), &verdict.minority) {
             (Action::Repair, Some(minority)) => {
                 for &replica in minority {
-                    self.want(replica, HEALTHY);
+                    self.request_snapshot(replica, ACTIVE);
                 }
             }
-            _ => self.standing = Some(verdict.clone()),
+            _ => self.reported = Some(verdict.clone()),
         }
         Some(verdict)
     }
 
     fn compare(&self) -> Option<Verdict> {
-        let healthy = |n: usize| self.shared.status(n) == HEALTHY;
-        // How far everybody has posted for certain: looked up before comparing, and in the field that
-        // is posted last.
+        let active = |n: usize| self.shared.status(n) == ACTIVE;
+        // How far every replica has posted for certain: looked up before comparing, and in the
+        // field that is posted last.
         let newest = |n: usize| self.shared.prints.last().and_then(|p| p.newest(n));
-        let slowest = self.healthy().into_iter().map(newest).min().flatten();
+        let slowest = self.active().into_iter().map(newest).min().flatten();
         let compared: Vec<_> = self
             .shared
             .prints
             .iter()
-            .map(|prints| prints.compare_among(healthy))
+            .map(|prints| prints.compare_among(active))
             .collect();
         let differ = || {
             let fields = S::FIELDS.iter().zip(&compared);
@@ -344,7 +356,8 @@ where
                 all
             });
         }
-        // Two against each other: wait for a third that is on its way and can tell who is right.
+        // Two against each other: wait for a third that is on its way and can tell which one is
+        // right.
         if minority.is_none() && slowest < Some(position) {
             return None;
         }
@@ -360,10 +373,10 @@ where
     }
 
     /// Replicas that run and are not known to differ.
-    pub fn healthy(&self) -> Vec<usize> {
-        let replicas = 0..self.shared.desks.len();
+    pub fn active(&self) -> Vec<usize> {
+        let replicas = 0..self.shared.mailboxes.len();
         replicas
-            .filter(|n| self.shared.status(*n) == HEALTHY)
+            .filter(|n| self.shared.status(*n) == ACTIVE)
             .collect()
     }
 
@@ -376,24 +389,24 @@ where
 impl<S, T, W: Wait> fmt::Debug for Manager<S, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Manager")
-            .field("replicas", &self.shared.desks.len())
+            .field("replicas", &self.shared.mailboxes.len())
             .field("every", &self.shared.every)
             .finish()
     }
 }
 
 /// A replica's side of a [`Manager`]: posts, gives snapshots and takes them. Dropping it, also by a
-/// panic, gives the seat up.
-pub struct Seat<S, T, W: Wait> {
+/// panic, frees the replica's slot.
+pub struct ReplicaHandle<S, T, W: Wait> {
     shared: Arc<Shared<S, T, W>>,
     replica: usize,
     repairs: Arc<AtomicU64>,
     prints: Vec<u64>,
 }
 
-impl<S, T, W: Wait> Seat<S, T, W> {
+impl<S, T, W: Wait> ReplicaHandle<S, T, W> {
     fn new(shared: &Arc<Shared<S, T, W>>, replica: usize, repairs: &Arc<AtomicU64>) -> Self {
-        Seat {
+        ReplicaHandle {
             shared: shared.clone(),
             replica,
             repairs: repairs.clone(),
@@ -407,7 +420,7 @@ impl<S, T, W: Wait> Seat<S, T, W> {
     }
 }
 
-impl<S, T, W> Seat<S, T, W>
+impl<S, T, W> ReplicaHandle<S, T, W>
 where
     S: Observe + Clone + Send,
     T: Send + Sync,
@@ -417,14 +430,15 @@ where
     /// to the next position to be compared, posts, and gives snapshots to those it was asked for.
     ///
     /// A replica that takes a snapshot over goes on from the snapshot's position, which may be
-    /// before or behind its own; who does work besides applying has to look at the positions.
+    /// before or behind its own; a replica that does work besides applying has to look at the
+    /// positions.
     pub fn turn(
         &mut self,
         state: &mut S,
         subscription: &mut Subscription<T, W>,
         mut apply: impl FnMut(&mut S, Seq, &T),
     ) -> Turn {
-        let tended = self.tend(state, subscription);
+        let tended = self.exchange_snapshots(state, subscription);
         let every = self.shared.every;
         let position = match subscription.try_next_batch() {
             Ok(mut batch) => {
@@ -458,92 +472,99 @@ where
     /// two batches, when the state is that after all entries below the subscription's position; a
     /// [`turn`](Self::turn) does. Two relaxed loads when there is nothing to do. Says whether
     /// there was.
-    pub fn tend(&mut self, state: &mut S, subscription: &mut Subscription<T, W>) -> bool {
-        let desk = &self.shared.desks[self.replica];
+    pub fn exchange_snapshots(
+        &mut self,
+        state: &mut S,
+        subscription: &mut Subscription<T, W>,
+    ) -> bool {
+        let mailbox = &self.shared.mailboxes[self.replica];
         let mut any = false;
-        if desk.has_mail.load(Ordering::Relaxed)
-            && let Some((new, from)) = self.shared.collect(self.replica)
+        if mailbox.has_mail.load(Ordering::Relaxed)
+            && let Some((new, from)) = self.shared.take_snapshot(self.replica)
         {
             *state = new;
             *subscription = from;
             self.repairs.fetch_add(1, Ordering::Relaxed);
             any = true;
         }
-        // A replica that was found to differ gives nobody its state.
-        if desk.asked.load(Ordering::Relaxed) != 0 && self.shared.status(self.replica) == HEALTHY {
-            // ORDERING: Acquire, pairs with the Release in `Manager::ask`.
-            let asked = desk.asked.swap(0, Ordering::Acquire);
-            for other in (0..self.shared.desks.len()).filter(|n| asked >> n & 1 == 1) {
-                any |= self.give(other, state, subscription);
+        // A replica that was found to differ gives its state to no other replica.
+        if mailbox.requests.load(Ordering::Relaxed) != 0
+            && self.shared.status(self.replica) == ACTIVE
+        {
+            // ORDERING: Acquire, pairs with the Release in `Manager::assign_sources`.
+            let asked = mailbox.requests.swap(0, Ordering::Acquire);
+            for other in (0..self.shared.mailboxes.len()).filter(|n| asked >> n & 1 == 1) {
+                any |= self.give_snapshot(other, state, subscription);
             }
         }
         any
     }
 
-    fn give(&self, other: usize, state: &S, subscription: &Subscription<T, W>) -> bool {
-        if self.shared.status(other) != WANTING {
-            return false; // it has left, or somebody else gave it one
+    fn give_snapshot(&self, other: usize, state: &S, subscription: &Subscription<T, W>) -> bool {
+        if self.shared.status(other) != JOINING {
+            return false; // it has left, or another replica gave it one
         }
         let Ok(fork) = subscription.fork() else {
-            // No place for another subscription now: stay asked.
+            // No room for another subscription now: keep the request.
             let bit = 1 << other;
-            // ORDERING: Release, pairs with the Acquire in `tend`.
-            self.shared.desks[self.replica]
-                .asked
+            // ORDERING: Release, pairs with the Acquire in `exchange_snapshots`.
+            self.shared.mailboxes[self.replica]
+                .requests
                 .fetch_or(bit, Ordering::Release);
             return false;
         };
         let snapshot = (state.clone(), fork);
         let mut mail = self.shared.mail(other);
-        if self.shared.status(other) != WANTING {
-            return false; // meanwhile; what nobody collects would keep the log from moving on
+        if self.shared.status(other) != JOINING {
+            return false; // meanwhile; a snapshot that is never taken would hold the log
         }
         *mail = Some(snapshot);
-        // ORDERING: Release, pairs with the Acquire in `Shared::collect`.
-        self.shared.desks[other]
+        // ORDERING: Release, pairs with the Acquire in `Shared::take_snapshot`.
+        self.shared.mailboxes[other]
             .has_mail
             .store(true, Ordering::Release);
         true
     }
 }
 
-impl<S, T, W: Wait> Drop for Seat<S, T, W> {
+impl<S, T, W: Wait> Drop for ReplicaHandle<S, T, W> {
     fn drop(&mut self) {
         let (shared, replica) = (&self.shared, self.replica);
-        let desk = &shared.desks[replica];
-        desk.asked.store(0, Ordering::Relaxed);
+        let mailbox = &shared.mailboxes[replica];
+        mailbox.requests.store(0, Ordering::Relaxed);
         shared.forget(replica);
-        // With the mailbox in hand, so that nobody puts anything in afterwards.
+        // While the mailbox is locked, so that no snapshot is put in afterwards.
         let mut mail = shared.mail(replica);
-        desk.has_mail.store(false, Ordering::Relaxed);
-        shared.set_status(replica, EMPTY);
+        mailbox.has_mail.store(false, Ordering::Relaxed);
+        shared.set_status(replica, FREE);
         let unread = mail.take();
         drop(mail);
         drop(unread);
     }
 }
 
-impl<S, T, W: Wait> fmt::Debug for Seat<S, T, W> {
+impl<S, T, W: Wait> fmt::Debug for ReplicaHandle<S, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat")
+        f.debug_struct("ReplicaHandle")
             .field("replica", &self.replica)
             .finish()
     }
 }
 
-/// A seat whose state is on its way.
-pub struct Joiner<S, T, W: Wait>(Option<Seat<S, T, W>>);
+/// A replica whose state is on its way.
+pub struct Joiner<S, T, W: Wait>(Option<ReplicaHandle<S, T, W>>);
 
 impl<S, T, W: Wait> Joiner<S, T, W> {
-    /// The seat with state and subscription, once a replica has handed them over: up to date, as of
-    /// the subscription's position. Go on asking, and let the manager check meanwhile.
+    /// The replica's handle with state and subscription, once another replica has handed them over:
+    /// up to date, as of the subscription's position. Call it again until it returns them, and call
+    /// [`Manager::check`] meanwhile.
     pub fn poll(&mut self) -> Option<Joined<S, T, W>> {
-        let seat = self.0.as_ref()?;
-        let (state, subscription) = seat.shared.collect(seat.replica)?;
-        let seat = self.0.take()?;
-        seat.repairs.fetch_add(1, Ordering::Relaxed);
+        let handle = self.0.as_ref()?;
+        let (state, subscription) = handle.shared.take_snapshot(handle.replica)?;
+        let handle = self.0.take()?;
+        handle.repairs.fetch_add(1, Ordering::Relaxed);
         Some(Joined {
-            seat,
+            handle,
             state,
             subscription,
         })
@@ -553,8 +574,8 @@ impl<S, T, W: Wait> Joiner<S, T, W> {
 /// A replica that has joined.
 #[derive(Debug)]
 pub struct Joined<S, T, W: Wait> {
-    /// Its seat.
-    pub seat: Seat<S, T, W>,
+    /// Its handle.
+    pub handle: ReplicaHandle<S, T, W>,
     /// Its state, that after all entries below the subscription's position.
     pub state: S,
     /// Where it goes on.
@@ -586,7 +607,7 @@ mod tests {
     }
 
     type One = (
-        Seat<Sums, u64, SpinYield>,
+        ReplicaHandle<Sums, u64, SpinYield>,
         Sums,
         Subscription<u64, SpinYield>,
     );
@@ -606,7 +627,7 @@ mod tests {
             let replicas = (0..replicas)
                 .map(|n| {
                     (
-                        manager.seat(n).unwrap(),
+                        manager.replica(n).unwrap(),
                         Sums::default(),
                         log.subscribe().unwrap(),
                     )
@@ -625,19 +646,19 @@ mod tests {
             for n in 0..entries {
                 self.publisher.publish(n + 1).unwrap();
                 self.published += 1;
-                for (seat, sums, subscription) in &mut self.replicas {
+                for (handle, sums, subscription) in &mut self.replicas {
                     let add = |sums: &mut Sums, _, n: &u64| {
                         sums.sum += n;
                         sums.count += 1;
                     };
-                    while seat.turn(sums, subscription, add) == Turn::Worked {}
+                    while handle.turn(sums, subscription, add) == Turn::Worked {}
                 }
             }
         }
 
         fn all_agree(&self) {
-            for (seat, sums, _) in &self.replicas {
-                assert_eq!(sums, &self.replicas[0].1, "replica {}", seat.replica());
+            for (handle, sums, _) in &self.replicas {
+                assert_eq!(sums, &self.replicas[0].1, "replica {}", handle.replica());
                 assert_eq!(sums.count, self.published);
             }
         }
@@ -669,9 +690,9 @@ mod tests {
         let verdict = group.manager.check().unwrap();
         assert_eq!(verdict.fields, ["sum", "count"]);
         assert_eq!(verdict.minority, Some(vec![1, 3]));
-        assert_eq!(group.manager.healthy(), [0, 2, 4]);
+        assert_eq!(group.manager.active(), [0, 2, 4]);
         group.run(1);
-        assert_eq!(group.manager.healthy().len(), 5);
+        assert_eq!(group.manager.active().len(), 5);
         assert_eq!(group.manager.repairs(), 2);
         group.all_agree();
         group.run(20);
@@ -723,13 +744,15 @@ mod tests {
         drop(group.replicas.remove(1));
         group.run(6);
         assert_eq!(group.manager.check(), None);
-        assert!(group.manager.seat(0).is_none());
+        assert!(group.manager.replica(0).is_none());
         let mut joiner = group.manager.join().unwrap();
-        assert!(group.manager.join().is_none(), "there are three seats");
+        assert!(group.manager.join().is_none(), "there are three replicas");
         assert!(joiner.poll().is_none());
         group.run(1);
         let one = joiner.poll().unwrap();
-        group.replicas.push((one.seat, one.state, one.subscription));
+        group
+            .replicas
+            .push((one.handle, one.state, one.subscription));
         group.run(9);
         group.all_agree();
         assert_eq!(group.manager.check(), None);
@@ -747,18 +770,20 @@ mod tests {
         assert_eq!(group.manager.check(), None);
         group.run(1);
         let one = joiner.poll().unwrap();
-        group.replicas.push((one.seat, one.state, one.subscription));
+        group
+            .replicas
+            .push((one.handle, one.state, one.subscription));
         group.run(3);
         group.all_agree();
     }
 
     #[test]
-    fn a_joiner_that_gives_up_leaves_its_seat() {
+    fn a_joiner_that_gives_up_frees_its_slot() {
         let mut group = Group::new(2);
         drop(group.replicas.remove(1));
         drop(group.manager.join().unwrap());
         group.run(4);
         assert_eq!(group.log.subscribers(), 1);
-        assert!(group.manager.seat(1).is_some());
+        assert!(group.manager.replica(1).is_some());
     }
 }

@@ -60,9 +60,9 @@ impl DeviceRx for CopyingRx {
                             continue;
                         }
                         Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                            self.reporter.link().report_trouble();
+                            self.reporter.link().report_error();
                             if claimed == 0 {
-                                self.reporter.look()?;
+                                self.reporter.check_state()?;
                             }
                             break;
                         }

@@ -47,7 +47,7 @@ pub(super) struct RingRx {
     /// The block whose frames are being claimed; the one taken last.
     block: Option<Block>,
     /// The next time that detached units may be mended, in units taken: mending takes long.
-    mend_at: u64,
+    reuse_at: u64,
     stats: RxStats,
     /// The kernel's count starts anew each time it is read.
     kernel_drops: Cell<u64>,
@@ -153,7 +153,7 @@ impl RingRx {
             taken: 0,
             returned: 0,
             block: None,
-            mend_at: 0,
+            reuse_at: 0,
             stats: RxStats::default(),
             kernel_drops: Cell::new(0),
         })
@@ -279,7 +279,7 @@ impl RingRx {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                        self.reporter.link().report_trouble();
+                        self.reporter.link().report_error();
                     }
                     _ => {
                         self.pool.put(buffer);
@@ -350,11 +350,11 @@ impl RingRx {
     }
 
     /// Puts units that were copied out back into use, once they are many enough to be worth it.
-    fn mend(&mut self) {
-        if self.taken >= self.mend_at && u64::from(self.memory.detached()) > self.units() / 8 {
+    fn reuse_detached(&mut self) {
+        if self.taken >= self.reuse_at && u64::from(self.memory.detached()) > self.units() / 8 {
             // If it fails, frames of those units are copied as before.
-            let _ = self.memory.mend(self.reporter.link().fd());
-            self.mend_at = self.taken + self.units();
+            let _ = self.memory.reuse_detached(self.reporter.link().fd());
+            self.reuse_at = self.taken + self.units();
         }
     }
 }
@@ -363,7 +363,7 @@ impl DeviceRx for RingRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         self.reporter.check()?;
         self.give_back();
-        self.mend();
+        self.reuse_detached();
         let mut claimed = 0;
         // A frame that is dropped counts too, so that a flood of them cannot keep us here.
         for _ in 0..max {

@@ -71,11 +71,11 @@ impl DeviceTx for AfPacketTx {
                     break;
                 }
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                    self.link.report_trouble();
+                    self.link.report_error();
                     if taken > 0 {
                         break;
                     }
-                    match self.link.look() {
+                    match self.link.query_state() {
                         LinkState::Gone => return Err(self.link.gone()),
                         LinkState::Down => return Err(self.link.down()),
                         // The error was left over from before the link came back.

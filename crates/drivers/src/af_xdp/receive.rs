@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a wait without frames looks whether the link is up: an AF_XDP socket does not tell.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The receiving half of an [`AfXdp`](super::AfXdp).
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct XdpRx {
     pieces: Vec<(Lent, usize)>,
     /// What all frames say.
     meta: RxMeta,
-    looked: Instant,
+    checked_at: Instant,
     stats: RxStats,
     _attached: Arc<Attached>,
 }
@@ -70,7 +70,7 @@ impl XdpRx {
                 checksum,
                 gso: None,
             },
-            looked: Instant::now(),
+            checked_at: Instant::now(),
             stats: RxStats::default(),
             _attached: attached,
         };
@@ -190,12 +190,12 @@ impl DeviceRx for XdpRx {
         let begin = Instant::now();
         let wakes = self.event.wakes();
         loop {
-            if self.looked.elapsed() >= LOOK_INTERVAL {
-                self.reporter.look()?;
-                self.looked = Instant::now();
+            if self.checked_at.elapsed() >= LINK_CHECK_INTERVAL {
+                self.reporter.check_state()?;
+                self.checked_at = Instant::now();
             }
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
-            let step = left.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL));
+            let step = left.map_or(LINK_CHECK_INTERVAL, |left| left.min(LINK_CHECK_INTERVAL));
             let waited = self.event.wait(self.edge.as_fd(), Some(step));
             waited.map_err(|error| DeviceError::system("wait", &self.link().name, &error))?;
             if sys::epoll_take(self.edge.as_fd()) {

@@ -138,7 +138,7 @@ impl XdpTx {
             if let Err(error) = sys::xsk_kick_send(self.link.fd()) {
                 match error.raw_os_error() {
                     Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                        self.link.report_trouble();
+                        self.link.report_error();
                         break;
                     }
                     // Some were sent, or the device is busy; or the kernel has dropped one that it will not send.
@@ -154,8 +154,8 @@ impl XdpTx {
 
 impl DeviceTx for XdpTx {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
-        if self.link.in_trouble() {
-            match self.link.look() {
+        if self.link.may_be_down() {
+            match self.link.query_state() {
                 LinkState::Up => {}
                 LinkState::Down => return Err(self.link.down()),
                 LinkState::Gone => return Err(self.link.gone()),

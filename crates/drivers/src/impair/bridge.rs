@@ -10,7 +10,7 @@ use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
 /// Frames moved at once.
 const BATCH: usize = 64;
 /// How often a quiet wire looks whether it is to end, and a wire whose interface is down whether that came up.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Carries frames between two devices until `over` is raised, a thread for each direction. The way back makes its choices
 /// from the seed's complement. Says what happened on the way there, and back.
@@ -57,7 +57,7 @@ fn carry(
         match rx.claim(BATCH, &mut frames) {
             Ok(_) => {}
             // Interfaces come up late and go down early.
-            Err(DeviceError::Down { .. }) => thread::sleep(LOOK),
+            Err(DeviceError::Down { .. }) => thread::sleep(POLL_INTERVAL),
             Err(error) => {
                 // The other direction ends, too.
                 over.store(true, Relaxed);
@@ -84,9 +84,9 @@ fn carry(
         }
         let next = link
             .next_arrival()
-            .map_or(LOOK, |at| at.saturating_sub(start.elapsed()));
+            .map_or(POLL_INTERVAL, |at| at.saturating_sub(start.elapsed()));
         if next > Duration::ZERO {
-            match rx.wait(Some(next.min(LOOK))) {
+            match rx.wait(Some(next.min(POLL_INTERVAL))) {
                 Ok(()) | Err(DeviceError::Down { .. }) => {}
                 Err(error) => {
                     over.store(true, Relaxed);

@@ -29,7 +29,7 @@ pub struct Impaired<D> {
     inbound: LinkConfig,
     outbound: LinkConfig,
     clock: Clock,
-    switches: Switches,
+    controls: LinkControls,
 }
 
 /// In, and out.
@@ -37,11 +37,11 @@ type Ways = [Arc<Mutex<Link>>; 2];
 
 /// Both wires of an [`Impaired`] device, wherever it went since.
 #[derive(Clone, Default)]
-pub struct Switches {
+pub struct LinkControls {
     links: Arc<Mutex<Option<Ways>>>,
 }
 
-impl Switches {
+impl LinkControls {
     /// What happened to frames on their way in, and out. Zero before the device is split.
     pub fn stats(&self) -> [LinkStats; 2] {
         match &*lock(&self.links) {
@@ -50,15 +50,15 @@ impl Switches {
         }
     }
 
-    /// As [`Link::mend`], both ways.
-    pub fn mend(&self) {
+    /// As [`Link::clear_faults`], both ways.
+    pub fn clear_faults(&self) {
         for link in lock(&self.links).iter().flatten() {
-            lock(link).mend();
+            lock(link).clear_faults();
         }
     }
 }
 
-impl fmt::Debug for Switches {
+impl fmt::Debug for LinkControls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Switches").finish_non_exhaustive()
     }
@@ -78,13 +78,13 @@ impl<D: Device> Impaired<D> {
             inbound,
             outbound,
             clock,
-            switches: Switches::default(),
+            controls: LinkControls::default(),
         }
     }
 
     /// A hand on both wires, which stays good when the device is split.
-    pub fn switches(&self) -> Switches {
-        self.switches.clone()
+    pub fn controls(&self) -> LinkControls {
+        self.controls.clone()
     }
 }
 
@@ -116,7 +116,7 @@ impl<D: Device> Device for Impaired<D> {
         let (rx, tx) = Box::new(self.device).split();
         let inbound = Arc::new(Mutex::new(Link::new(self.inbound)));
         let link = Arc::new(Mutex::new(Link::new(self.outbound)));
-        *lock(&self.switches.links) = Some([Arc::clone(&inbound), Arc::clone(&link)]);
+        *lock(&self.controls.links) = Some([Arc::clone(&inbound), Arc::clone(&link)]);
         let outlet = Arc::new(Outlet {
             link,
             device: Mutex::new((tx, VecDeque::new())),
@@ -313,23 +313,23 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// A scripted device behind two wires, and its time in milliseconds.
-    struct Bench {
+    struct Fixture {
         rx: Box<dyn DeviceRx>,
         tx: Box<dyn DeviceTx>,
         script: Script,
         time: Arc<AtomicU64>,
-        switches: Switches,
+        switches: LinkControls,
     }
 
-    fn impaired(inbound: LinkConfig, outbound: LinkConfig) -> Bench {
+    fn impaired(inbound: LinkConfig, outbound: LinkConfig) -> Fixture {
         let (device, script) = memory::scripted();
         let time = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&time);
         let clock: Clock = Arc::new(move || MS * clock.load(Relaxed) as u32);
         let device = Impaired::with_clock(device, inbound, outbound, clock);
-        let switches = device.switches();
+        let switches = device.controls();
         let (rx, tx) = Box::new(device).split();
-        Bench {
+        Fixture {
             rx,
             tx,
             script,
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn frames_come_and_go_late() {
         let late = LinkConfig::default().delay(MS * 10);
-        let Bench {
+        let Fixture {
             mut rx,
             mut tx,
             script,
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_busy_device_gets_its_frames_later_and_in_order() {
-        let Bench {
+        let Fixture {
             mut rx,
             mut tx,
             script,
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn the_switches_count_and_mend() {
         let bad = LinkConfig::default().faults(Faults::new(1).loss(1_000_000));
-        let Bench {
+        let Fixture {
             mut rx,
             mut tx,
             script,
@@ -408,7 +408,7 @@ mod tests {
         let mut frames = Vec::new();
         script.push(vec![1; 60]);
         assert_eq!(rx.claim(8, &mut frames), Ok(0));
-        switches.mend();
+        switches.clear_faults();
         script.push(vec![1; 60]);
         assert_eq!(rx.claim(8, &mut frames), Ok(1));
         tx.transmit(&[TxFrame::new(&[2; 60])]).unwrap();
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_down_says_so_and_loses_nothing() {
-        let Bench { mut rx, script, .. } = impaired(LinkConfig::default(), LinkConfig::default());
+        let Fixture { mut rx, script, .. } = impaired(LinkConfig::default(), LinkConfig::default());
         let down = DeviceError::Down {
             interface: "manual0".to_owned(),
         };

@@ -146,7 +146,7 @@ impl Wire {
     }
 
     /// Nothing goes wrong from now on. What is held back stays so until others overtake it.
-    pub(crate) fn mend(&mut self) {
+    pub(crate) fn clear_faults(&mut self) {
         self.faults = Faults::new(self.faults.seed);
         self.burst_until = 0;
     }

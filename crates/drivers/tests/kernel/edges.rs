@@ -8,7 +8,7 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::{Gso, GsoKind, RxChecksum, TxChecksum, TxFrame, TxMeta, complete_checksum};
 
 use super::support::packet::{self, experiment, is_experiment};
-use super::support::{PATIENCE, Port};
+use super::support::{Port, TIMEOUT};
 use super::{Instant, Missing, OPEN, Trial, Veth, ip, open_xdp};
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
@@ -50,7 +50,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     ]
 }
 
-/// A datagram with a checksum that is left to the device; or several of `gso` octets each.
+/// A datagram with a checksum that is left to the device; or several of `gso` bytes each.
 fn datagram(
     veth: &Veth,
     from: &Port,
@@ -121,7 +121,7 @@ fn several_segments_at_once() {
         ..TxFrame::new(&bytes)
     };
     assert_eq!(other.tx.transmit(&[frame]), Ok(1));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut frames = Vec::new();
     while port.rx.stats().dropped == 0 && port.rx.stats().truncated == 0 {
         port.rx.claim(32, &mut frames).unwrap();
@@ -147,7 +147,7 @@ fn a_shrunken_mtu() {
     for _ in 0..100 {
         let frames = [TxFrame::new(&long), TxFrame::new(&short)];
         let mut taken = 0;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while taken < 2 {
             taken += port.tx.transmit(&frames[taken..]).unwrap();
             assert!(Instant::now() < deadline, "{:?}", port.tx.stats());
@@ -190,7 +190,7 @@ fn a_long_burst() {
         .collect();
     let frames: Vec<_> = burst.iter().map(|bytes| TxFrame::new(bytes)).collect();
     let mut taken = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while taken < frames.len() {
         taken += port.tx.transmit(&frames[taken..]).unwrap();
         assert!(Instant::now() < deadline, "{:?}", port.tx.stats());
@@ -222,7 +222,7 @@ fn several_segments_without_offloads() {
         let last = experiment(port.mac, other.mac, 7, 100);
         assert_eq!(other.tx.transmit(&[TxFrame::new(&last)]), Ok(1));
 
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let (mut whole, mut over) = (0, false);
         while !over {
             assert!(Instant::now() < deadline, "{ring:?}: {:?}", port.rx.stats());

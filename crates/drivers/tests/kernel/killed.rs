@@ -12,7 +12,7 @@ use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{DeviceError, TxFrame};
 
 use super::support::packet::{experiment, is_experiment};
-use super::support::{PATIENCE, Port};
+use super::support::{Port, TIMEOUT};
 use super::{
     Missing, OPEN, Trial, Veth, arp_request, bring_up, has_program, ip, is_arp_reply, try_ip,
 };
@@ -138,7 +138,7 @@ fn settings(interface: &str) -> String {
 }
 
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(5));

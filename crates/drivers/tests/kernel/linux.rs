@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 use support::packet::{self, ACK, Path, RST, SYN, Tcp, experiment, is_experiment};
-use support::{PATIENCE, Port, behaviour};
+use support::{Port, TIMEOUT, behaviour};
 
 /// Set in the copy of this program that runs inside the namespace.
 const INSIDE: &str = "DOMINOES_TEST_INSIDE";
@@ -38,7 +38,7 @@ const OPEN: &str = "DOMINOES_TEST_OPEN";
 
 pub(super) fn main() -> ExitCode {
     if let Ok(what) = env::var(OPEN) {
-        return open_and_tell(&what);
+        return open_and_report(&what);
     }
     let trapped = if env::var_os(INSIDE).is_some() {
         // Interfaces of the kind used here may reorder what different cores send, so all stays on one.
@@ -540,7 +540,7 @@ fn bring_up(interface: &str) {
 
 /// An interface that was just set up still drops what is sent for a moment, without a word.
 fn wait_until_running(interface: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let output = Command::new("ip")
             .args(["-o", "link", "show", "dev", interface])
@@ -624,7 +624,7 @@ impl Peer {
 
     fn socket(&self) -> UdpSocket {
         let socket = UdpSocket::bind((self.address(), 0)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket
     }
 }
@@ -833,7 +833,7 @@ fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
     let ours = (peer.our_address(), 9000);
     let kernel = thread::spawn(move || {
         let mut stream = TcpStream::connect(ours).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
             .write_all(&(0..BYTES).map(byte_at).collect::<Vec<_>>())
             .unwrap();
@@ -971,7 +971,7 @@ impl dominoes_drivers::DeviceTx for Mute {
 
 /// Waits until the device reports an error.
 fn error_of(port: &mut Port) -> DeviceError {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let result = port.rx.wait(Some(Duration::from_millis(200)));
         match result.and_then(|()| port.rx.claim(32, &mut Vec::new()).map(drop)) {
@@ -1179,7 +1179,7 @@ fn a_full_receive_buffer_counts_what_it_drops() {
     while sent < 500 {
         sent += other.tx.transmit(&[TxFrame::new(&bytes); 10]).unwrap();
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut frames = Vec::new();
     while frames.len() as u64 + small.rx.stats().dropped < 500 {
         small.rx.claim(32, &mut frames).unwrap();
@@ -1387,7 +1387,7 @@ fn a_full_ring_counts_what_it_drops(ring: RxRing) {
     let count = 6_000;
     send_experiments(&mut other, &port, 0..count);
     let mut frames = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut got = 0;
     while got + port.rx.stats().dropped < count.into() {
         port.rx.claim(32, &mut frames).unwrap();
@@ -1447,7 +1447,7 @@ fn flows_stay_with_one_of_several_queues() {
         }
     }
     let mut seen = vec![[0; 4]; FLOWS.into()];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut frames = Vec::new();
     while seen.iter().flatten().sum::<usize>() < EACH * usize::from(FLOWS) {
         for (queue, port) in ports.iter_mut().enumerate() {
@@ -1578,7 +1578,7 @@ fn several_queues_share_their_memory() {
     }
     let mut seen = vec![[0; 4]; FLOWS.into()];
     let mut kept = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while seen.iter().flatten().sum::<usize>() < 5 * usize::from(FLOWS) {
         for (queue, port) in ports.iter_mut().enumerate() {
             let before = kept.len();
@@ -1665,7 +1665,7 @@ fn a_burst_beyond_the_ring_is_counted() {
     let count = 300;
     send_experiments(&mut other, &port, 0..count);
     let mut got = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while got + port.rx.stats().dropped < count.into() {
         let mut frames = Vec::new();
         port.rx.claim(32, &mut frames).unwrap();
@@ -1759,7 +1759,7 @@ fn several_queues_share_the_flows() {
         }
     }
     let mut seen = vec![[0; 4]; FLOWS.into()];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while seen.iter().flatten().sum::<usize>() < 4 * usize::from(FLOWS) {
         for (queue, port) in ports.iter_mut().enumerate() {
             let mut frames = Vec::new();
@@ -1820,7 +1820,7 @@ fn addresses_on_both_sides_differ() {
 
 // Privileges ---------------------------------------------------------------------------------------------------------
 
-fn open_and_tell(what: &str) -> ExitCode {
+fn open_and_report(what: &str) -> ExitCode {
     let error = match what.split_once(':') {
         Some(("packet", interface)) => AfPacket::open(interface, AfPacketOptions::default()).err(),
         Some(("tap", interface)) => Tap::open(interface).err(),

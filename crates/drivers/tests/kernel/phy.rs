@@ -9,7 +9,7 @@ use dominoes_drivers::{Device, DeviceError};
 use smoltcp::phy::{Medium, RawSocket, TunTapInterface};
 
 use super::support::{Port, behaviour};
-use super::{Instant, Missing, NEXT_SUBNET, PATIENCE, Trial, Veth, bring_up, ip, try_ip};
+use super::{Instant, Missing, NEXT_SUBNET, TIMEOUT, Trial, Veth, bring_up, ip, try_ip};
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 7];
 
@@ -81,7 +81,7 @@ fn an_interface_that_goes_down() {
     let veth = Veth::new();
     let mut port = raw_socket(&veth.left);
     ip(&format!("link set {} down", veth.left));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let gone = loop {
         if let Err(error) = port.rx.wait(Some(Duration::from_millis(100))) {
             break error;

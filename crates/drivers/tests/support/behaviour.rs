@@ -1,7 +1,7 @@
 //! What every device does. Each test gets two that are joined, whatever lies between them.
 
 use super::packet::{self, Path, experiment, is_experiment};
-use super::{PATIENCE, Port};
+use super::{Port, TIMEOUT};
 use dominoes_drivers::{DeviceError, Frame, RxChecksum, TxChecksum, TxFrame, TxMeta};
 use std::net::Ipv4Addr;
 use std::thread;
@@ -60,7 +60,7 @@ pub const ALL: &[Behaviour] = &[
 fn send_all(port: &mut Port, frames: &[Vec<u8>]) {
     let frames: Vec<_> = frames.iter().map(|bytes| TxFrame::new(bytes)).collect();
     let mut rest = &frames[..];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !rest.is_empty() {
         let taken = port.tx.transmit(rest).expect("the device is up");
         rest = &rest[taken..];
@@ -137,7 +137,7 @@ fn a_claim_takes_no_more_than_it_may_and_appends(mut left: Port, mut right: Port
     let sent = frames(&right, &left, 10);
     send_all(&mut left, &sent);
     let mut got = right.claim_exactly(1, |frame| is_experiment(frame));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while got.len() < 10 {
         let before = got.len();
         let claimed = right.rx.claim(2, &mut got).expect("the device is up");
@@ -161,7 +161,7 @@ fn a_claim_with_nothing_there_returns_at_once(_left: Port, mut right: Port) {
         right.rx.claim(32, &mut frames).expect("the device is up");
         assert!(!frames.iter().any(|frame| is_experiment(frame)));
     }
-    assert!(begin.elapsed() < PATIENCE / 2);
+    assert!(begin.elapsed() < TIMEOUT / 2);
 }
 
 fn a_frame_that_can_never_be_sent_is_dropped_and_counted(mut left: Port, mut right: Port) {
@@ -241,9 +241,9 @@ fn a_wait_ends_when_a_frame_comes(mut left: Port, mut right: Port) {
             send_all(&mut left, std::slice::from_ref(&bytes));
         });
         let mut frames = Vec::new();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !frames.iter().any(|frame: &Frame| is_experiment(frame)) {
-            right.rx.wait(Some(PATIENCE)).expect("the device is up");
+            right.rx.wait(Some(TIMEOUT)).expect("the device is up");
             right.rx.claim(32, &mut frames).expect("the device is up");
             assert!(Instant::now() < deadline, "the frame did not end the wait");
         }
@@ -267,7 +267,7 @@ fn a_wait_without_frames_ends_in_time(_left: Port, mut right: Port) {
             .wait(Some(Duration::ZERO))
             .expect("the device is up");
     }
-    assert!(begin.elapsed() < PATIENCE / 2);
+    assert!(begin.elapsed() < TIMEOUT / 2);
     assert_eq!(right.rx.stats().wakes, 0);
 }
 
@@ -276,9 +276,9 @@ fn a_waker_ends_a_wait_early_or_late(_left: Port, mut right: Port) {
     waker.wake();
     waker.clone().wake();
     let until_woken = |right: &mut Port, wakes| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while right.rx.stats().wakes < wakes {
-            right.rx.wait(Some(PATIENCE)).expect("the device is up");
+            right.rx.wait(Some(TIMEOUT)).expect("the device is up");
             right
                 .rx
                 .claim(32, &mut Vec::new())

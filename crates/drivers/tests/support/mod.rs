@@ -10,7 +10,7 @@ use dominoes_drivers::{Capabilities, Device, DeviceRx, DeviceTx, Frame};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device in its parts.
 pub struct Port {
@@ -29,7 +29,7 @@ impl Port {
 
     /// Claims frames for as long as `wanted` asks for more. Panics when that takes too long.
     pub fn claim_while(&mut self, mut wanted: impl FnMut(Frame) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut frames = Vec::new();
         loop {
             // One by one, so that none is claimed beyond the last one wanted.

@@ -1,18 +1,19 @@
 //! Which connections go from a group whose core is full to one whose core is idle.
 //!
 //! Every group tells what part of its time it is busy, and each decides for itself. One that has been busy for nine tenths
-//! of [`FULL_LOOKS`] looks, and sees a group that was busy for seven tenths of the time at most, weighs its connections: octets in
-//! both directions, over [`WEIGHS`]. Then it lets some go to the most idle one, light ones first, which are moved
+//! of [`FULL_INTERVALS`] looks, and sees a group that was busy for seven tenths of the time at most, weighs its connections: bytes in
+//! both directions, over [`WEIGH_TIME`]. Then it lets some go to the most idle one, light ones first, which are moved
 //! quickly and are disturbed most by a heavy one. So many go that the other group has no more to do than this one
 //! afterwards; or one, if the other group then has four fifths at most of what is too much here.
 //!
-//! Nothing goes back and forth: who gets a connection does not let one go for [`SETTLES`], and nobody is full only of what
+//! Nothing goes back and forth: who gets a connection does not let one go for [`MIN_STAY`], and nobody is full only of what
 //! came. Who has had to look at its connections in vain does not do so again before twice as long, up to
 //! [`LONGEST_PAUSE`]: each look costs a walk over all of them.
 //!
-//! A connection that fills its core by itself moves nowhere. What helps it is another replica, if its group has seats that
-//! rest and [adapts](crate::variants::replicated::Layout::adapt): that is tried only if it is so, and another group is idle,
-//! whose core that one may take. As soon as some other group is full, the last replica rests again.
+//! A connection that fills its core by itself moves nowhere. What helps it is another replica, if
+//! its group has parked ones ([`Layout`](crate::variants::replicated::Layout::autoscale)). One is
+//! unparked only if another group is idle, whose core it may take. As soon as another group is
+//! full, the last replica is parked again.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -21,24 +22,24 @@ use crate::digest::{ConnId, Flow};
 use crate::time::{Duration, Instant};
 
 /// Time between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(5);
 /// Looks in a row at which a group is full before it lets something go.
-const FULL_LOOKS: u32 = 4;
+const FULL_INTERVALS: u32 = 4;
 /// Busy for so many thousandths of its time, a group is full; for so many at most, idle.
 const FULL: u32 = 900;
 const IDLE: u32 = 700;
 /// How long connections are weighed.
-const WEIGHS: Duration = Duration::from_millis(20);
+const WEIGH_TIME: Duration = Duration::from_millis(20);
 /// Time from one decision to the next, at first...
 const PAUSE: Duration = Duration::from_millis(50);
 /// ... and at last, if they are in vain.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a group that got a connection keeps what it has.
-const SETTLES: Duration = Duration::from_secs(1);
+const MIN_STAY: Duration = Duration::from_secs(1);
 /// What a group said of itself so long ago means nothing any more, unless it said that it sleeps.
 const STALE: Duration = Duration::from_millis(50);
 /// Connections that go at once, at most.
-const AT_ONCE: usize = 16;
+const MAX_MOVES: usize = 16;
 
 /// How busy a group says that it is: thousandths of its time, whether it sleeps, and when that was.
 #[derive(Debug, Default)]
@@ -70,15 +71,15 @@ impl Load {
 
 /// What a group finds when it looks around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Around {
+struct OtherGroups {
     /// The most idle of the others, and how busy it is.
     idlest: Option<(u16, u32)>,
     /// Whether another one is full.
     some_full: bool,
 }
 
-impl Around {
-    fn look(loads: &[Load], ours: u16, now: Instant) -> Around {
+impl OtherGroups {
+    fn survey(loads: &[Load], ours: u16, now: Instant) -> OtherGroups {
         let others = (0..).zip(loads).filter(|(group, _)| *group != ours);
         let busy = others.filter_map(|(group, load)| Some((group, load.at(now)?)));
         let (mut idlest, mut some_full) = (None, false);
@@ -88,7 +89,7 @@ impl Around {
                 idlest = Some((group, busy));
             }
         }
-        Around { idlest, some_full }
+        OtherGroups { idlest, some_full }
     }
 }
 
@@ -97,8 +98,8 @@ impl Around {
 pub(crate) struct Weighed {
     pub(crate) conn: ConnId,
     pub(crate) flow: Flow,
-    /// Octets in both directions, so far.
-    pub(crate) octets: u64,
+    /// Bytes in both directions, so far.
+    pub(crate) bytes: u64,
 }
 
 /// Decides for one group.
@@ -111,15 +112,15 @@ pub(crate) struct Balance {
     /// Time spent on work so far.
     busy: Duration,
     /// The last look, how busy it was by then, and how busy the group was before.
-    looked: (Instant, Duration),
+    last_survey: (Instant, Duration),
     share: u32,
     /// Looks in a row that found the group full.
     full: u32,
-    around: Around,
+    others: OtherGroups,
     /// When connections were weighed first, and what they had carried.
     weighing: Option<(Instant, HashMap<ConnId, u64>)>,
     /// Whether one connection was found to carry nearly everything.
-    alone: bool,
+    is_dominated: bool,
     not_before: Instant,
     pause: Duration,
 }
@@ -131,15 +132,15 @@ impl Balance {
             last: Instant::ZERO,
             was_busy: false,
             busy: Duration::ZERO,
-            looked: (Instant::ZERO, Duration::ZERO),
+            last_survey: (Instant::ZERO, Duration::ZERO),
             share: 0,
             full: 0,
-            around: Around {
+            others: OtherGroups {
                 idlest: None,
                 some_full: false,
             },
             weighing: None,
-            alone: false,
+            is_dominated: false,
             not_before: Instant::ZERO,
             pause: PAUSE,
         }
@@ -155,8 +156,8 @@ impl Balance {
             self.was_busy = false;
         }
         self.last = self.last.max(now);
-        if now.since(self.looked.0) >= LOOK {
-            self.look(now, loads);
+        if now.since(self.last_survey.0) >= INTERVAL {
+            self.survey_groups(now, loads);
         }
     }
 
@@ -172,36 +173,36 @@ impl Balance {
         }
     }
 
-    fn look(&mut self, now: Instant, loads: &[Load]) {
-        let (then, before) = self.looked;
+    fn survey_groups(&mut self, now: Instant, loads: &[Load]) {
+        let (then, before) = self.last_survey;
         let busy = self.busy.as_nanos() - before.as_nanos();
         self.share = (busy * 1_000 / now.since(then).as_nanos().max(1)).min(1_000) as u32;
-        self.looked = (now, self.busy);
+        self.last_survey = (now, self.busy);
         if let Some(load) = loads.get(usize::from(self.group)) {
             load.post(now, self.share, false);
         }
         self.full = if self.share >= FULL { self.full + 1 } else { 0 };
-        self.around = Around::look(loads, self.group, now);
+        self.others = OtherGroups::survey(loads, self.group, now);
         if self.full == 0 {
             (self.weighing, self.pause) = (None, PAUSE);
         }
     }
 
     /// Whether some other group has a core to spare.
-    fn sees_idle(&self) -> Option<(u16, u32)> {
-        self.around.idlest.filter(|(_, busy)| *busy <= IDLE)
+    fn idle_group(&self) -> Option<(u16, u32)> {
+        self.others.idlest.filter(|(_, busy)| *busy <= IDLE)
     }
 
     /// Whether [`Balance::weigh`] wants to see what each connection has carried.
     #[inline]
-    pub(crate) fn wants_to_weigh(&self) -> bool {
-        self.full >= FULL_LOOKS && self.last >= self.not_before && self.may_weigh()
+    pub(crate) fn needs_weights(&self) -> bool {
+        self.full >= FULL_INTERVALS && self.last >= self.not_before && self.may_weigh()
     }
 
     #[cold]
     fn may_weigh(&self) -> bool {
-        let weighed = |(began, _): &(Instant, _)| self.last.since(*began) >= WEIGHS;
-        self.sees_idle().is_some() && self.weighing.as_ref().is_none_or(weighed)
+        let weighed = |(began, _): &(Instant, _)| self.last.since(*began) >= WEIGH_TIME;
+        self.idle_group().is_some() && self.weighing.as_ref().is_none_or(weighed)
     }
 
     /// What each connection has carried. Returns those that should go, and where.
@@ -211,12 +212,12 @@ impl Balance {
     ) -> (Vec<Weighed>, u16) {
         let now = self.last;
         let Some((_, before)) = self.weighing.take() else {
-            let carried = connections.map(|one| (one.conn, one.octets));
+            let carried = connections.map(|one| (one.conn, one.bytes));
             self.weighing = Some((now, carried.collect()));
             return (Vec::new(), 0);
         };
         let active = connections.filter_map(|one| {
-            let carried = one.octets.checked_sub(*before.get(&one.conn)?)?;
+            let carried = one.bytes.checked_sub(*before.get(&one.conn)?)?;
             (carried > 0).then_some((carried, one))
         });
         let mut active: Vec<_> = active.collect();
@@ -224,13 +225,13 @@ impl Balance {
         active.sort_unstable_by_key(|(carried, one)| (*carried, one.conn.index));
         let sum: u64 = active.iter().map(|(carried, _)| carried).sum();
         let heaviest = active.last().map_or(0, |(carried, _)| *carried);
-        self.alone = heaviest * 10 >= sum * 9;
-        let Some((to, theirs)) = self.sees_idle() else {
+        self.is_dominated = heaviest * 10 >= sum * 9;
+        let Some((to, theirs)) = self.idle_group() else {
             return (Vec::new(), 0);
         };
         let (ours, theirs) = (u64::from(self.share), u64::from(theirs));
         let (mut going, mut gone) = (Vec::new(), 0);
-        let most = AT_ONCE.min(active.len().saturating_sub(1));
+        let most = MAX_MOVES.min(active.len().saturating_sub(1));
         for (carried, one) in active.into_iter().take(most) {
             let load = gone + (carried * ours).div_ceil(sum.max(1));
             let is_fair = theirs + load <= ours.saturating_sub(load);
@@ -253,19 +254,19 @@ impl Balance {
     }
 
     /// A connection came.
-    pub(crate) fn came(&mut self) {
-        self.not_before = self.not_before.max(self.last + SETTLES);
-        (self.weighing, self.alone) = (None, false);
+    pub(crate) fn connection_arrived(&mut self) {
+        self.not_before = self.not_before.max(self.last + MIN_STAY);
+        (self.weighing, self.is_dominated) = (None, false);
     }
 
     /// Whether another replica may take some other group's core: one connection fills this one's.
-    pub(crate) fn may_recruit(&self) -> bool {
-        self.alone && self.sees_idle().is_some()
+    pub(crate) fn may_unpark(&self) -> bool {
+        self.is_dominated && self.idle_group().is_some()
     }
 
     /// Whether another group has too much to do, so that no second replica of this one should be in its way.
-    pub(crate) fn should_rest(&self) -> bool {
-        self.around.some_full
+    pub(crate) fn should_park(&self) -> bool {
+        self.others.some_full
     }
 }
 
@@ -284,7 +285,7 @@ mod tests {
         moves: Vec<(usize, usize)>,
     }
 
-    fn weighed(index: usize, octets: u64) -> Weighed {
+    fn weighed(index: usize, bytes: u64) -> Weighed {
         let port = index as u16 + 1;
         Weighed {
             conn: ConnId {
@@ -295,7 +296,7 @@ mod tests {
                 local: SocketAddrV4::new([10, 0, 0, 1].into(), 80),
                 remote: SocketAddrV4::new([10, 0, 0, 2].into(), port),
             },
-            octets,
+            bytes,
         }
     }
 
@@ -337,14 +338,14 @@ mod tests {
                         balance.turn(until, &self.loads);
                         balance.sleeps(&self.loads);
                     }
-                    if balance.wants_to_weigh() {
+                    if balance.needs_weights() {
                         let own = self.connections.iter().enumerate();
                         let own = own.filter(|(_, one)| one.0 == group);
                         let (going, to) = balance.weigh(own.map(|(i, one)| weighed(i, one.2)));
                         for one in going {
                             let index = one.conn.index as usize;
                             self.connections[index].0 = usize::from(to);
-                            self.groups[usize::from(to)].came();
+                            self.groups[usize::from(to)].connection_arrived();
                             self.moves.push((index, usize::from(to)));
                         }
                     }
@@ -376,9 +377,9 @@ mod tests {
         assert_eq!(machine.moves.len(), 3);
         // Now it is alone, and another replica may help it.
         machine.run(Duration::from_secs(2));
-        assert!(machine.groups[0].may_recruit());
-        assert!(!machine.groups[1].may_recruit());
-        assert!(machine.groups[1].should_rest() && !machine.groups[0].should_rest());
+        assert!(machine.groups[0].may_unpark());
+        assert!(!machine.groups[1].may_unpark());
+        assert!(machine.groups[1].should_park() && !machine.groups[0].should_park());
         assert_eq!(machine.moves.len(), 3);
     }
 

@@ -19,7 +19,7 @@ pub(super) use wide::Vectors;
 pub(crate) struct Sum(u64);
 
 impl Sum {
-    /// Adds an even number of octets, or the last ones.
+    /// Adds an even number of bytes, or the last ones.
     #[inline]
     #[must_use]
     pub(crate) fn add(self, bytes: &[u8]) -> Sum {
@@ -44,7 +44,7 @@ impl Sum {
         Sum(fold64(self.0, sum))
     }
 
-    /// Copies `from` to `to` and adds it, in one pass. An even number of octets, or the last ones.
+    /// Copies `from` to `to` and adds it, in one pass. An even number of bytes, or the last ones.
     ///
     /// # Panics
     /// If the two are not of one length.
@@ -71,7 +71,7 @@ impl Sum {
         Sum(fold64(sum.0, second.behind(a.len()).0))
     }
 
-    /// This sum, for octets that follow `len` others: behind an odd number every octet stands in the other
+    /// This sum, for bytes that follow `len` others: behind an odd number every byte stands in the other
     /// half of its word (RFC 1071 section 2(B)).
     #[inline]
     #[must_use]
@@ -144,7 +144,7 @@ fn fold16(sum: u64) -> u16 {
     word + u16::from(carry)
 }
 
-/// From how many octets on the wide loops pay for choosing them.
+/// From how many bytes on the wide loops pay for choosing them.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 64;
 
@@ -180,7 +180,7 @@ fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
 
 /// For every processor.
 mod narrow {
-    /// Words of eight octets summed side by side.
+    /// Words of eight bytes summed side by side.
     ///
     /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words. This shape,
     /// with four words, is one that compilers turn into vector code for every target; wider ones they may not.
@@ -201,7 +201,7 @@ mod narrow {
     }
 }
 
-/// Few octets: what is left behind whole vectors or groups of words.
+/// Few bytes: what is left behind whole vectors or groups of words.
 #[inline]
 fn sum_short(mut bytes: &[u8]) -> u64 {
     // Loads of their own lengths: a detour over the stack would wait for all stores before it.
@@ -262,7 +262,7 @@ mod tests {
         !(sum as u16)
     }
 
-    /// Octets without a pattern that a wrong loop could live with.
+    /// Bytes without a pattern that a wrong loop could live with.
     fn octets(len: usize) -> Vec<u8> {
         let mut x = 0x9e37_79b9_7f4a_7c15u64;
         let mut next = || {
@@ -320,10 +320,7 @@ mod tests {
             );
             assert_eq!(&to[into..into + len], from);
             let around = to[..into].iter().chain(&to[into + len..]);
-            assert!(
-                around.copied().all(|octet| octet == 0xa5),
-                "{len} to {into}"
-            );
+            assert!(around.copied().all(|byte| byte == 0xa5), "{len} to {into}");
         }
     }
 
@@ -399,10 +396,10 @@ mod tests {
 
         #[test]
         fn numbers_count_as_their_octets(numbers in any::<[u32; 5]>()) {
-            let octets: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
             let sum = numbers.into_iter().fold(Sum::default(), Sum::number);
-            prop_assert_eq!(sum.finish(), plain(&octets));
-            prop_assert_eq!(Sum::default().numbers(numbers).finish(), plain(&octets));
+            prop_assert_eq!(sum.finish(), plain(&bytes));
+            prop_assert_eq!(Sum::default().numbers(numbers).finish(), plain(&bytes));
         }
 
         #[test]

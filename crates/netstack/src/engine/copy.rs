@@ -1,6 +1,6 @@
 //! Copies of payload.
 //!
-//! `memcpy` is for any length; a segment is some 1,400 octets. Vectors as wide as the processor has them, chosen as it
+//! `memcpy` is for any length; a segment is some 1,400 bytes. Vectors as wide as the processor has them, chosen as it
 //! runs, take two thirds of the instructions.
 
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +15,7 @@ use super::checksum::Vectors;
 /// Vectors that are copied in one go.
 #[cfg(target_arch = "x86_64")]
 const GROUP: usize = 16;
-/// From how many octets on wide vectors are worth asking for.
+/// From how many bytes on wide vectors are worth asking for.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 256;
 
@@ -154,11 +154,11 @@ mod tests {
     proptest! {
         #[test]
         fn every_octet_is_copied_wherever_both_lie(
-            octets in proptest::collection::vec(any::<u8>(), 0..3000),
+            bytes in proptest::collection::vec(any::<u8>(), 0..3000),
             skip in 0usize..64,
             at in 0usize..64,
         ) {
-            let from = &octets[skip.min(octets.len())..];
+            let from = &bytes[skip.min(bytes.len())..];
             let mut ring = vec![0xaa; at + from.len() + 64];
             let (before, rest) = ring.split_at_mut(at);
             let (to, behind) = rest.split_at_mut(from.len());
@@ -167,7 +167,7 @@ mod tests {
                 way.copy(from, to);
                 prop_assert_eq!(&*to, from);
             }
-            prop_assert!(before.iter().chain(behind.iter()).all(|octet| *octet == 0xaa));
+            prop_assert!(before.iter().chain(behind.iter()).all(|byte| *byte == 0xaa));
         }
     }
 

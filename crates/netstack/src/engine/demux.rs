@@ -44,7 +44,7 @@ impl Grouping {
 ///
 /// Who asks while it changes may get the old answer, or no better one than the hash. The group that hears of such a flow
 /// knows whose it is.
-pub(crate) struct Moved {
+pub(crate) struct MigratedFlows {
     /// So that nobody looks while it is empty.
     count: AtomicUsize,
     buckets: Box<[[Exception; BUCKET]]>,
@@ -62,16 +62,16 @@ const BUCKETS: usize = 256;
 const NO_FLOW: u64 = 0;
 const CLAIMED: u64 = u64::MAX;
 
-impl Default for Moved {
+impl Default for MigratedFlows {
     fn default() -> Self {
-        Moved {
+        MigratedFlows {
             count: AtomicUsize::new(0),
             buckets: (0..BUCKETS).map(|_| Default::default()).collect(),
         }
     }
 }
 
-impl Moved {
+impl MigratedFlows {
     fn word(flow: &Flow) -> u64 {
         let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
         u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports)
@@ -89,11 +89,11 @@ impl Moved {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.look(Self::word(flow))
+        self.find_word(Self::word(flow))
     }
 
     #[cold]
-    fn look(&self, word: u64) -> Option<u16> {
+    fn find_word(&self, word: u64) -> Option<u16> {
         // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of one that took its
         // place since.
         let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word;
@@ -123,7 +123,7 @@ impl Moved {
         };
         free.group.store(group, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
-        // ORDERING: Release, pairs with the Acquire in `look`.
+        // ORDERING: Release, pairs with the Acquire in `find_word`.
         free.flow.store(word, Ordering::Release);
         true
     }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn flows_that_moved_are_found_until_they_are_forgotten() {
-        let moved = Moved::default();
+        let moved = MigratedFlows::default();
         assert_eq!(moved.find(&flow(1)), None);
         assert!((1..=100).all(|port| moved.set(&flow(port), port)));
         assert!(moved.set(&flow(7), 3));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_full_says_so_and_has_room_again() {
-        let moved = Moved::default();
+        let moved = MigratedFlows::default();
         let full = (1..=u16::MAX).find(|port| !moved.set(&flow(*port), 1));
         let full = full.expect("it is bounded");
         assert!(usize::from(full) > BUCKETS, "{full}");

@@ -13,20 +13,20 @@ use super::prepare::prepare_and_store;
 use super::pump::Log;
 use super::replica::{Replica, Requests};
 use super::world::{Wakes, World};
-use super::{Run, Text};
+use super::{Payload, Run};
 use crate::digest::{Body, Digest, Flags, Options, Request};
 use crate::effect::{Deliver, Effect, EffectSink, Row};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 
-/// Requests that may be brought at once: there is no log, so no bound but this.
+/// Requests that may wait at once: there is no log, so no bound but this.
 const ROOM: usize = 1 << 10;
 
 /// What only the last segment of a run may say.
 const LAST_ONLY: Flags = Flags::PSH.with(Flags::FIN);
 
-/// What the pump brought together.
-struct Brought {
+/// A request that the pump published, with its frames.
+struct Entry {
     request: Request,
     /// One bit per segment, once that is known.
     verdict: Option<u16>,
@@ -39,14 +39,14 @@ struct Brought {
 /// What one request asks for. Nearly every one with text asks first for its delivery, which has a place of its own:
 /// whoever performs it finds it without a search.
 #[derive(Default)]
-struct Asked {
+struct RequestEffects {
     first: Option<Deliver>,
     others: Vec<Effect>,
     /// Nothing else, if this is there.
     row: Option<Row>,
 }
 
-impl EffectSink for Asked {
+impl EffectSink for RequestEffects {
     #[inline(always)]
     fn push(&mut self, effect: Effect) {
         match effect {
@@ -76,24 +76,24 @@ impl EffectSink for Asked {
     }
 }
 
-/// What the pump brought, and what became of it.
+/// The requests that the pump published since the last call of [`DirectLog::work`].
 #[derive(Default)]
-pub(crate) struct Direct {
-    brought: Vec<Brought>,
-    /// What was brought before, whose frames go back.
-    done: Vec<Brought>,
-    asked: Asked,
+pub(crate) struct DirectLog {
+    entries: Vec<Entry>,
+    /// Requests that are done, whose frames go back.
+    done: Vec<Entry>,
+    effects: RequestEffects,
     /// Where the log stands that goes on later.
     position: u64,
 }
 
-impl Log for Direct {
+impl Log for DirectLog {
     fn room(&mut self) -> usize {
-        ROOM - self.brought.len()
+        ROOM - self.entries.len()
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
-        self.bring(request, verdict, run, false);
+        self.append(request, verdict, run, false);
     }
 
     fn takes_apart(&self) -> bool {
@@ -101,35 +101,35 @@ impl Log for Direct {
     }
 
     fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
-        self.bring(request, verdict, run, true);
+        self.append(request, verdict, run, true);
     }
 
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
-        self.done.drain(..).for_each(|brought| each(brought.run));
-        if self.brought.is_empty() {
+        self.done.drain(..).for_each(|entry| each(entry.run));
+        if self.entries.is_empty() {
             // Its memory serves again.
-            core::mem::swap(&mut self.brought, &mut self.done);
+            core::mem::swap(&mut self.entries, &mut self.done);
         }
     }
 
-    /// All that is brought together counts as one.
+    /// All waiting requests count as one.
     fn published(&self) -> u64 {
-        self.position + u64::from(!self.brought.is_empty())
+        self.position + u64::from(!self.entries.is_empty())
     }
 
     fn performed(&self) -> u64 {
-        self.position + u64::from(self.brought.is_empty())
+        self.position + u64::from(self.entries.is_empty())
     }
 }
 
-impl Direct {
+impl DirectLog {
     /// Begins where a log stands, all of which is performed.
     pub(crate) fn begin(&mut self, position: u64) {
         self.position = position;
     }
 
-    fn bring(&mut self, request: &Request, verdict: Option<u16>, run: Run, apart: bool) {
-        self.brought.push(Brought {
+    fn append(&mut self, request: &Request, verdict: Option<u16>, run: Run, apart: bool) {
+        self.entries.push(Entry {
             request: *request,
             verdict,
             run,
@@ -137,7 +137,7 @@ impl Direct {
         });
     }
 
-    /// Does what the pump brought, one step after the other: all checksums first, as reading what a device wrote
+    /// Performs the waiting requests, one step after the other: all checksums first, as reading what a device wrote
     /// goes fastest when nothing comes between. Returns how many requests that were.
     pub(crate) fn work(
         &mut self,
@@ -146,13 +146,15 @@ impl Direct {
         template: &mut Template,
         stats: &mut EffectStats,
     ) -> usize {
-        let Direct { brought, asked, .. } = self;
-        for Brought {
+        let DirectLog {
+            entries, effects, ..
+        } = self;
+        for Entry {
             request,
             verdict,
             run,
             ..
-        } in &mut *brought
+        } in &mut *entries
         {
             if verdict.is_none() {
                 stats.prepared += 1;
@@ -170,42 +172,42 @@ impl Direct {
             template,
             stats,
             wakes: Wakes::new(world),
-            brought: brought.iter(),
+            entries: entries.iter(),
             request: Request::tick(Instant::ZERO, 0),
             is_row: false,
             verdict: 0,
-            text: nothing.text(false),
+            payload: nothing.payload(false),
             layout: (0, 0),
             behind: 0,
             frames: nothing.frames.iter(),
             run: None,
             applied: 0,
         };
-        replica.apply_each(&mut performing, asked);
+        replica.apply_each(&mut performing, effects);
         let applied = performing.applied;
         drop(performing);
         if self.done.is_empty() {
-            core::mem::swap(brought, &mut self.done);
+            core::mem::swap(entries, &mut self.done);
         } else {
-            self.done.append(brought);
+            self.done.append(entries);
         }
         applied
     }
 }
 
-/// What was brought, request by request, each of which is performed when it is applied.
+/// The waiting requests, each of which is performed when it is applied.
 struct Performing<'a> {
     world: &'a World,
     template: &'a mut Template,
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
-    brought: slice::Iter<'a, Brought>,
+    entries: slice::Iter<'a, Entry>,
     /// What is being applied. A run that is taken apart becomes one of its segments after the other.
     request: Request,
     /// Whether each of its segments is a request, and it is not taken apart yet.
     is_row: bool,
     verdict: u16,
-    text: Text<'a>,
+    payload: Payload<'a>,
     /// How the text lies in its frames.
     layout: (u32, usize),
     /// How many segments of that run come behind this one, ...
@@ -213,11 +215,11 @@ struct Performing<'a> {
     /// ... their frames, ...
     frames: slice::Iter<'a, Frame>,
     /// ... and the run.
-    run: Option<&'a Brought>,
+    run: Option<&'a Entry>,
     applied: usize,
 }
 
-impl<'a> Requests<Asked> for Performing<'a> {
+impl<'a> Requests<RequestEffects> for Performing<'a> {
     #[inline(always)]
     fn advance(&mut self) -> bool {
         if self.behind > 0
@@ -226,19 +228,19 @@ impl<'a> Requests<Asked> for Performing<'a> {
             self.behind -= 1;
             follow(&mut self.request.digest, &run.request, self.behind);
             self.verdict >>= 1;
-            self.text.seq = self.request.digest.seg_seq;
-            self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
+            self.payload.seq = self.request.digest.seg_seq;
+            self.payload.frames = self.frames.next().map_or(&[], slice::from_ref);
             return true;
         }
-        let Some(brought) = self.brought.next() else {
+        let Some(entry) = self.entries.next() else {
             return false;
         };
-        self.request = brought.request;
-        self.verdict = brought.verdict.unwrap_or(0);
-        self.text = brought.run.text(true);
-        self.layout = brought.request.layout();
-        self.is_row = brought.apart;
-        self.run = Some(brought);
+        self.request = entry.request;
+        self.verdict = entry.verdict.unwrap_or(0);
+        self.payload = entry.run.payload(true);
+        self.layout = entry.request.layout();
+        self.is_row = entry.apart;
+        self.run = Some(entry);
         true
     }
 
@@ -260,12 +262,12 @@ impl<'a> Requests<Asked> for Performing<'a> {
             self.behind = usize::from(run.request.digest.count) - 1;
             take_first(&mut self.request);
             self.frames = run.run.frames.iter();
-            self.text.frames = self.frames.next().map_or(&[], slice::from_ref);
+            self.payload.frames = self.frames.next().map_or(&[], slice::from_ref);
         }
     }
 
     #[inline(always)]
-    fn applied(&mut self, asked: &mut Asked) {
+    fn applied(&mut self, asked: &mut RequestEffects) {
         if let Some(row) = &asked.row {
             self.row(row);
             asked.row = None;
@@ -273,7 +275,7 @@ impl<'a> Requests<Asked> for Performing<'a> {
         }
         self.applied += 1;
         if let Some(deliver) = &asked.first {
-            perform::deliver(self.world, deliver, self.layout, &self.text, self.stats);
+            perform::deliver(self.world, deliver, self.layout, &self.payload, self.stats);
             self.wakes.add(deliver.conn);
             asked.first = None;
         }
@@ -297,7 +299,7 @@ impl<'a> Performing<'a> {
         perform::all(
             self.world,
             &*effects,
-            (&self.request, self.text),
+            (&self.request, self.payload),
             self.template,
             self.stats,
             &mut self.wakes,
@@ -309,9 +311,9 @@ impl<'a> Performing<'a> {
     #[inline(never)]
     fn row(&mut self, row: &Row) {
         self.applied += row.count as usize;
-        perform::deliver_row(self.world, row, self.layout, &self.text, self.stats);
+        perform::deliver_row(self.world, row, self.layout, &self.payload, self.stats);
         self.wakes.add(row.deliver.conn);
-        perform::build_told(self.world, row, self.template, self.stats);
+        perform::build_row_acks(self.world, row, self.template, self.stats);
     }
 }
 

@@ -20,7 +20,7 @@ use crate::digest::{
     SynOptions,
 };
 use crate::engine::Run;
-use crate::engine::prepare::{is_good, vouched};
+use crate::engine::prepare::{is_good, is_verified_by_device};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::wire;
@@ -45,13 +45,13 @@ pub(crate) struct OpenRun {
     /// Whether it is acknowledgments without text whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
-    vouched: bool,
+    is_verified_by_device: bool,
     /// Flags of the first segment; the digest has those of the last.
     flags: u8,
     /// Whose segments they are.
     pub(crate) flow: Flow,
     /// What a segment looks like that surely follows, in the run or behind it.
-    next: Option<wire::Likeness>,
+    next: Option<wire::HeaderTemplate>,
     /// With `is_acks`, what the second and later ones say.
     acks: Acks,
     /// Of the run, or of the last one.
@@ -67,7 +67,7 @@ impl Default for OpenRun {
             open: false,
             most: MAX_RUN,
             is_acks: false,
-            vouched: false,
+            is_verified_by_device: false,
             flags: 0,
             flow: Flow {
                 local: nobody,
@@ -124,9 +124,9 @@ impl OpenRun {
         let waiting = frames.as_slice().iter().take(room);
         let many = waiting
             .take_while(|frame| {
-                let follows = vouched(frame) == self.vouched
+                let follows = is_verified_by_device(frame) == self.is_verified_by_device
                     && frame.meta.gso.is_none()
-                    && next.fits(frame.bytes(), seq);
+                    && next.matches(frame.bytes(), seq);
                 seq = seq.wrapping_add(u32::from(digest.seg_len));
                 follows
             })
@@ -169,13 +169,13 @@ impl OpenRun {
 
     fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
         self.begun = true;
-        self.vouched = vouched(&frame);
+        self.is_verified_by_device = is_verified_by_device(&frame);
         self.is_acks = is_bare_ack(tcp) && verified(&frame);
         self.open = merge && (self.is_acks || may_begin(tcp, &frame));
         self.flags = tcp.flags;
         self.flow = flow_of(tcp);
         self.next = (self.is_acks || may_begin(tcp, &frame))
-            .then(|| wire::Likeness::new(frame.bytes(), tcp))
+            .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
             .flatten();
         let Request { digest, body } = &mut self.request;
         digest.kind = Kind::Segments;
@@ -220,7 +220,7 @@ impl OpenRun {
                     && tcp.payload_len <= u32::from(digest.seg_len)
                     && tcp.ack == digest.seg_ack.0
                     && tcp.wnd == digest.seg_wnd
-                    && vouched(frame) == self.vouched
+                    && is_verified_by_device(frame) == self.is_verified_by_device
                     && frame.meta.gso.is_none()
             };
         let timestamps =
@@ -237,7 +237,7 @@ impl OpenRun {
     /// Whether `frame` is known by its looks to follow the run, or the last one if there is none, but for a run of its
     /// own: what it acknowledges, and its window.
     #[inline]
-    pub(crate) fn repeated_by(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
+    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
         let next = self.next.as_ref()?;
         let digest = &self.request.digest;
         let seq = digest.seg_seq + digest.len;
@@ -245,23 +245,23 @@ impl OpenRun {
             let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
             return verified(frame).then_some((SeqNum(ack), wnd));
         }
-        let follows = vouched(frame) == self.vouched
+        let follows = is_verified_by_device(frame) == self.is_verified_by_device
             && frame.meta.gso.is_none()
-            && next.fits(frame.bytes(), seq.0);
+            && next.matches(frame.bytes(), seq.0);
         follows.then_some((digest.seg_ack, digest.seg_wnd))
     }
 
-    /// A frame is there of which [`OpenRun::repeated_by`] said something: if only its length ends the run, says so. A
+    /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length ends the run, says so. A
     /// batch of frames ends this, so an acknowledgment waits for no more than those.
     #[inline]
-    pub(crate) fn note_followed(&mut self) {
+    pub(crate) fn record_followed(&mut self) {
         let digest = &mut self.request.digest;
         if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
             digest.bits |= Digest::FOLLOWED;
         }
     }
 
-    /// Begins a run with a frame of which [`OpenRun::repeated_by`] said `what`, when there is none. If nobody needs the
+    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is none. If nobody needs the
     /// frame any more, it goes to `done_with`.
     #[inline]
     pub(crate) fn repeat(
@@ -311,7 +311,7 @@ impl OpenRun {
         } else {
             core::mem::replace(&mut self.run, spare())
         };
-        let known = self.is_acks || self.vouched;
+        let known = self.is_acks || self.is_verified_by_device;
         Some((run, known.then(|| self.request.digest.all_good())))
     }
 }
@@ -327,7 +327,7 @@ fn may_continue(tcp: &wire::Tcp) -> bool {
 /// Whether the checksum of a frame is right, as the device says or the frame shows.
 #[inline]
 fn verified(frame: &Frame) -> bool {
-    vouched(frame) || is_good(frame.bytes())
+    is_verified_by_device(frame) || is_good(frame.bytes())
 }
 
 /// An acknowledgment and nothing else.
@@ -428,15 +428,15 @@ mod tests {
             assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
         }
         let next = frame(180, Flags::ACK, &[2; 10]).1;
-        let what = run.repeated_by(&next).unwrap();
-        run.note_followed();
+        let what = run.matches_template(&next).unwrap();
+        run.record_followed();
         run.take(Run::default).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
         assert_eq!(run.request.digest.count, 8);
 
         run.repeat(next, what, true, &mut Vec::new());
         // Only its length may have ended it.
-        run.note_followed();
+        run.record_followed();
         run.take(Run::default).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
     }

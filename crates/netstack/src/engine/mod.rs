@@ -6,7 +6,7 @@
 //!
 //! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
 //! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
-//! that primaries share with applications and devices; `processor` is what they do to octets on the way. `direct` does
+//! that primaries share with applications and devices; `processor` is what they do to bytes on the way. `direct` does
 //! all of it at once, for a thread that has the state to itself. Which
 //! thread calls what, and whether there is a log in between, is the business of [`crate::variants`].
 
@@ -21,12 +21,12 @@ pub(crate) mod perform;
 pub(crate) mod prepare;
 pub mod processor;
 pub(crate) mod pump;
-pub(crate) mod queues;
 pub(crate) mod record;
 pub(crate) mod replica;
 pub(crate) mod stream;
 pub(crate) mod sync;
 pub(crate) mod tx;
+pub(crate) mod udp_queues;
 pub(crate) mod view;
 pub(crate) mod world;
 
@@ -43,7 +43,7 @@ use crate::seqnum::SeqNum;
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) frames: Vec<Frame>,
-    /// Sequence number of the first payload octet.
+    /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
     /// Where in the receive stream the payload may be stored while its checksums are verified, if it may
     /// ([`StreamRef::reserve`](stream::StreamRef::reserve)).
@@ -52,9 +52,9 @@ pub(crate) struct Run {
 
 /// The payload of one request: of a run, or of one segment of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Text<'a> {
+pub(crate) struct Payload<'a> {
     pub(crate) frames: &'a [Frame],
-    /// Sequence number of the first octet.
+    /// Sequence number of the first byte.
     pub(crate) seq: SeqNum,
     /// If the run is stored already: where it begins, in the stream and in sequence numbers.
     pub(crate) stored: Option<(NonZeroU64, SeqNum)>,
@@ -63,9 +63,9 @@ pub(crate) struct Text<'a> {
 impl Run {
     /// All of it, which lies at its place if that is what `is_stored` says.
     #[inline(always)]
-    pub(crate) fn text(&self, is_stored: bool) -> Text<'_> {
+    pub(crate) fn payload(&self, is_stored: bool) -> Payload<'_> {
         let place = self.place.filter(|_| is_stored);
-        Text {
+        Payload {
             frames: &self.frames,
             seq: self.seq,
             stored: place.map(|place| (place, self.seq)),
@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-impl Text<'_> {
+impl Payload<'_> {
     /// Whether it lies at offset `place` of the receive stream already.
     #[inline(always)]
     pub(crate) fn lies_at(&self, place: u64) -> bool {
@@ -84,26 +84,27 @@ impl Text<'_> {
     }
 }
 
-/// Frames and runs that are done with, in the hands of whoever used them last: they lie in that core's cache.
+/// Frames and runs that are no longer needed. The worker that used them last keeps them: they are in
+/// its core's cache.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
-    /// To be given back to the device.
+pub(crate) struct FrameRecycler {
+    /// To be returned to the device.
     pub(crate) frames: Vec<Frame>,
     /// Empty, to be filled again.
     pub(crate) runs: Vec<Run>,
 }
 
-/// Empty runs that a shelf keeps: more than a hold of the pump fills.
-const RUNS: usize = 256;
+/// Empty runs that a recycler keeps: more than a hold of the pump fills.
+const MAX_RUNS: usize = 256;
 
-impl Shelf {
-    /// Takes a run in that nobody needs any more.
+impl FrameRecycler {
+    /// Takes a run that is no longer needed.
     pub(crate) fn put(&mut self, mut run: Run) {
         // A command has none.
         if run.frames.capacity() > 0 {
             self.frames.append(&mut run.frames);
             run.place = None;
-            if self.runs.len() < RUNS {
+            if self.runs.len() < MAX_RUNS {
                 self.runs.push(run);
             }
         }

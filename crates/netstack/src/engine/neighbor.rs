@@ -18,33 +18,33 @@ use crate::time::{Duration, Instant};
 const MAX_NEIGHBORS: usize = 1024;
 /// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table, and anybody on the link
 /// can claim to be a new neighbour with every frame: so one frame in so many pays for it.
-const FORGOTTEN: usize = MAX_NEIGHBORS / 16;
+const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
 /// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
 const REACHABLE: Duration = Duration::from_secs(60);
 /// Opens that may wait for an answer.
 const MAX_WAITING: usize = 256;
 /// Neighbours that may be asked for at a time, and frames that may wait for each of them.
-const MAX_ASKED: usize = 64;
+const MAX_RESOLVING: usize = 64;
 const MAX_FRAMES: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
 /// A neighbour's address changes no more often: who is right is heard again.
-const SETTLES: Duration = Duration::from_secs(1);
+const MOVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Addresses of neighbours that may change in a row, and how long until one more may. Every replica looks at all
 /// connections for each, and anybody on the link can claim to be anybody.
 const MOVES: (u64, Duration) = (16, Duration::from_millis(100));
 /// Requests that go unanswered before a neighbour counts as unreachable.
-const TRIES: u32 = 3;
+const MAX_TRIES: u32 = 3;
 
 /// An active open that waits for its next hop's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingOpen {
-    pub(crate) ticket: u64,
+    pub(crate) request_id: u64,
     pub(crate) remote: SocketAddrV4,
 }
 
 #[derive(Debug)]
-struct Asking {
+struct Resolution {
     next_hop: Ipv4Addr,
     tries: u32,
     again_at: Instant,
@@ -55,12 +55,12 @@ struct Asking {
 
 /// What is known of one neighbour.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct Neighbor {
     mac: Mac,
     /// When it was last heard of.
-    heard: Instant,
+    last_seen: Instant,
     /// When its address was last needed.
-    needed: Instant,
+    last_used: Instant,
     /// When its link-layer address changed last.
     moved: Option<Instant>,
     /// If it is being asked whether it is there: how often so far, and when next.
@@ -71,10 +71,10 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Neighbors {
     moves: TokenBucket,
-    table: HashMap<Ipv4Addr, Known>,
+    table: HashMap<Ipv4Addr, Neighbor>,
     /// No poll is due before.
     next_poll: Option<Instant>,
-    asking: Vec<Asking>,
+    resolving: Vec<Resolution>,
 }
 
 impl Default for Neighbors {
@@ -83,7 +83,7 @@ impl Default for Neighbors {
             moves: TokenBucket::new(MOVES.0, MOVES.1),
             table: HashMap::new(),
             next_poll: None,
-            asking: Vec::new(),
+            resolving: Vec::new(),
         }
     }
 }
@@ -111,22 +111,22 @@ pub(crate) struct Learned {
     /// The link-layer address that it was known by before.
     pub(crate) moved: Option<Mac>,
     /// The message said that it has another one, too soon after others did; nobody believes that yet.
-    pub(crate) doubted: bool,
+    pub(crate) is_move_rejected: bool,
 }
 
 /// What became of frames that are to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Queued {
     /// Whether a request has to be sent now.
     pub(crate) ask: bool,
     /// Frames for which there was no room, or that made room.
     pub(crate) dropped: u64,
 }
 
-impl Known {
+impl Neighbor {
     /// Whether its link-layer address may be another one from `now` on.
     fn may_move(&self, now: Instant, moves: &mut TokenBucket) -> bool {
-        self.moved.is_none_or(|at| at + SETTLES <= now) && moves.admits(now)
+        self.moved.is_none_or(|at| at + MOVE_INTERVAL <= now) && moves.admits(now)
     }
 }
 
@@ -134,8 +134,8 @@ impl Neighbors {
     /// The link-layer address of a neighbour that is needed now.
     pub(crate) fn lookup(&mut self, address: Ipv4Addr, now: Instant) -> Option<Mac> {
         let known = self.table.get_mut(&address)?;
-        known.needed = now;
-        if known.poll.is_none() && known.heard + REACHABLE <= now {
+        known.last_used = now;
+        if known.poll.is_none() && known.last_seen + REACHABLE <= now {
             // It may be heard of before that.
             let at = now + RETRY;
             known.poll = Some((0, at));
@@ -155,7 +155,7 @@ impl Neighbors {
         let moved = match self.table.get_mut(&address) {
             Some(known) if known.mac != mac && !known.may_move(now, &mut self.moves) => {
                 return Learned {
-                    doubted: true,
+                    is_move_rejected: true,
                     ..Learned::default()
                 };
             }
@@ -163,17 +163,17 @@ impl Neighbors {
                 if known.mac != mac {
                     known.moved = Some(now);
                 }
-                known.heard = now;
+                known.last_seen = now;
                 known.poll = None;
                 Some(core::mem::replace(&mut known.mac, mac)).filter(|old| *old != mac)
             }
             None => {
-                if wanted || self.is_asked_for(address) {
+                if wanted || self.is_resolving(address) {
                     self.make_room();
-                    let known = Known {
+                    let known = Neighbor {
                         mac,
-                        heard: now,
-                        needed: Instant::ZERO,
+                        last_seen: now,
+                        last_used: Instant::ZERO,
                         moved: None,
                         poll: None,
                     };
@@ -186,7 +186,7 @@ impl Neighbors {
             moved,
             ..Learned::default()
         };
-        self.asking.retain_mut(|asking| {
+        self.resolving.retain_mut(|asking| {
             let answered = asking.next_hop == address;
             if answered {
                 learned.opens.append(&mut asking.opens);
@@ -197,8 +197,10 @@ impl Neighbors {
         learned
     }
 
-    fn is_asked_for(&self, address: Ipv4Addr) -> bool {
-        self.asking.iter().any(|asking| asking.next_hop == address)
+    fn is_resolving(&self, address: Ipv4Addr) -> bool {
+        self.resolving
+            .iter()
+            .any(|asking| asking.next_hop == address)
     }
 
     /// Forgets those that were not needed for longest, if the table is full.
@@ -206,37 +208,43 @@ impl Neighbors {
         if self.table.len() < MAX_NEIGHBORS {
             return;
         }
-        let least = |(address, known): (&Ipv4Addr, &Known)| (known.needed, known.heard, *address);
+        let least =
+            |(address, known): (&Ipv4Addr, &Neighbor)| (known.last_used, known.last_seen, *address);
         let mut all: Vec<_> = self.table.iter().map(least).collect();
-        let (forgotten, ..) = all.select_nth_unstable(FORGOTTEN);
+        let (forgotten, ..) = all.select_nth_unstable(EVICTED_AT_ONCE);
         for (.., address) in forgotten {
             self.table.remove(address);
         }
     }
 
     /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC 1122 section 2.3.2.2).
-    pub(crate) fn hold(&mut self, next_hop: Ipv4Addr, frames: Vec<Vec<u8>>, now: Instant) -> Held {
-        let mut held = Held::default();
-        let at = self.asking.iter().position(|a| a.next_hop == next_hop);
+    pub(crate) fn queue_frames(
+        &mut self,
+        next_hop: Ipv4Addr,
+        frames: Vec<Vec<u8>>,
+        now: Instant,
+    ) -> Queued {
+        let mut held = Queued::default();
+        let at = self.resolving.iter().position(|a| a.next_hop == next_hop);
         let at = match at {
             Some(at) => at,
-            None if self.asking.len() >= MAX_ASKED => {
+            None if self.resolving.len() >= MAX_RESOLVING => {
                 held.dropped = frames.len() as u64;
                 return held;
             }
             None => {
                 held.ask = true;
-                self.asking.push(Asking {
+                self.resolving.push(Resolution {
                     next_hop,
                     tries: 1,
                     again_at: now + RETRY,
                     opens: Vec::new(),
                     frames: VecDeque::new(),
                 });
-                self.asking.len() - 1
+                self.resolving.len() - 1
             }
         };
-        let waiting = &mut self.asking[at].frames;
+        let waiting = &mut self.resolving[at].frames;
         waiting.extend(frames);
         while waiting.len() > MAX_FRAMES {
             waiting.pop_front();
@@ -253,14 +261,14 @@ impl Neighbors {
         open: WaitingOpen,
         now: Instant,
     ) -> Result<bool, WaitingOpen> {
-        if self.asking.iter().map(|a| a.opens.len()).sum::<usize>() >= MAX_WAITING {
+        if self.resolving.iter().map(|a| a.opens.len()).sum::<usize>() >= MAX_WAITING {
             return Err(open);
         }
-        if let Some(asking) = self.asking.iter_mut().find(|a| a.next_hop == next_hop) {
+        if let Some(asking) = self.resolving.iter_mut().find(|a| a.next_hop == next_hop) {
             asking.opens.push(open);
             return Ok(false);
         }
-        self.asking.push(Asking {
+        self.resolving.push(Resolution {
             next_hop,
             tries: 1,
             again_at: now + RETRY,
@@ -271,18 +279,18 @@ impl Neighbors {
     }
 
     pub(crate) fn next_deadline(&self) -> Instant {
-        let next = self.asking.iter().map(|asking| asking.again_at).min();
+        let next = self.resolving.iter().map(|asking| asking.again_at).min();
         let poll = self.next_poll.unwrap_or(Instant::NEVER);
         next.unwrap_or(Instant::NEVER).min(poll)
     }
 
     pub(crate) fn on_time(&mut self, now: Instant) -> Overdue {
         let mut overdue = Overdue::default();
-        self.asking.retain_mut(|asking| {
+        self.resolving.retain_mut(|asking| {
             if asking.again_at > now {
                 return true;
             }
-            if asking.tries == TRIES {
+            if asking.tries == MAX_TRIES {
                 overdue.failed.append(&mut asking.opens);
                 overdue.dropped += asking.frames.len() as u64;
                 return false;
@@ -306,7 +314,7 @@ impl Neighbors {
                 return true;
             };
             if *at <= now {
-                if *tries == TRIES {
+                if *tries == MAX_TRIES {
                     return false;
                 }
                 *tries += 1;
@@ -329,9 +337,9 @@ mod tests {
     const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
     const MAC: Mac = Mac([1; 6]);
 
-    fn open(ticket: u64) -> WaitingOpen {
+    fn open(request_id: u64) -> WaitingOpen {
         WaitingOpen {
-            ticket,
+            request_id,
             remote: SocketAddrV4::new(PEER, 80),
         }
     }
@@ -363,10 +371,10 @@ mod tests {
     fn frames_wait_for_the_answer_and_the_oldest_make_room() {
         let mut n = Neighbors::default();
         let frame = |i: usize| vec![i as u8];
-        let held = n.hold(PEER, vec![frame(0), frame(1)], Instant::ZERO);
+        let held = n.queue_frames(PEER, vec![frame(0), frame(1)], Instant::ZERO);
         assert_eq!((held.ask, held.dropped), (true, 0));
         for i in 2..MAX_FRAMES + 2 {
-            let held = n.hold(PEER, vec![frame(i)], Instant::ZERO);
+            let held = n.queue_frames(PEER, vec![frame(i)], Instant::ZERO);
             assert_eq!(
                 (held.ask, held.dropped),
                 (false, u64::from(i >= MAX_FRAMES))
@@ -376,14 +384,14 @@ mod tests {
         assert_eq!(frames.len(), MAX_FRAMES);
         assert_eq!(frames.front(), Some(&frame(2)));
         n = Neighbors::default();
-        n.hold(PEER, vec![frame(0)], Instant::ZERO);
+        n.queue_frames(PEER, vec![frame(0)], Instant::ZERO);
         n.on_time(n.next_deadline());
         n.on_time(n.next_deadline());
         assert_eq!(n.on_time(n.next_deadline()).dropped, 1);
     }
 
     #[test]
-    fn strangers_that_did_not_speak_to_us_are_not_kept_but_moves_are_noticed() {
+    fn hosts_that_did_not_address_us_are_not_kept_but_moves_are_noticed() {
         let mut n = Neighbors::default();
         n.learn(PEER, MAC, false, Instant::ZERO);
         assert_eq!(n.lookup(PEER, Instant::ZERO), None);
@@ -393,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_claims_to_be_everybody_makes_us_look_for_connections_now_and_then_only() {
+    fn one_host_that_claims_every_address_costs_few_searches_for_connections() {
         let mut n = Neighbors::default();
         let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
         let host = |i: u32| Ipv4Addr::from(0x0a00_0000 + i);
@@ -404,7 +412,7 @@ mod tests {
                 .filter(|i| {
                     let at = Instant::from_millis(from + u64::from(*i));
                     let learned = n.learn(host(i % hosts), mac(*i), false, at);
-                    assert_ne!(learned.moved.is_some(), learned.doubted);
+                    assert_ne!(learned.moved.is_some(), learned.is_move_rejected);
                     learned.moved.is_some()
                 })
                 .count() as u64
@@ -436,7 +444,7 @@ mod tests {
 
         let silent = stale + REACHABLE;
         assert_eq!(n.lookup(PEER, silent), Some(MAC));
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             assert_eq!(n.on_time(n.next_deadline()).poll, [(PEER, MAC)]);
             assert_eq!(n.lookup(PEER, silent), Some(MAC), "still used");
         }
@@ -445,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_strangers_does_not_make_us_forget_whom_we_need() {
+    fn a_flood_of_unknown_hosts_does_not_evict_neighbors_in_use() {
         let mut n = Neighbors::default();
         n.learn(PEER, MAC, true, Instant::ZERO);
         n.lookup(PEER, Instant::from_millis(1));
@@ -462,20 +470,20 @@ mod tests {
     }
 
     #[test]
-    fn one_stranger_in_sixty_four_costs_a_look_at_the_whole_table() {
+    fn one_unknown_host_in_sixty_four_costs_a_scan_of_the_table() {
         let mut n = Neighbors::default();
-        let stranger = |n: &mut Neighbors, i: u32| {
+        let unknown = |n: &mut Neighbors, i: u32| {
             let at = Instant::from_millis(u64::from(i));
             n.learn(Ipv4Addr::from(0x0b00_0000 + i), MAC, true, at);
         };
         let mut looks = 0;
         for i in 0..10 * MAX_NEIGHBORS as u32 {
             let before = n.table.len();
-            stranger(&mut n, i);
+            unknown(&mut n, i);
             // Somebody is forgotten after a look only.
             looks += usize::from(n.table.len() <= before);
         }
-        let most = 9 * MAX_NEIGHBORS / FORGOTTEN;
+        let most = 9 * MAX_NEIGHBORS / EVICTED_AT_ONCE;
         assert!((1..=most).contains(&looks), "{looks} looks");
         // The ones that were heard of last are known, and room is left for others.
         let newest = 10 * MAX_NEIGHBORS as u32 - 1;
@@ -484,12 +492,12 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_asked_for_and_so_many_wait_and_no_more() {
+    fn resolutions_and_waiting_frames_are_bounded() {
         let mut n = Neighbors::default();
         let host = |i: usize| Ipv4Addr::from(0x0a00_0000 + i as u32);
-        for i in 0..MAX_ASKED + 10 {
-            let held = n.hold(host(i), vec![vec![0]], Instant::ZERO);
-            let fits = i < MAX_ASKED;
+        for i in 0..MAX_RESOLVING + 10 {
+            let held = n.queue_frames(host(i), vec![vec![0]], Instant::ZERO);
+            let fits = i < MAX_RESOLVING;
             assert_eq!((held.ask, held.dropped), (fits, u64::from(!fits)), "{i}");
         }
         let mut n = Neighbors::default();
@@ -510,7 +518,7 @@ mod tests {
         let at = Instant::from_millis;
         n.learn(PEER, MAC, true, at(10_000));
         assert_eq!(n.learn(PEER, one, false, at(10_000)).moved, Some(MAC));
-        assert!(n.learn(PEER, other, false, at(10_999)).doubted);
+        assert!(n.learn(PEER, other, false, at(10_999)).is_move_rejected);
         assert_eq!(n.learn(PEER, other, false, at(11_000)).moved, Some(one));
     }
 }

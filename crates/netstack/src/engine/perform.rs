@@ -11,21 +11,21 @@ use core::slice;
 
 use crate::digest::{ConnId, Request};
 use crate::effect::{Deliver, Effect, Row};
-use crate::engine::Text;
-use crate::engine::pump::moves::Told;
-use crate::engine::stream::{Asked, StreamRef};
-use crate::engine::world::{Answer, HintNews, Ready, Wakes, World};
+use crate::engine::Payload;
+use crate::engine::pump::migration::MigrationProgress;
+use crate::engine::stream::{AppRequest, StreamRef};
+use crate::engine::world::{HintUpdate, OpenResult, Ready, Wakes, World};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare, build_told, fill, fill_processed};
+pub(crate) use frames::{Template, build, build_bare, build_row_acks, fill, fill_processed};
 
-/// Does all that a request asked for, whose payload is `text`.
+/// Does all that a request asked for, whose payload is `payload`.
 #[inline]
 pub(crate) fn all<'a>(
     world: &World,
     effects: impl IntoIterator<Item = &'a Effect>,
-    (request, text): (&Request, Text<'_>),
+    (request, payload): (&Request, Payload<'_>),
     template: &mut Template,
     stats: &mut EffectStats,
     wakes: &mut Wakes<'_>,
@@ -33,7 +33,7 @@ pub(crate) fn all<'a>(
     for effect in effects {
         match effect {
             Effect::Deliver(piece) => {
-                deliver(world, piece, request.layout(), &text, stats);
+                deliver(world, piece, request.layout(), &payload, stats);
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
@@ -42,7 +42,7 @@ pub(crate) fn all<'a>(
                 }
             }
             Effect::Queue(datagrams) => {
-                queue(world, datagrams, text.frames, stats);
+                queue(world, datagrams, payload.frames, stats);
                 wakes.add_socket(datagrams.socket);
             }
             Effect::Send(send) => {
@@ -51,7 +51,7 @@ pub(crate) fn all<'a>(
                 }
             }
             other => {
-                tell(world, other, stats);
+                notify(world, other, stats);
                 wakes.after(other);
             }
         }
@@ -64,7 +64,7 @@ pub(crate) fn deliver(
     world: &World,
     deliver: &Deliver,
     layout: (u32, usize),
-    run: &Text<'_>,
+    run: &Payload<'_>,
     stats: &mut EffectStats,
 ) {
     let Some(stream) = world.streams.get(deliver.conn) else {
@@ -76,16 +76,16 @@ pub(crate) fn deliver(
         .wrapping_sub(u64::from(deliver.run_offset));
     // Nothing is left to copy of what lies there already.
     if !run.lies_at(place) {
-        stream.begins_at(run.seq - place as u32);
+        stream.set_first_sequence(run.seq - place as u32);
         let whole = match (run.frames, &world.streams.inline) {
             ([frame], None) if deliver.run_offset == 0 => {
-                let text = frame.bytes().get(layout.1..);
-                text.and_then(|text| text.get(..deliver.len as usize))
+                let payload = frame.bytes().get(layout.1..);
+                payload.and_then(|payload| payload.get(..deliver.len as usize))
             }
             _ => None,
         };
-        if let Some(text) = whole {
-            stream.store(deliver, 0, text);
+        if let Some(payload) = whole {
+            stream.store(deliver, 0, payload);
         } else if copy_pieces(world, &stream, deliver, layout, run).is_none() {
             stats.diverged += 1;
             return;
@@ -103,7 +103,7 @@ pub(crate) fn deliver_row(
     world: &World,
     row: &Row,
     layout: (u32, usize),
-    run: &Text<'_>,
+    run: &Payload<'_>,
     stats: &mut EffectStats,
 ) {
     let stream = world.streams.get(row.deliver.conn);
@@ -113,14 +113,14 @@ pub(crate) fn deliver_row(
     };
     let begin = row.deliver.stream_offset;
     if !run.lies_at(begin) {
-        stream.begins_at(run.seq - begin as u32);
+        stream.set_first_sequence(run.seq - begin as u32);
         let mut left = row.all;
-        let texts = run.frames.iter().map(|frame| {
+        let payloads = run.frames.iter().map(|frame| {
             let len = left.min(row.deliver.len);
             left -= len;
             frame.bytes().get(layout.1..layout.1 + len as usize)
         });
-        if !stream.store_row(row, texts) {
+        if !stream.store_row(row, payloads) {
             stats.diverged += 1;
             return;
         }
@@ -137,17 +137,17 @@ fn deliver_one_by_one(
     world: &World,
     row: &Row,
     layout: (u32, usize),
-    run: &Text<'_>,
+    run: &Payload<'_>,
     stats: &mut EffectStats,
 ) {
     for (piece, frame) in row.deliveries().zip(run.frames) {
         let before = (piece.stream_offset - row.deliver.stream_offset) as u32;
-        let text = Text {
+        let payload = Payload {
             frames: slice::from_ref(frame),
             seq: run.seq + before,
             ..*run
         };
-        deliver(world, &piece, layout, &text, stats);
+        deliver(world, &piece, layout, &payload, stats);
     }
 }
 
@@ -158,7 +158,7 @@ fn copy_pieces(
     stream: &StreamRef<'_>,
     deliver: &Deliver,
     (seg_len, payload_offset): (u32, usize),
-    run: &Text<'_>,
+    run: &Payload<'_>,
 ) -> Option<()> {
     let seg_len = seg_len.max(1);
     let mut done = 0;
@@ -190,7 +190,7 @@ fn copy_pieces(
 }
 
 /// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
-pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
+pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
     match *effect {
         Effect::Deliver(_) | Effect::Transmit(_) | Effect::Queue(_) | Effect::Send(_) => {}
         Effect::Sent { socket, upto } => match world.queues.streams.get(socket) {
@@ -199,7 +199,7 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
         },
         Effect::Unbound { socket } => {
             world.queues.unbound.push(socket);
-            world.ring();
+            world.wake_pump();
         }
         Effect::Release { conn, upto } => match world.streams.get(conn) {
             Some(stream) => stream.release(upto),
@@ -213,33 +213,41 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
             Some(stream) => stream.event(event, received),
             None => stats.diverged += 1,
         },
-        Effect::Opened { ticket, conn, flow } => {
+        Effect::Opened {
+            request_id,
+            conn,
+            flow,
+        } => {
             let answer = if conn == ConnId::NONE {
-                Answer::NoRoom
+                OpenResult::NoRoom
             } else {
-                Answer::Opened {
+                OpenResult::Opened {
                     stream: world.streams.handle(conn),
                     flow,
                 }
             };
-            world.answer(ticket, answer);
+            world.complete_open(request_id, answer);
         }
-        Effect::Expected { ticket, conn } => world.tell(Told::Expected { ticket, conn }),
-        Effect::Packed(packed) => world.tell(Told::Packed(Box::new(packed))),
+        Effect::MigrationReserved { request_id, conn } => {
+            world.report_migration(MigrationProgress::Reserved { request_id, conn })
+        }
+        Effect::Serialized(packed) => {
+            world.report_migration(MigrationProgress::Serialized(Box::new(packed)))
+        }
         Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
-        Effect::Hint { conn, flow, open } => world.hints.push(HintNews { conn, flow, open }),
+        Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
         Effect::Retire { conn, held } => {
             if let Some(stream) = world.streams.get(conn) {
                 if !held {
-                    stream.ask(Asked {
+                    stream.request(AppRequest {
                         orphan: true,
-                        ..Asked::default()
+                        ..AppRequest::default()
                     });
                 }
                 stream.retired();
             }
             world.retired.push(conn);
-            world.ring();
+            world.wake_pump();
         }
     }
 }
@@ -247,14 +255,14 @@ pub(crate) fn tell(world: &World, effect: &Effect, stats: &mut EffectStats) {
 /// Queues an established connection for the port's listener; without one, nobody will ever read it.
 fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
     let stream = world.streams.handle(conn);
-    if let Some(queue) = world.desk().listeners.get_mut(&port) {
+    if let Some(queue) = world.socket_table().listeners.get_mut(&port) {
         let group = world.group;
         queue.ready.push_back(Ready {
             group,
             stream,
             remote,
         });
-        world.front.bell.notify_all();
+        world.shared.socket_table_changed.notify_all();
     } else {
         world.abandon(stream);
     }

@@ -59,7 +59,7 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
 
 /// As [`verdict`], of UDP datagrams.
 fn datagrams(frames: &[Frame]) -> u16 {
-    let good = |frame: &Frame| vouched(frame) || datagram_is_good(frame.bytes());
+    let good = |frame: &Frame| is_verified_by_device(frame) || datagram_is_good(frame.bytes());
     let bits = frames.iter().enumerate().take(16);
     bits.fold(0, |verdict, (i, frame)| {
         verdict | u16::from(good(frame)) << i
@@ -83,7 +83,7 @@ pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
 pub(crate) fn verdict(frames: &[Frame]) -> u16 {
     let mut verdict = 0;
     for (i, frame) in frames.iter().enumerate() {
-        if vouched(frame) || is_good(frame.bytes()) {
+        if is_verified_by_device(frame) || is_good(frame.bytes()) {
             verdict |= 1 << i;
         }
     }
@@ -91,7 +91,7 @@ pub(crate) fn verdict(frames: &[Frame]) -> u16 {
 }
 
 /// Whether nothing is left to verify: the device did, or the data never crossed a wire.
-pub(crate) fn vouched(frame: &Frame) -> bool {
+pub(crate) fn is_verified_by_device(frame: &Frame) -> bool {
     !matches!(frame.meta.checksum, RxChecksum::Verify)
 }
 

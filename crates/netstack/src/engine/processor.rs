@@ -1,4 +1,4 @@
-//! Inline processors: work on every octet of a stream, done by primaries while they copy it.
+//! Inline processors: work on every byte of a stream, done by primaries while they copy it.
 //!
 //! On receive a processor stands between a frame and the receive ring, on send between the send ring and a
 //! frame (Sizemore, *Parallel network protocol stacks using replication*, 2011, section 5.4.3: decryption by
@@ -36,10 +36,10 @@
 //! already. So:
 //!
 //! * **Processing is a function of the position.** A processor is told which stream it is and at which offset
-//!   its octets stand, and keeps nothing from one call to the next that would change what comes out.
-//! * **Boundaries of segments do not matter.** What leaves at an offset depends on the stream's octets alone,
-//!   not on how they were cut, so every retransmission carries the same octets as before, however it is cut.
-//!   Processors that need octets together say so by [`Processor::unit`]: units lie at multiples of it.
+//!   its bytes stand, and keeps nothing from one call to the next that would change what comes out.
+//! * **Boundaries of segments do not matter.** What leaves at an offset depends on the stream's bytes alone,
+//!   not on how they were cut, so every retransmission carries the same bytes as before, however it is cut.
+//!   Processors that need bytes together say so by [`Processor::unit`]: units lie at multiples of it.
 //! * **A failure ends the connection.** Nobody can take the acknowledgment back. The primary marks the stream
 //!   as ending before the bad unit and asks the pump to abort the connection, which is a request in the log: all
 //!   replicas reset it alike. The application reads what had arrived before the bad unit, nothing of it or behind
@@ -63,7 +63,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::effect::{Deliver, Transmit};
-use crate::engine::stream::{Asked, Seen, StreamRef};
+use crate::engine::stream::{AppRequest, DeliveryCursor, StreamRef};
 use crate::engine::world::World;
 use crate::wire;
 
@@ -84,24 +84,24 @@ pub struct StreamId {
     pub isn: u32,
 }
 
-/// Work on the octets of streams.
+/// Work on the bytes of streams.
 ///
-/// Offsets count the octets of a stream since its initial sequence number: the octet after the SYN is 0.
-/// Calls come from all threads of the stack, in any order, and for the same octets perhaps twice. They must not
+/// Offsets count the bytes of a stream since its initial sequence number: the byte after the SYN is 0.
+/// Calls come from all threads of the stack, in any order, and for the same bytes perhaps twice. They must not
 /// block, and cost what they cost on every segment.
 pub trait Processor: fmt::Debug + Send + Sync {
-    /// How many octets belong together, 1 if they may be cut anywhere. Must not change. At most a quarter of
+    /// How many bytes belong together, 1 if they may be cut anywhere. Must not change. At most a quarter of
     /// the smaller ring.
     fn unit(&self) -> u32 {
         1
     }
 
-    /// Turns received octets `from` into what the application reads, `to`, which is as long.
+    /// Turns received bytes `from` into what the application reads, `to`, which is as long.
     ///
     /// With units, this is one whole unit. Without, `from` lies within one segment.
     ///
     /// # Errors
-    /// When these octets cannot be what the peer's processor sent. `to` is never read then.
+    /// When these bytes cannot be what the peer's processor sent. `to` is never read then.
     fn receive(
         &self,
         stream: &StreamId,
@@ -117,7 +117,7 @@ pub trait Processor: fmt::Debug + Send + Sync {
     fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]);
 }
 
-/// Why received octets cannot be processed.
+/// Why received bytes cannot be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -207,7 +207,7 @@ impl Inline {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Stores `bytes`, the piece of `deliver` that begins `skip` octets into it, processed. `frame` is what they
+    /// Stores `bytes`, the piece of `deliver` that begins `skip` bytes into it, processed. `frame` is what they
     /// stand in, and `within` how far behind the beginning of its payload.
     pub(crate) fn receive(
         &self,
@@ -268,7 +268,7 @@ impl Inline {
         }
     }
 
-    /// Fills `to` with what leaves for the octets at `offset` of the send stream.
+    /// Fills `to` with what leaves for the bytes at `offset` of the send stream.
     pub(crate) fn send(&self, stream: &StreamRef<'_>, id: &StreamId, offset: u64, to: &mut [u8]) {
         let processor = &self.processor;
         if self.unit == 1 {
@@ -301,7 +301,7 @@ impl Inline {
     }
 
     /// Makes what was received up to `seen` readable, as far as its units are complete.
-    pub(crate) fn open(&self, world: &World, stream: &StreamRef<'_>, seen: &mut Seen) {
+    pub(crate) fn open(&self, world: &World, stream: &StreamRef<'_>, seen: &mut DeliveryCursor) {
         let end = stream.complete(seen, self.unit, |stream, offset, from, to| {
             self.split.fetch_add(1, Ordering::Relaxed);
             self.processor.receive(stream, offset, from, to)
@@ -327,9 +327,9 @@ impl Inline {
 
     /// Asks the pump to publish the abort.
     fn abort(&self, world: &World, stream: &StreamRef<'_>) {
-        stream.ask(Asked {
+        stream.request(AppRequest {
             abort: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
         world.raise(stream);
     }
@@ -381,7 +381,7 @@ mod tests {
     };
     const UNIT: u64 = 100;
 
-    /// Every octet of a unit leaves as the sum of those before it; the last one as a sum over all.
+    /// Every byte of a unit leaves as the sum of those before it; the last one as a sum over all.
     #[derive(Debug)]
     struct Chained;
 

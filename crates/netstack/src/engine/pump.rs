@@ -1,4 +1,4 @@
-//! The two pumps: roles that any thread may take for a moment, no threads of their own.
+//! The two pumps. A pump is not a thread: any thread may take it for a moment.
 //!
 //! The receive pump is the only publisher of a group's log. It samples everything that `apply` must know and
 //! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
@@ -6,7 +6,7 @@
 
 mod arp;
 mod datagrams;
-pub(crate) mod moves;
+pub(crate) mod migration;
 mod network;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,63 +17,66 @@ use arrayvec::ArrayVec;
 use dominoes_drivers::split::Target;
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
-use crate::digest::{Body, ConnId, Digest, Flow, MAX_RUN, Mac, NetworkError, Request, Shard};
+use crate::digest::{Body, ConnId, Digest, Flow, GroupIndex, MAX_RUN, Mac, NetworkError, Request};
 use crate::engine::balance::Balance;
 use crate::engine::demux::Grouping;
 use crate::engine::ingress::OpenRun;
 use crate::engine::neighbor::{Neighbors, WaitingOpen};
 use crate::engine::record::{Entry, Recorder, Written};
 use crate::engine::tx::Transmitter;
-use crate::engine::world::{Answer, Command, World};
-use crate::engine::{Run, Shelf};
+use crate::engine::world::{Command, OpenResult, World};
+use crate::engine::{FrameRecycler, Run};
+use crate::groups;
 use crate::identification::Identifications;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
 use crate::keys::{Domain, Keys};
 use crate::rate_limit::RateLimit;
 use crate::seqnum::SeqNum;
-use crate::shards;
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use crate::wire::{self, Malformed, Packet};
 use datagrams::Datagrams;
-use moves::Moves;
+use migration::Migrations;
 
-/// Frames that a holder of a pump takes before it lets go.
+/// The most frames that a thread handles with a pump before it releases the pump.
 pub(crate) const BATCH: usize = 32;
-/// Batches of frames that come in before any is worked on, where one worker works on all.
-const HOLDS: usize = 4;
-/// Segments that come together though each is a request of its own: as many as a verdict has bits.
+/// Batches of frames that are received before any is processed, where one worker does all the work.
+const MAX_BATCHES: usize = 4;
+/// The most segments in a run whose segments are requests of their own: the bits of a verdict.
 const MOST_APART: usize = 16;
-/// How long a thread sleeps before it looks again at a device that is gone, or offers frames again to one that is down: most
-/// devices do not tell when they come back.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(10);
-/// Places of the log that frames leave free, for time, credit and applications.
+/// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
+/// one that is down: most devices do not report when they are back.
+const DEVICE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
+/// Places of the log that frames leave free for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
-/// Where requests go: into a log, or straight to the state.
+/// The destination of requests: a log, or the state itself.
 pub(crate) trait Log {
     /// How many requests may be published now.
     fn room(&mut self) -> usize;
-    /// Publishes a request with the frames behind it, and its verdict if that is known already. Needs room.
+    /// Publishes a request with its frames, and with its verdict if that is known already. Requires
+    /// room.
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
-    /// Whether runs may be published of which each segment is a request of its own.
+    /// Whether runs may be published whose segments are requests of their own.
     fn takes_apart(&self) -> bool {
         false
     }
-    /// As [`Log::publish`], of such a run. Needs [`Log::takes_apart`], or the segments stay together.
+    /// As [`Log::publish`], of such a run. Requires [`Log::takes_apart`]; without it the segments
+    /// stay together.
     fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
         self.publish(request, verdict, run);
     }
-    /// How many requests are missing before the frames of all that were published can come back.
+    /// How many further requests are needed before the frames of all published requests can be
+    /// returned.
     fn gap(&self) -> usize {
         0
     }
-    /// Hands out the runs that nobody needs any more.
+    /// Passes the runs that are no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
     fn published(&self) -> u64;
-    /// All effects of requests below this position have been performed.
+    /// The position below which all effects have been performed.
     fn performed(&self) -> u64;
 }
 
@@ -84,58 +87,61 @@ pub(crate) struct RxPump {
     site: Site,
     secret: [u64; 2],
     configured: bool,
-    /// Whether segments may be merged into runs.
+    /// Whether segments are merged into runs.
     pub(crate) merge: bool,
-    /// Whether they come together where they may not be, and are taken apart behind the pump.
+    /// Whether segments that are not merged share a run nevertheless, which is divided again after
+    /// the pump.
     apart: bool,
     /// Whether our address is announced.
     pub(crate) announce: bool,
-    /// Which of the stack's groups this pump belongs to, and how connections spread over them.
-    shard: Shard,
+    /// The group of this pump, and the hash that maps flows to groups.
+    group: GroupIndex,
     grouping: Grouping,
-    moves: Moves,
-    /// Whether connections go to groups that are less busy, and which.
+    migration: Migrations,
+    /// Decides which connections migrate to less busy groups, if any may.
     pub(crate) balance: Option<Balance>,
-    /// Whether payload may be stored while it is verified. Always or never: of what is published otherwise nothing
-    /// is known.
+    /// Whether payload may be stored while it is verified. This must not change: the pump knows
+    /// nothing of payload that was published otherwise.
     pub(crate) stores_ahead: bool,
-    /// Where frames are claimed into; empty between turns.
+    /// The frames claimed in this turn; empty between turns.
     batch: Vec<Frame>,
-    /// What the holder brought along.
-    pub(crate) shelf: Shelf,
-    /// Frames that the device has not got back, and how many of them are many.
+    /// Frames and runs to be reused, which the current holder of the pump brought along.
+    pub(crate) recycler: FrameRecycler,
+    /// Frames that the device has not got back, and the number from which on that counts as many.
     held: usize,
     pub(crate) held_many: usize,
     open: OpenRun,
     datagrams: Datagrams,
     hints: HashMap<Flow, ConnId>,
     last_hint: Option<(Flow, ConnId)>,
-    /// Connections whose end was told before their beginning.
+    /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
     claim: arp::Claim,
-    /// Fragments that are not whole yet.
+    /// Datagrams that are not complete yet.
     reassembly: Reassembly,
-    /// How often errors are reported.
+    /// The rate limit of ICMP errors.
     reports: RateLimit,
-    /// Identifications of packets that are not numbered.
+    /// Identifications of packets outside the log.
     idents: Identifications,
-    /// Opens whose next hop is known and that wait for room in the log.
+    /// Active opens whose next hop is known and that wait for room in the log.
     opens: VecDeque<(WaitingOpen, Mac)>,
-    /// Retired connections, with how much must have been performed before their place is free.
+    /// Closed connections, and the position up to which effects must be performed before their
+    /// place is free.
     closing: VecDeque<(u64, ConnId)>,
-    /// Frames that must have been sent before the first of them is free, once that is known.
+    /// The number of frames that must be sent before the place of the first of them is free, once
+    /// known.
     numbered: Option<u64>,
-    /// Retired connections whose socket is still there.
+    /// Closed connections whose socket still exists.
     lingering: HashSet<ConnId>,
-    /// Time as last published.
-    told: Instant,
-    /// Credit as last published.
+    /// The time as last published.
+    published_time: Instant,
+    /// The credit as last published.
     sent: u64,
-    /// How much each place's application had written when last published, for the recorder.
+    /// For the recorder: for each connection, how many written bytes were published.
     recorded: HashMap<ConnId, u64>,
     recorder: Option<Recorder>,
-    /// Octets of text that came in segments.
+    /// Payload bytes received in segments.
     pub(crate) received: u64,
     pub(crate) stats: PumpStats,
 }
@@ -162,13 +168,13 @@ impl RxPump {
             merge: true,
             apart: false,
             announce: false,
-            shard: Shard::ONLY,
+            group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
-            moves: Moves::default(),
+            migration: Migrations::default(),
             balance: None,
             stores_ahead: false,
             batch: Vec::with_capacity(BATCH),
-            shelf: Shelf::default(),
+            recycler: FrameRecycler::default(),
             held: 0,
             held_many: usize::MAX,
             open: OpenRun::default(),
@@ -182,7 +188,7 @@ impl RxPump {
             closing: VecDeque::new(),
             numbered: None,
             lingering: HashSet::new(),
-            told: Instant::ZERO,
+            published_time: Instant::ZERO,
             sent: 0,
             recorded: HashMap::new(),
             recorder,
@@ -191,31 +197,33 @@ impl RxPump {
         }
     }
 
-    /// It belongs to one of several groups. What reaches all of them is answered by the first alone.
-    pub(crate) fn belong_to(&mut self, shard: Shard) {
-        self.shard = shard;
+    /// Makes the pump one of several groups. Only the first group answers frames that reach all of
+    /// them.
+    pub(crate) fn join_groups(&mut self, group: GroupIndex) {
+        self.group = group;
         let keys = Keys::new(self.secret);
-        self.grouping = Grouping::new(&keys, shard.of);
-        // Beside the group's sockets, and beside other groups.
-        self.idents = Identifications::new(&keys, 2 * shard.index + 1, 2 * shard.of);
-        self.announce &= shard.is_first();
+        self.grouping = Grouping::new(&keys, group.count);
+        // The group's sockets and the other groups use other identifications.
+        self.idents = Identifications::new(&keys, 2 * group.index + 1, 2 * group.count);
+        self.announce &= group.is_first();
     }
 
-    /// Whether a frame that was put together here is for this group: nobody could tell before.
-    fn is_home_of(&self, frame: &Frame) -> bool {
-        match shards::target(&self.grouping, &self.world.front.moved, frame.bytes()) {
-            Target::One(index) => index == usize::from(self.shard.index),
+    /// Whether a reassembled datagram is for this group; its fragments did not show that.
+    fn is_for_this_group(&self, frame: &Frame) -> bool {
+        match groups::target(&self.grouping, &self.world.shared.migrated, frame.bytes()) {
+            Target::One(index) => index == usize::from(self.group.index),
             Target::All => true,
         }
     }
 
-    /// One turn: news from applications, at most [`BATCH`] frames, and time or credit if nothing else told
-    /// them. `deadline` is when the state wants to hear of time. Returns how much was done.
+    /// One turn: updates from applications, at most [`BATCH`] frames, and time or credit if no
+    /// request has carried them. `deadline` is the time at which the state wants a request. Returns
+    /// how much was done.
     pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         if let Some(balance) = &mut self.balance {
-            balance.turn(now, &self.world.front.loads);
+            balance.turn(now, &self.world.shared.loads);
         }
-        log.reclaim(&mut |run| self.shelf.put(run));
+        log.reclaim(&mut |run| self.recycler.put(run));
         self.give_back();
         if !self.configured {
             if log.room() == 0 {
@@ -223,7 +231,7 @@ impl RxPump {
             }
             let body = Body::Configure {
                 address: self.site.address,
-                shard: self.shard,
+                group: self.group,
                 secret: self.secret,
             };
             self.publish_command(now, body, log);
@@ -231,20 +239,20 @@ impl RxPump {
             self.claim.begin(now);
         }
         self.take_hints();
-        // Every request tells the time. Where that makes a deadline due, what the device has comes first: an acknowledgment
-        // may have waited there for as long as this machine stood still.
-        let mut done = if self.is_untold(deadline, now) {
+        // Every request carries the time. If that makes a deadline due, frames are received first:
+        // an acknowledgment may have waited in the device for as long as this machine stood still.
+        let mut done = if self.is_time_due(deadline, now) {
             self.late_frames(now, log)
         } else {
             0
         };
-        done += self.news(now, log);
+        done += self.poll_queues(now, log);
         let (frames, device_empty) = self.frames(now, log);
         done += frames;
         if device_empty && done == 0 {
             done += self.tick(now, deadline, log);
             if done == 0 && self.held >= self.held_many {
-                done += self.fill_up(now, log);
+                done += self.pad_chunk(now, log);
             }
         }
         if let Some(balance) = &mut self.balance
@@ -255,10 +263,10 @@ impl RxPump {
         done
     }
 
-    /// As many turns as there are full batches for, [`HOLDS`] at most. Returns how much was done.
+    /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
     pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
-        for _ in 0..HOLDS {
+        for _ in 0..MAX_BATCHES {
             let now_done = self.turn(now, deadline, log);
             done += now_done;
             if now_done < BATCH {
@@ -268,24 +276,24 @@ impl RxPump {
         done
     }
 
-    /// Gives frames back to the device that nobody needs any more.
+    /// Returns frames that are no longer needed to the device.
     fn give_back(&mut self) {
         while !self.world.returned.is_empty()
             && let Some(frame) = self.world.returned.pop()
         {
-            self.shelf.frames.push(frame);
+            self.recycler.frames.push(frame);
         }
-        if !self.shelf.frames.is_empty() {
-            // Some may be of another origin, such as packets that were put together.
-            self.held = self.held.saturating_sub(self.shelf.frames.len());
-            self.rx.release(&mut self.shelf.frames);
+        if !self.recycler.frames.is_empty() {
+            // Some frames, such as reassembled datagrams, did not come from the device.
+            self.held = self.held.saturating_sub(self.recycler.frames.len());
+            self.rx.release(&mut self.recycler.frames);
         }
     }
 
-    /// Nothing comes in, perhaps since the device has nothing left to receive into: frames come back by chunks of the
-    /// log, and the last one is not full. Fills it up with requests that say nothing.
+    /// No frames arrive, perhaps because the device has no free buffers: frames are returned by
+    /// chunks of the log, and the last chunk is not full. Fills the chunk with empty requests.
     #[cold]
-    pub(crate) fn fill_up(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    pub(crate) fn pad_chunk(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let gap = log.gap();
         if log.room() < gap {
             return 0;
@@ -297,16 +305,17 @@ impl RxPump {
         gap
     }
 
-    /// Whether `deadline` is due, and nothing published tells so. One that was told already is due only because this
-    /// worker's replica is behind.
-    fn is_untold(&self, deadline: Instant, now: Instant) -> bool {
-        deadline <= now && self.told < deadline
+    /// Whether `deadline` is due and no published request has that time. A deadline that was
+    /// published already is due only because this worker's replica lags behind.
+    fn is_time_due(&self, deadline: Instant, now: Instant) -> bool {
+        deadline <= now && self.published_time < deadline
     }
 
-    /// Publishes time if it is due, or credit if it grew, when there was nothing else to carry them.
+    /// Publishes the time if it is due, or the credit if it grew, when no other request carried
+    /// them.
     fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
-        let due = self.is_untold(deadline, now);
+        let due = self.is_time_due(deadline, now);
         if (due || sent > self.sent) && log.room() > 0 {
             self.sent = sent;
             self.publish(&Request::tick(now, sent), None, Run::default(), log);
@@ -328,7 +337,7 @@ impl RxPump {
 
     fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
         self.stats.requests += 1;
-        self.told = request.digest.now;
+        self.published_time = request.digest.now;
         if self.recorder.is_some() {
             self.record(request, verdict, &run);
         }
@@ -376,32 +385,33 @@ impl RxPump {
         }
     }
 
-    // News from applications and from primaries.
+    // Updates from applications and from primaries.
 
     fn take_hints(&mut self) {
         while !self.world.hints.is_empty()
-            && let Some(news) = self.world.hints.pop()
+            && let Some(update) = self.world.hints.pop()
         {
-            // Two primaries may tell of the beginning and the end of a connection in any order.
-            if news.open {
-                if !self.over.remove(&news.conn) {
-                    self.hints.insert(news.flow, news.conn);
+            // Two primaries may report the beginning and the end of a connection in either order.
+            if update.open {
+                if !self.over.remove(&update.conn) {
+                    self.hints.insert(update.flow, update.conn);
                 }
-            } else if self.hints.get(&news.flow) == Some(&news.conn) {
-                self.hints.remove(&news.flow);
+            } else if self.hints.get(&update.flow) == Some(&update.conn) {
+                self.hints.remove(&update.flow);
             } else {
-                self.over.insert(news.conn);
+                self.over.insert(update.conn);
             }
             self.last_hint = None;
         }
     }
 
-    fn news(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         self.give_up_fragments(now);
         self.announce_if_due(now);
         for overdue in self.overdue(now) {
-            self.world.answer(overdue.ticket, Answer::Unreachable);
+            self.world
+                .complete_open(overdue.request_id, OpenResult::Unreachable);
             done += 1;
         }
         while log.room() > 0 {
@@ -411,7 +421,7 @@ impl RxPump {
             self.publish_open(now, open, mac, log);
             done += 1;
         }
-        // To look whether there is something costs less than to take nothing.
+        // Checking whether there is something is cheaper than an attempt to take it.
         while !self.world.commands.is_empty() && log.room() > 0 {
             let Some(command) = self.world.commands.pop() else {
                 break;
@@ -420,21 +430,21 @@ impl RxPump {
             done += 1;
         }
         for _ in 0..BATCH {
-            let door = &self.world.door;
-            let is_quiet = door.dirty.is_empty() && door.late.is_empty();
-            // Settings and progress of a connection are two requests.
+            let mailbox = &self.world.mailbox;
+            let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
+            // The settings and the progress of a connection are two requests.
             if is_quiet || log.room() < 2 {
                 break;
             }
-            let Some(conn) = door.dirty.pop().or_else(|| door.late.pop()) else {
+            let Some(conn) = mailbox.dirty.pop().or_else(|| mailbox.overflow.pop()) else {
                 break;
             };
             self.progress(now, conn, log);
             done += 1;
         }
-        done += self.socket_news(now, log);
-        done += self.moves(now, log);
-        done + self.burials(now, log)
+        done += self.poll_sockets(now, log);
+        done += self.advance_migrations(now, log);
+        done + self.reap(now, log)
     }
 
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
@@ -444,7 +454,7 @@ impl RxPump {
         let overdue = self.neighbors.on_time(now);
         self.stats.unresolved += overdue.dropped;
         for address in overdue.ask {
-            self.ask(address);
+            self.request_address(address);
         }
         for (address, mac) in overdue.poll {
             let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
@@ -454,7 +464,7 @@ impl RxPump {
         overdue.failed
     }
 
-    fn ask(&mut self, address: Ipv4Addr) {
+    fn request_address(&mut self, address: Ipv4Addr) {
         let frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
         self.control(frame);
     }
@@ -467,8 +477,8 @@ impl RxPump {
 
     fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
         let body = match command {
-            Command::Open { ticket, remote } => {
-                return self.resolve(now, WaitingOpen { ticket, remote }, log);
+            Command::Open { request_id, remote } => {
+                return self.resolve(now, WaitingOpen { request_id, remote }, log);
             }
             Command::Listen { port, backlog } => Body::Listen { port, backlog },
             Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
@@ -482,23 +492,26 @@ impl RxPump {
 
     fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
         let Some(next_hop) = self.site.next_hop(*open.remote.ip()) else {
-            self.world.answer(open.ticket, Answer::Unreachable);
+            self.world
+                .complete_open(open.request_id, OpenResult::Unreachable);
             return;
         };
         if let Some(mac) = self.neighbors.lookup(next_hop, now) {
             return self.publish_open(now, open, mac, log);
         }
         match self.neighbors.wait_for(next_hop, open, now) {
-            Ok(true) => self.ask(next_hop),
+            Ok(true) => self.request_address(next_hop),
             Ok(false) => {}
-            Err(open) => self.world.answer(open.ticket, Answer::NoRoom),
+            Err(open) => self
+                .world
+                .complete_open(open.request_id, OpenResult::NoRoom),
         }
     }
 
     fn publish_open(&mut self, now: Instant, open: WaitingOpen, mac: Mac, log: &mut impl Log) {
-        let WaitingOpen { ticket, remote } = open;
+        let WaitingOpen { request_id, remote } = open;
         let body = Body::Open {
-            ticket,
+            request_id,
             remote,
             mac,
             port: 0,
@@ -506,14 +519,15 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// The application of `conn` has news. On the way from group to group, it is looked for at the end.
+    /// Publishes the progress of the application of `conn`. For a connection that is migrating this
+    /// waits until it has arrived.
     fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
-        if !self.moves.has(conn) {
-            self.look_at(now, conn, log);
+        if !self.migration.has(conn) {
+            self.publish_progress(now, conn, log);
         }
     }
 
-    fn look_at(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+    fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
         let Some(stream) = self.world.streams.get(conn) else {
             return;
         };
@@ -543,8 +557,8 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Closed connections whose work is done give their places back, as soon as their sockets are gone.
-    fn burials(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    /// Frees the places of closed connections whose work is done and whose sockets are gone.
+    fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
         while !self.world.retired.is_empty()
             && let Some(conn) = self.world.retired.pop()
         {
@@ -555,16 +569,17 @@ impl RxPump {
             if position > log.performed() || log.room() == 0 {
                 break;
             }
-            // All its frames are built by now. Some may wait for the device, with octets in its send ring.
+            // All frames of the connection are built by now. Some may still wait for the device,
+            // with payload in its send ring.
             let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
             if self.world.tx.sent() < *numbered {
                 break;
             }
             self.numbered = None;
             self.closing.pop_front();
-            self.guest_is_gone(conn);
+            self.arrived_is_closed(conn);
             if let Some(stream) = self.world.streams.get(conn) {
-                stream.left();
+                stream.all_sent();
                 if stream.is_orphan() {
                     self.free(now, conn, log);
                 } else {
@@ -592,16 +607,17 @@ impl RxPump {
         self.frames(now, log).0
     }
 
-    /// Publishes what came in. Returns how many frames were handled, and whether the device had no more.
+    /// Publishes received frames. Returns how many frames were handled, and whether the device had
+    /// no more.
     fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        // Every frame may need a place, and so may the runs before it, of segments and of datagrams. What finds none
-        // stays in the device.
+        // Every frame may need a place in the log, and so may the open runs of segments and of
+        // datagrams. Frames for which there is no room stay in the device.
         let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
         if room == 0 {
             self.stats.log_full += 1;
             return (0, false);
         }
-        // What must not be merged may come together nevertheless, where it is taken apart again.
+        // Segments that are not merged may share a run if the log divides it again.
         self.apart = !self.merge && log.takes_apart() && self.recorder.is_none();
         self.open.most = if self.apart { MOST_APART } else { MAX_RUN };
         let together = self.merge || self.apart;
@@ -617,18 +633,18 @@ impl RxPump {
         self.held += claimed;
         let mut frames = batch.drain(..);
         loop {
-            let done_with = &mut self.shelf.frames;
+            let done_with = &mut self.recycler.frames;
             self.stats.segments += self.open.follow(&mut frames, done_with) as u64;
             let Some(frame) = frames.next() else { break };
-            let Some(what) = self.open.repeated_by(&frame) else {
+            let Some(what) = self.open.matches_template(&frame) else {
                 self.frame(now, frame, log);
                 continue;
             };
             if self.merge {
-                self.open.note_followed();
+                self.open.record_followed();
             }
             self.close_run(now, log);
-            let done_with = &mut self.shelf.frames;
+            let done_with = &mut self.recycler.frames;
             self.open.repeat(frame, what, together, done_with);
             self.stats.segments += 1;
         }
@@ -643,16 +659,16 @@ impl RxPump {
         let bytes = frame.bytes();
         let Some((src, dst)) = wire::link(bytes) else {
             self.stats.malformed += 1;
-            return self.shelf.frames.push(frame);
+            return self.recycler.frames.push(frame);
         };
         let broadcast = dst == [0xff; 6];
         if dst != self.world.mac && !broadcast {
             self.stats.not_ours += 1;
-            return self.shelf.frames.push(frame);
+            return self.recycler.frames.push(frame);
         }
         if src[0] & 1 != 0 || wire::ends(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
             self.stats.martians += 1;
-            return self.shelf.frames.push(frame);
+            return self.recycler.frames.push(frame);
         }
         match wire::parse(bytes) {
             Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
@@ -668,7 +684,7 @@ impl RxPump {
                 self.stats.malformed += 1;
             }
         }
-        self.shelf.frames.push(frame);
+        self.recycler.frames.push(frame);
     }
 
     /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench is ignored (RFC 6633).
@@ -692,7 +708,7 @@ impl RxPump {
             seq: SeqNum(error.seq),
             what,
         };
-        if !self.divert_error(Request::command(now, self.sent, body)) {
+        if !self.defer_error(Request::command(now, self.sent, body)) {
             self.publish_command(now, body, log);
         }
     }
@@ -713,13 +729,13 @@ impl RxPump {
             self.open.push(tcp, src, frame, together)
         });
         if let Ok(Some(frame)) | Err(frame) = pushed {
-            self.shelf.frames.push(frame);
+            self.recycler.frames.push(frame);
         }
     }
 
     fn close_run(&mut self, now: Instant, log: &mut impl Log) {
-        let shelf = &mut self.shelf;
-        let spare = || shelf.runs.pop().unwrap_or_default();
+        let recycler = &mut self.recycler;
+        let spare = || recycler.runs.pop().unwrap_or_default();
         let Some((mut run, verdict)) = self.open.take(spare) else {
             return;
         };
@@ -731,8 +747,8 @@ impl RxPump {
         self.stats.runs += requests;
         let flow = self.open.flow;
         let hint = self.hint(flow);
-        if hint == ConnId::NONE && self.shard.of > 1 && self.is_elsewhere(&flow) {
-            return self.divert(now, verdict, run, log);
+        if hint == ConnId::NONE && self.group.count > 1 && self.is_migrated(&flow) {
+            return self.defer_or_forward(now, verdict, run, log);
         }
         let sent = self.sample_sent();
         let ahead = self.stores_ahead.then_some(verdict.is_none());
@@ -741,7 +757,7 @@ impl RxPump {
         self.received += u64::from(digest.len);
         sample_cursors(&self.world, digest, ahead, &mut run);
         self.stats.requests += requests;
-        self.told = now;
+        self.published_time = now;
         if self.recorder.is_some() {
             let request = self.open.request;
             self.record(&request, verdict, &run);
@@ -766,7 +782,7 @@ impl RxPump {
         conn
     }
 
-    /// When this pump has something to do for time alone.
+    /// The next time at which this pump has something to do without input.
     pub(crate) fn next_deadline(&self) -> Instant {
         let fragments = self.reassembly.next_deadline();
         let announcement = self.claim.next_announcement();
@@ -780,43 +796,46 @@ impl RxPump {
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
             || !self.opens.is_empty()
-            // Those wait for work that others do at this moment, and for frames that the device takes.
-            || !self.closing.is_empty() && !self.world.is_refused()
+            // These wait for work of other threads, and for frames that the device takes.
+            || !self.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
-            || self.moves.has_work()
-            || self.world.has_news()
+            || self.migration.has_work()
+            || self.world.has_work()
             || self.world.tx.sent() > self.sent
     }
 
-    /// Gives frames back to the device.
+    /// Returns frames to the device.
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
         self.held = self.held.saturating_sub(frames.len());
         self.rx.release(frames);
     }
 
-    /// Sleeps in the device until a frame comes, somebody wakes it, or `timeout` is over.
+    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
     pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
         if let Some(balance) = &self.balance {
-            balance.sleeps(&self.world.front.loads);
+            balance.sleeps(&self.world.shared.loads);
         }
         if let Err(error) = self.rx.wait(timeout) {
             let is_gone = !error.is_temporary();
             self.world.device_failed(error);
             if is_gone {
-                // It never waits again.
-                std::thread::sleep(timeout.map_or(LOOK_AGAIN, |timeout| timeout.min(LOOK_AGAIN)));
+                // A device that is gone never waits again.
+                std::thread::sleep(timeout.map_or(DEVICE_RETRY_INTERVAL, |timeout| {
+                    timeout.min(DEVICE_RETRY_INTERVAL)
+                }));
             }
         }
     }
 
-    /// The recording so far, which ends with this.
+    /// The recording so far; recording ends with this call.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
     }
 }
 
-/// Adds to the digest of `run` what the application of the connection that it hints at has read and written. If payload may be
-/// stored `ahead`, while it is verified, its own gets a place for that if there is one, and if it is still to be verified.
+/// Adds the application's read and write cursors to the digest of `run`, for the connection that
+/// its hint names. With `ahead`, reserves a place in the receive ring for the payload of the run if
+/// it is still to be verified, so that it can be stored meanwhile.
 #[inline(always)]
 fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
     if let Some(stream) = world.streams.get(digest.hint) {
@@ -838,7 +857,7 @@ pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
     pub(crate) transmitter: Transmitter,
-    /// A control frame that the device was too busy for.
+    /// A control frame that the device had no room for.
     held: Option<Vec<u8>>,
 }
 
@@ -857,12 +876,12 @@ impl TxPump {
         self.send::<BATCH>(u64::MAX)
     }
 
-    /// The same, of numbered frames only those below `below`.
+    /// The same; of the numbered frames, sends only those below `below`.
     pub(crate) fn turn_below(&mut self, below: u64) -> usize {
         self.send::<BATCH>(below)
     }
 
-    /// Sends one frame, for those who drive the stack step by step.
+    /// Sends one frame, for callers that drive the stack step by step.
     pub(crate) fn step(&mut self) -> usize {
         self.send::<1>(u64::MAX)
     }
@@ -877,7 +896,7 @@ impl TxPump {
         }
         let taken = self.tx.transmit(&frames);
         drop(frames);
-        self.world.note_refusal(taken.is_err());
+        self.world.set_device_refuses(taken.is_err());
         match taken {
             Ok(taken) => {
                 self.transmitter.advance(taken);
@@ -888,7 +907,7 @@ impl TxPump {
         done
     }
 
-    /// The first unsent frame is not ready. Sends others if it has been waited for long enough.
+    /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
     fn send_past_hole<const MAX: usize>(&mut self) -> usize {
         if !self.transmitter.look_behind() {
             return 0;
@@ -919,7 +938,7 @@ impl TxPump {
         }
         while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
             let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
-            self.world.note_refusal(taken.is_err());
+            self.world.set_device_refuses(taken.is_err());
             match taken {
                 Ok(0) => {
                     self.held = Some(frame);
@@ -940,12 +959,12 @@ impl TxPump {
 
     /// Whether a frame waits to be sent, and the device may take it.
     pub(crate) fn has_work(&self) -> bool {
-        self.any_waits() && !self.world.is_refused()
+        self.any_waits() && !self.world.is_device_refusing()
     }
 
     /// How long to sleep at most, if a frame waits for a device that is down or gone.
     pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
-        (self.any_waits() && self.world.is_refused()).then_some(LOOK_AGAIN)
+        (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
     }
 
     fn any_waits(&self) -> bool {

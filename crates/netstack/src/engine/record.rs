@@ -1,7 +1,7 @@
 //! What was published, so that it can be applied again by any number of replicas.
 //!
 //! An [`Entry`] holds everything that `prepare`, `apply` and `perform` read: the request, the
-//! frames, and octets that applications wrote meanwhile.
+//! frames, and bytes that applications wrote meanwhile.
 
 #[cfg(feature = "record")]
 mod file;
@@ -45,7 +45,7 @@ pub struct Entry {
     pub written: Option<Written>,
 }
 
-/// Octets of a send stream, or of a UDP socket's send ring.
+/// Bytes of a send stream, or of a UDP socket's send ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Written {
@@ -53,7 +53,7 @@ pub struct Written {
     pub conn: ConnId,
     /// Where they begin in the send stream.
     pub offset: u64,
-    /// The octets.
+    /// The bytes.
     pub bytes: Vec<u8>,
 }
 

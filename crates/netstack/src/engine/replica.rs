@@ -1,7 +1,8 @@
-//! The replicated state: every connection of a group, and what they share.
+//! The replicated state: all connections of a group, and what they share.
 //!
-//! A [`Replica`] is plain data. [`Replica::apply`] is the only thing that changes it, and depends on nothing
-//! but the request, its verdict and the state; so replicas that applied the same log are equal.
+//! A [`Replica`] is plain data. Only [`Replica::apply`] changes it, and the result depends on
+//! nothing but the request, its verdict and the state. Replicas that applied the same log are
+//! therefore equal.
 
 use core::net::SocketAddrV4;
 use core::panic::AssertUnwindSafe;
@@ -11,18 +12,18 @@ use std::panic::{catch_unwind, resume_unwind};
 
 use crate::config::Limits;
 use crate::digest::{
-    Body, ConnId, Digest, Flags, Flow, Kind, Mac, Options, Request, Segment, Shard,
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment,
 };
 use crate::effect::{Effect, EffectSink, FrameNumbers, mix};
 use crate::engine::demux::{Demux, Grouping};
-use crate::engine::queues::ephemeral_from;
+use crate::engine::udp_queues::ephemeral_from;
 use crate::keys::{Domain, Keys};
 use crate::rate_limit::RateLimit;
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 #[cfg(any(test, feature = "testkit"))]
-use crate::tcp::walk::Flip;
-use crate::tcp::walk::{self, Walk};
+use crate::tcp::fields::Flip;
+use crate::tcp::fields::{self, Fields};
 use crate::tcp::{self, Cx, Finish, State, Tcb};
 use crate::time::Instant;
 use crate::udp;
@@ -30,7 +31,7 @@ use crate::udp;
 mod deadlines;
 mod isolate;
 mod listen;
-mod moves;
+mod migration;
 mod row;
 
 use deadlines::Deadlines;
@@ -40,43 +41,43 @@ use listen::{Listeners, Returned};
 struct Place {
     generation: u32,
     tcb: Option<Tcb>,
-    /// The listening port it came through, until it is accepted or over.
-    parent: Option<u16>,
-    /// Whether an application was told of it, and so will let go of it.
+    /// The listening port the connection came through, until it is accepted or closed.
+    listener_port: Option<u16>,
+    /// Whether an application was informed of it, and so will release it.
     held: bool,
-    /// Whether it stands in `waiting`.
+    /// Whether it is in `waiting`.
     waits_for_turn: bool,
-    /// Whether it stands in `unsent`.
+    /// Whether it is in `unsent`.
     waits_for_sent: bool,
-    /// Whether it stands in `time_wait`.
-    waits_out: bool,
+    /// Whether it is in `time_wait`.
+    in_time_wait: bool,
     /// The earliest entry that `deadlines` has for it.
     armed: Instant,
 }
 
-impl Walk for Place {
+impl Fields for Place {
     #[inline(always)]
-    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+    fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
         let Place {
             generation,
             tcb,
-            parent,
+            listener_port,
             held,
             waits_for_turn,
             waits_for_sent,
-            waits_out,
+            in_time_wait,
             armed,
         } = self;
-        generation.walk("place.generation", each);
+        generation.visit("place.generation", each);
         each("place.open", u64::from(tcb.is_some()));
-        parent.walk("place.parent", each);
-        held.walk("place.held", each);
-        waits_for_turn.walk("place.waits_for_turn", each);
-        waits_for_sent.walk("place.waits_for_sent", each);
-        waits_out.walk("place.waits_out", each);
-        armed.walk("place.armed", each);
+        listener_port.visit("place.parent", each);
+        held.visit("place.held", each);
+        waits_for_turn.visit("place.waits_for_turn", each);
+        waits_for_sent.visit("place.waits_for_sent", each);
+        in_time_wait.visit("place.waits_out", each);
+        armed.visit("place.armed", each);
         if let Some(tcb) = tcb {
-            tcb.walk(name, each);
+            tcb.visit(name, each);
         }
     }
 
@@ -85,31 +86,31 @@ impl Walk for Place {
         let Place {
             generation,
             tcb,
-            parent,
+            listener_port,
             held,
             waits_for_turn,
             waits_for_sent,
-            waits_out,
+            in_time_wait,
             armed,
         } = self;
         generation.flip("place.generation", flip);
         if tcb.is_some() && flip.within("place.open", 1).is_some() {
             *tcb = None;
         }
-        parent.flip("place.parent", flip);
+        listener_port.flip("place.parent", flip);
         held.flip("place.held", flip);
         waits_for_turn.flip("place.waits_for_turn", flip);
         waits_for_sent.flip("place.waits_for_sent", flip);
-        waits_out.flip("place.waits_out", flip);
+        in_time_wait.flip("place.waits_out", flip);
         armed.flip("place.armed", flip);
         if let Some(tcb) = tcb {
-            Walk::flip(tcb, name, flip);
+            Fields::flip(tcb, name, flip);
         }
     }
 }
 
-// What a connection takes in a replica that has seen no loss: this, and some 50 octets in the table of flows and among the
-// deadlines.
+// The memory that a connection without loss takes in a replica: this, and some 50 bytes in the
+// table of flows and in the deadlines.
 const _: () = assert!(size_of::<Place>() <= 1024);
 
 impl Place {
@@ -117,29 +118,30 @@ impl Place {
         Place {
             generation,
             tcb: None,
-            parent: None,
+            listener_port: None,
             held: false,
             waits_for_turn: false,
             waits_for_sent: false,
-            waits_out: false,
+            in_time_wait: false,
             armed: Instant::NEVER,
         }
     }
 }
 
-/// Requests that are applied in a row, and what becomes of their effects.
+/// Requests that are applied one after the other. The caller receives the effects of each.
 pub(crate) trait Requests<S> {
-    /// Goes on to the next one; false if there is none.
+    /// Moves to the next request; false if there is none.
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
     fn current(&self) -> (&Request, u16);
-    /// Whether it stands for a row of requests, each about a segment of its run.
+    /// Whether the current request stands for a row of requests, one for each segment of its run.
     fn is_row(&self) -> bool {
         false
     }
-    /// The row cannot be applied at once: its requests come one by one, the first now.
+    /// The row cannot be applied at once: from now on its requests come one by one, beginning with
+    /// the first.
     fn take_apart(&mut self) {}
-    /// It was applied: takes its effects out of `out`.
+    /// The current request was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
 }
 
@@ -150,46 +152,48 @@ pub struct Replica {
     frames: FrameNumbers,
     /// How many requests of the log were applied: the position of the next one.
     position: u64,
-    /// How many were applied besides, while there was no log.
-    besides: u64,
+    /// How many requests were applied without a log.
+    applied_unlogged: u64,
     fold: u64,
-    /// The place that was touched last.
+    /// The place that was used last.
     touched: u32,
     next_deadline: Instant,
-    /// Once so many frames are sent, somebody who waits for that has something to do; 0 while somebody waits
-    /// for a turn.
+    /// The number of sent frames at which the next waiting connection or socket can continue; 0
+    /// while one waits for its turn.
     next_sent: u64,
     limits: Limits,
     address: Ipv4Addr,
-    /// Which of the stack's groups this is.
-    shard: Shard,
+    /// The group of the stack that this replica belongs to.
+    group: GroupIndex,
     keys: Keys,
     grouping: Grouping,
     places: Vec<Place>,
     free: Vec<u32>,
     demux: Demux,
     listeners: Listeners,
-    /// Connections that could send more, in turn.
+    /// Connections that could send more, in the order of their turns.
     waiting: VecDeque<ConnId>,
-    /// Connections with something to do once so many frames are sent; counts ascend.
+    /// Connections that continue once this many frames are sent; the counts ascend.
     unsent: VecDeque<(u64, ConnId)>,
-    /// Connections in TIME-WAIT, longest there first; some may be over already.
+    /// Connections in TIME-WAIT, the oldest first; some may be closed already.
     time_wait: VecDeque<ConnId>,
-    /// When to look at which connection.
+    /// When each connection has to be looked at.
     deadlines: Deadlines,
     udp: udp::Sockets,
-    /// Octets of a connection that comes from another group, as far as they are here.
-    coming: Vec<u8>,
-    /// The flows whose connections left for other groups, all folded into one number.
-    away: u64,
+    /// The bytes received so far of a connection that migrates to this group.
+    incoming: Vec<u8>,
+    /// The flows whose connections migrated to other groups, folded into one number.
+    migrated_away: u64,
     stats: StateStats,
-    /// Number of the next frame when the short road began. Nothing outlives a request here: no part of the state.
+    /// Number of the next frame when the fast path began. Meaningful within one request only, so
+    /// not part of the state.
     next_before: u64,
-    /// Whether something is under way that no connection could answer for alone; the same.
+    /// Whether the current work concerns more than one connection. Meaningful within one request
+    /// only.
     beyond_one: bool,
-    /// How many of [`StateStats::panicked`] were planted ([`Limits::panics_ppm`]).
+    /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
-    planted: u64,
+    injected: u64,
 }
 
 impl Replica {
@@ -203,14 +207,14 @@ impl Replica {
                 ..FrameNumbers::default()
             },
             position: 0,
-            besides: 0,
+            applied_unlogged: 0,
             fold: 0,
             touched: 0,
             next_deadline: Instant::NEVER,
             next_sent: u64::MAX,
             limits,
             address: Ipv4Addr::UNSPECIFIED,
-            shard: Shard::ONLY,
+            group: GroupIndex::ONLY,
             keys: Keys::default(),
             grouping: Grouping::new(&Keys::default(), 1),
             places: Vec::new(),
@@ -222,25 +226,26 @@ impl Replica {
             time_wait: VecDeque::new(),
             deadlines: Deadlines::default(),
             udp: udp::Sockets::default(),
-            coming: Vec::new(),
-            away: 0,
+            incoming: Vec::new(),
+            migrated_away: 0,
             stats: StateStats::default(),
             next_before: 0,
             beyond_one: false,
             #[cfg(feature = "testkit")]
-            planted: 0,
+            injected: 0,
         }
     }
 
-    /// Applies the next request of the log; `out` holds effects of no other request. `verdict` has one bit per
-    /// segment of a run, set if its checksum is good; other requests ignore it. What is to be done outside goes to
-    /// `out`.
+    /// Applies the next request of the log. `verdict` has one bit per segment of a run, set if its
+    /// checksum is good; other requests ignore it. The effects of the request go to `out`, which
+    /// holds no others.
     ///
-    /// A panic in the code of TCP ends the connection that it is about, in every replica alike
+    /// A panic in the TCP code closes the connection that it concerns, identically in every replica
     /// ([`StateStats::panicked`]).
     ///
     /// # Panics
-    /// If something panics that is not one connection's. Nothing can be said of the replica then.
+    /// If code that is not specific to one connection panics. The replica must not be used
+    /// afterwards.
     pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
@@ -248,10 +253,11 @@ impl Replica {
         }
     }
 
-    /// Applies requests in a row. Cheaper than [`Replica::apply`] for each, as panics are caught once for all.
+    /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because panics
+    /// are caught once for all.
     ///
     /// # Panics
-    /// As [`Replica::apply`], and if what is done between two requests does.
+    /// As [`Replica::apply`], and if the work between two requests panics.
     pub(crate) fn apply_each<S: EffectSink>(
         &mut self,
         requests: &mut impl Requests<S>,
@@ -283,29 +289,30 @@ impl Replica {
         }
     }
 
-    /// As [`Replica::apply`], for callers that catch panics themselves: a panic leaves here, and must be given to
-    /// [`Replica::unwound`] before anything else is done with the replica.
+    /// As [`Replica::apply`], for callers that catch panics themselves: a panic unwinds out of this
+    /// function, and the caller must pass it to [`Replica::unwound`] before any other use of the
+    /// replica.
     ///
     /// # Panics
-    /// If anything does.
+    /// If any code called from here panics.
     #[inline(always)]
     pub fn apply_in_batch(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
-        self.frames.tell_sent(digest.sent, &self.limits);
-        if !self.bulk(request, verdict, out) {
-            self.otherwise(request, verdict, out);
+        self.frames.update_sent(digest.sent, &self.limits);
+        if !self.fast_path(request, verdict, out) {
+            self.slow_path(request, verdict, out);
         }
         if self.next_deadline <= self.now || self.next_sent <= self.frames.sent {
             self.follow_up(out);
         }
     }
 
-    /// The short road for a run that is as expected, of a connection that the pump knew. Returns false if it
-    /// is something else; then only the application's cursors may have been taken over.
+    /// The fast path, for a run that is as expected and whose connection the pump knew. Returns
+    /// false otherwise; then at most the application's cursors have been taken over.
     #[inline(always)]
-    fn bulk(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
+    fn fast_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
         let digest = &request.digest;
         let conn = digest.hint;
         let all_good = digest.all_good();
@@ -327,7 +334,7 @@ impl Replica {
         if digest.bits & Digest::PROGRESS != 0 {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
         }
-        if !tcb.predicted(&digest.segment(&Options::None), &mut cx) {
+        if !tcb.try_fast_path(&digest.segment(&Options::None), &mut cx) {
             return false;
         }
         let finish = tcb.finish(&mut cx);
@@ -336,15 +343,15 @@ impl Replica {
         let deadline = tcb.next_deadline();
         if finish != Finish::default() || deadline < place.armed {
             self.beyond_one = true;
-            self.arrange(conn, finish, deadline);
+            self.schedule(conn, finish, deadline);
             self.beyond_one = false;
         }
         true
     }
 
-    /// Everything that is not bulk.
+    /// Every request that the fast path does not take.
     #[inline(never)]
-    fn otherwise(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    fn slow_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         self.beyond_one = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
@@ -364,7 +371,7 @@ impl Replica {
         self.beyond_one = false;
     }
 
-    /// What time and credit let happen, whatever the request was about.
+    /// The work that new time and credit allow, whatever the request was about.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
         self.beyond_one = true;
@@ -391,7 +398,7 @@ impl Replica {
         self.beyond_one = false;
     }
 
-    /// The UDP sockets, and what they may change besides themselves.
+    /// The UDP sockets, and the shared state that they may change.
     fn udp<'a, S: EffectSink>(
         &'a mut self,
         out: &'a mut S,
@@ -405,7 +412,7 @@ impl Replica {
         (&mut self.udp, cx)
     }
 
-    /// Does what is asked of a UDP socket; false if something else was asked.
+    /// Applies a command for a UDP socket; returns false if the request is something else.
     fn for_socket(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
         let (sockets, mut cx) = self.udp(out);
         let done = sockets.command(request, &mut cx);
@@ -416,7 +423,8 @@ impl Replica {
         done
     }
 
-    /// A run of one flow: find its connection, let its good pieces arrive, end the request.
+    /// Applies a run of one flow: finds its connection, processes its good pieces, and finishes the
+    /// request.
     fn segments(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -428,26 +436,26 @@ impl Replica {
             }
         }
         let conn = match self.lookup(request) {
-            Some(ConnId::AWAY) => {
-                self.stats.away += u64::from(digest.count);
+            Some(ConnId::MIGRATED) => {
+                self.stats.dropped_while_migrating += u64::from(digest.count);
                 return;
             }
             Some(conn) => conn,
             None => match self.cookie_returned(request, verdict, out) {
                 Returned::Connection(conn) => conn,
                 Returned::Dropped => return,
-                Returned::Nothing => return self.stranger(request, verdict, None, out),
+                Returned::Nothing => return self.no_connection(request, verdict, None, out),
             },
         };
         if digest.flags.has(Flags::SYN)
             && let Some(past) = self.replaces(conn, request, verdict)
         {
-            self.bury(conn, out);
-            return self.stranger(request, verdict, Some(past), out);
+            self.close(conn, out);
+            return self.no_connection(request, verdict, Some(past), out);
         }
         self.with(conn, out, |tcb, cx| {
-            // The cursors are those of the connection that the pump had in mind, which a new one of the same
-            // flow may have replaced since.
+            // The cursors belong to the connection that the pump looked up. A new connection of the
+            // same flow may have replaced it since.
             if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
                 tcb.progress_low(digest.app_read, digest.app_written, cx);
             }
@@ -455,7 +463,7 @@ impl Replica {
         });
     }
 
-    /// The connection that a run belongs to: the pump's hint if it is current, else by its flow.
+    /// The connection of a run: the pump's hint if it is current, otherwise the one with its flow.
     #[inline]
     fn lookup(&self, request: &Request) -> Option<ConnId> {
         let hint = request.digest.hint;
@@ -473,9 +481,9 @@ impl Replica {
         }
     }
 
-    /// A run without a connection: a SYN for a listening port, or something to reset. `past` is where the
-    /// sequence numbers of a connection ended that this one would replace.
-    fn stranger(
+    /// A run without a connection: a SYN for a listening port, or something to reset. `past` is the
+    /// end of the sequence numbers of the connection that this one would replace.
+    fn no_connection(
         &mut self,
         request: &Request,
         verdict: u16,
@@ -494,19 +502,19 @@ impl Replica {
         });
     }
 
-    /// A segment that no connection wants.
+    /// A segment that belongs to no connection.
     fn refuse(&mut self, flow: Flow, mac: Mac, segment: &Segment<'_>, out: &mut impl EffectSink) {
         self.stats.no_connection += 1;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         tcp::reset_for(segment, flow, mac, &mut cx);
     }
 
-    /// Gives a new connection its place in all tables.
-    fn settle(&mut self, conn: ConnId, tcb: Tcb, parent: Option<u16>, out: &mut impl EffectSink) {
+    /// Inserts a new connection into all tables.
+    fn insert(&mut self, conn: ConnId, tcb: Tcb, parent: Option<u16>, out: &mut impl EffectSink) {
         let flow = tcb.flow();
         let place = &mut self.places[conn.index as usize];
         place.tcb = Some(tcb);
-        place.parent = parent;
+        place.listener_port = parent;
         self.demux.insert(flow, conn);
         self.stats.opened += 1;
         out.push(Effect::Hint {
@@ -516,17 +524,17 @@ impl Replica {
         });
     }
 
-    /// Makes room when the table is nearly full: connections in TIME-WAIT only guard against segments from
-    /// the past, so the one that did for longest ends first. Its place is free a little later.
-    fn thin_out(&mut self, out: &mut impl EffectSink) {
+    /// Makes room when the table is nearly full. Connections in TIME-WAIT only guard against old
+    /// segments, so the oldest of them is closed first. Its place becomes free a little later.
+    fn evict_time_wait(&mut self, out: &mut impl EffectSink) {
         let spare = self.limits.connections as usize / 8;
         if self.limits.connections as usize + self.free.len() > self.places.len() + spare {
             return;
         }
         while let Some(conn) = self.time_wait.pop_front() {
             if waits(&self.places, conn) {
-                self.stats.cut_short += 1;
-                return self.bury(conn, out);
+                self.stats.time_wait_evicted += 1;
+                return self.close(conn, out);
             }
         }
     }
@@ -558,42 +566,46 @@ impl Replica {
         SeqNum(clock.wrapping_add(hash as u32))
     }
 
-    /// What the timestamps of a connection count from (RFC 7323 section 5.4): the same for every connection of these ends.
+    /// The offset of a connection's timestamps (RFC 7323 section 5.4): the same for every
+    /// connection between these two ends.
     fn timestamp_offset(&self, flow: &Flow) -> u32 {
         self.keys.of_flow(Domain::Timestamp, flow, 0) as u32
     }
 
-    /// Ends a request for a connection that nothing arrived for: lets it send, and what follows.
-    fn end(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+    /// Finishes a request for a connection that received no segment: lets it send, and does the
+    /// work that follows.
+    fn finish(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         self.with(conn, out, |_, _| ());
     }
 
-    /// What is left to do for a connection when it has handled a request: queue, arm, notice its end.
-    fn after(&mut self, conn: ConnId, finish: Finish, out: &mut impl EffectSink) {
+    /// The work that is left after a connection has handled a request: queues it, schedules its
+    /// deadline, notices its end.
+    fn after_request(&mut self, conn: ConnId, finish: Finish, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &mut place.tcb else { return };
         self.fold = tcb.fold(self.fold ^ self.frames.next);
         self.touched = conn.index;
         let closed = tcb.is_closed();
-        let child = place.parent.is_some();
+        let child = place.listener_port.is_some();
         let deadline = tcb.next_deadline();
-        if tcb.state() == State::TimeWait && !place.waits_out {
-            place.waits_out = true;
+        if tcb.state() == State::TimeWait && !place.in_time_wait {
+            place.in_time_wait = true;
             let most = 2 * self.limits.connections as usize;
             let places = &self.places;
             enqueue(&mut self.time_wait, conn, most, |conn| waits(places, *conn));
         }
-        self.arrange(conn, finish, deadline);
+        self.schedule(conn, finish, deadline);
         if child {
             self.progress_of_child(conn, out);
         }
         if closed {
-            self.bury(conn, out);
+            self.close(conn, out);
         }
     }
 
-    /// Notes when to look at a connection again: when it can send more, when frames are sent, at `deadline`.
-    fn arrange(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
+    /// Schedules the next look at a connection: when it can send more, when frames are sent, or at
+    /// `deadline`.
+    fn schedule(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
         let most = 2 * self.limits.connections as usize;
         let places = &mut self.places;
         let index = conn.index as usize;
@@ -619,8 +631,8 @@ impl Replica {
         }
     }
 
-    /// A connection is over: no segment finds it any more. Its place waits for [`Body::Free`].
-    fn bury(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+    /// A connection is closed: no segment finds it any more. Its place waits for [`Body::Free`].
+    fn close(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = place.tcb.take() else { return };
         place.armed = Instant::NEVER;
@@ -637,10 +649,10 @@ impl Replica {
         out.push(Effect::Retire { conn, held });
     }
 
-    /// Fires what is due. Entries that turned out early are put back.
+    /// Handles all deadlines that are due. Entries that were too early are put back.
     fn fire(&mut self, out: &mut impl EffectSink) {
-        // A deadline that moves is never due again at the same time, unless something changed it behind our back: that
-        // must not keep us here for ever.
+        // A deadline that moves is never due again at the same time, unless the state was
+        // corrupted. The bound keeps a corrupted state from looping for ever.
         for _ in 0..2 * self.places.len() {
             let Some(index) = self.deadlines.pop_due(self.now) else {
                 break;
@@ -655,7 +667,8 @@ impl Replica {
 
     /// Frames that connections waited for have been sent.
     fn after_sending(&mut self, out: &mut impl EffectSink) {
-        // Who has to wait anew waits for frames that are not sent: as above.
+        // A connection that has to wait again waits for frames that are not sent yet. The bound
+        // guards against a corrupted state.
         for _ in 0..self.unsent.len() {
             let Some(&(sent, conn)) = self.unsent.front() else {
                 break;
@@ -666,12 +679,12 @@ impl Replica {
             self.unsent.pop_front();
             if let Some(place) = self.current(conn) {
                 place.waits_for_sent = false;
-                self.end(conn, out);
+                self.finish(conn, out);
             }
         }
     }
 
-    /// Lets waiting connections send, each its quantum in turn, while there is room.
+    /// Lets waiting connections send, a quantum each in turn, while there is room.
     fn serve(&mut self, out: &mut impl EffectSink) {
         for _ in 0..self.waiting.len() {
             if self.frames.room() == 0 {
@@ -682,7 +695,7 @@ impl Replica {
             };
             if let Some(place) = self.current(conn) {
                 place.waits_for_turn = false;
-                self.end(conn, out);
+                self.finish(conn, out);
             }
         }
     }
@@ -703,25 +716,25 @@ impl Replica {
             | Body::Sends { .. } => {}
             Body::Configure {
                 address,
-                shard,
+                group,
                 secret,
             } => {
                 self.address = address;
-                self.shard = shard;
+                self.group = group;
                 let keys = Keys::new(secret);
                 self.keys = keys;
-                self.grouping = Grouping::new(&keys, shard.of);
+                self.grouping = Grouping::new(&keys, group.count);
                 self.demux = Demux::new(keys.table());
                 self.frames.resets = RateLimit::new(&keys, Domain::ResetLimit);
                 self.frames.challenges = RateLimit::new(&keys, Domain::ChallengeLimit);
-                self.udp.configure(&keys, shard);
+                self.udp.configure(&keys, group);
             }
             Body::Open {
-                ticket,
+                request_id,
                 remote,
                 mac,
                 port,
-            } => self.open(ticket, remote, mac, port, out),
+            } => self.open(request_id, remote, mac, port, out),
             Body::Listen { port, backlog } => self.listeners.open(port, backlog),
             Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
             Body::Unlisten { port } => self.unlisten(port, out),
@@ -752,11 +765,11 @@ impl Replica {
                     self.free.push(conn.index);
                 }
             }
-            Body::Expect { ticket } => self.expect(ticket, out),
-            Body::Leave { conn } => self.leave(conn, out),
-            Body::Piece { octets } => self.piece(octets),
-            Body::Come { conn, len } => self.come(conn, len, out),
-            Body::Forget { flow } => self.forget(&flow),
+            Body::MigrationReserve { request_id } => self.migration_reserve(request_id, out),
+            Body::MigrationLeave { conn } => self.migration_leave(conn, out),
+            Body::MigrationPart { bytes } => self.migration_part(bytes),
+            Body::MigrationArrive { conn, len } => self.migration_arrive(conn, len, out),
+            Body::MigrationEnd { flow } => self.migration_end(&flow),
             Body::NetworkError { flow, seq, what } => {
                 let mut counts = false;
                 if let Some(conn) = self.demux.find(&flow) {
@@ -780,7 +793,7 @@ impl Replica {
         }
     }
 
-    /// Does `what` to a connection if it is still there, and what follows from it.
+    /// Calls `what` with a connection if it still exists, and does the work that follows.
     fn with<S: EffectSink>(
         &mut self,
         conn: ConnId,
@@ -788,25 +801,25 @@ impl Replica {
         what: impl FnOnce(&mut Tcb, &mut Cx<'_, S>),
     ) {
         if let Some(finish) = self.guarded(conn, out, what) {
-            self.after(conn, finish, out);
+            self.after_request(conn, finish, out);
         }
     }
 
     fn open(
         &mut self,
-        ticket: u64,
+        request_id: u64,
         remote: SocketAddrV4,
         mac: Mac,
         port: u16,
         out: &mut impl EffectSink,
     ) {
-        self.thin_out(out);
+        self.evict_time_wait(out);
         let flow = self.choose_port(remote, port);
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
         let Some((flow, conn)) = conn else {
             self.stats.table_full += u64::from(!self.has_place());
             out.push(Effect::Opened {
-                ticket,
+                request_id,
                 conn: ConnId::NONE,
                 flow: Flow {
                     local: SocketAddrV4::new(self.address, port),
@@ -818,14 +831,19 @@ impl Replica {
         let iss = self.initial_sequence_number(&flow);
         let mut tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
         tcb.set_timestamp_offset(self.timestamp_offset(&flow));
-        self.settle(conn, tcb, None, out);
+        self.insert(conn, tcb, None, out);
         self.places[conn.index as usize].held = true;
-        out.push(Effect::Opened { ticket, conn, flow });
-        self.end(conn, out);
+        out.push(Effect::Opened {
+            request_id,
+            conn,
+            flow,
+        });
+        self.finish(conn, out);
     }
 
-    /// Our end of a new connection: `port`, or the first free one behind one that a keyed hash says anew for every
-    /// connection (RFC 6056 section 3.3.1), such that the peer's segments come to this group.
+    /// Our end of a new connection: `port`, or the first free port after one that a keyed hash
+    /// gives for this connection (RFC 6056 section 3.3.1), such that the peer's segments belong to
+    /// this group.
     fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
         let flow = |port| Flow {
             local: SocketAddrV4::new(self.address, port),
@@ -836,14 +854,14 @@ impl Replica {
         }
         let opened = self.stats.opened;
         let start = self.keys.of_flow(Domain::TcpPort, &flow(0), opened) as u16;
-        let Shard { index, of } = self.shard;
+        let GroupIndex { index, count } = self.group;
         ephemeral_from(start)
-            .filter(|port| of == 1 || self.grouping.group(&flow(*port)) == index)
+            .filter(|port| count == 1 || self.grouping.group(&flow(*port)) == index)
             .find(|port| self.demux.find(&flow(*port)).is_none() && !self.listeners.has(*port))
             .map(flow)
     }
 
-    /// How many places the connection table has by now, free ones included. It never shrinks.
+    /// The number of places in the connection table, free ones included. It never shrinks.
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -853,28 +871,29 @@ impl Replica {
         self.position
     }
 
-    /// How many requests were applied, of the log and besides.
+    /// How many requests were applied, with and without a log.
     pub fn applied(&self) -> u64 {
-        self.position + self.besides
+        self.position + self.applied_unlogged
     }
 
-    /// What was applied from `position` on stood in no log: that is the position of the next request again.
-    pub(crate) fn stay_at(&mut self, position: u64) {
-        self.besides += self.position - position;
+    /// The requests applied from `position` on were in no log, so the next request of the log has
+    /// this position.
+    pub(crate) fn continue_log_at(&mut self, position: u64) {
+        self.applied_unlogged += self.position - position;
         self.position = position;
     }
 
-    /// Time as this replica knows it.
+    /// The time of the latest request.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// When time has to be told at the latest, if nothing else happens.
+    /// The latest time at which a request has to be published, even if nothing else happens.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
 
-    /// Number of the next outgoing frame, and how far numbers may go.
+    /// Number of the next outgoing frame, and the limit of numbers.
     pub fn frames(&self) -> &FrameNumbers {
         &self.frames
     }
@@ -889,26 +908,26 @@ impl Replica {
         }
     }
 
-    /// How many panics ended a connection that no test had planted ([`Limits::panics_ppm`]): each is a bug, whatever came
-    /// in before.
+    /// How many panics closed a connection and were not injected by a test
+    /// ([`Limits::panics_ppm`]): each is a bug, whatever input caused it.
     #[cfg(feature = "testkit")]
-    pub fn unplanned_panics(&self) -> u64 {
-        self.stats.panicked - self.planted
+    pub fn unexpected_panics(&self) -> u64 {
+        self.stats.panicked - self.injected
     }
 
-    /// The bounds that it keeps.
+    /// The limits of this group.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// A number to be posted for comparison: what the requests so far did, folded together as they were applied,
-    /// with all that is known of two places of the connection table, one of which is another one every time. `turn`
-    /// counts the posts.
+    /// A fingerprint that replicas post for comparison: the changes of all requests so far, folded
+    /// together as they were applied, and the full contents of two places of the connection table,
+    /// one of which is a different one for each post. `turn` counts the posts.
     ///
-    /// So with a post every `e` positions and `p` places in the table ([`Replica::places`]: as many as connections were
-    /// open at a time, however many [`Limits::connections`] allows), whatever is changed behind
-    /// a replica's back at one of them shows after `e * p` positions at the latest, unless it was overwritten before
-    /// it had any effect.
+    /// With a post every `e` positions and `p` places in the table ([`Replica::places`]: the
+    /// largest number of connections that were open at one time), a corrupted bit in a place
+    /// becomes visible after at most `e * p` positions, unless it is overwritten before it has any
+    /// effect.
     pub fn post(&self, turn: u64) -> u64 {
         let mut h = mix(self.fold ^ self.now.as_nanos());
         let places = self.places.len() as u64;
@@ -916,25 +935,25 @@ impl Replica {
             let touched = self.touched as usize;
             let another = Some((turn % places) as usize).filter(|index| *index != touched);
             for index in core::iter::once(touched).chain(another) {
-                h = mix(h ^ walk::fingerprint(&self.places[index]));
+                h = mix(h ^ fields::fingerprint(&self.places[index]));
             }
         }
         h
     }
 
-    /// A number over the whole state, computed afresh. For tests and for finding what differs.
+    /// A fingerprint of the whole state, computed anew. For tests, and for finding differences.
     pub fn fingerprint(&self) -> u64 {
         let mut h = self.fold;
         let mut add = |word: u64| h = mix(h ^ word);
         add(self.now.as_nanos());
         add(self.applied());
-        add(u64::from(self.shard.index) << 16 | u64::from(self.shard.of));
+        add(u64::from(self.group.index) << 16 | u64::from(self.group.count));
         add(self.frames.next);
         add(self.frames.limit);
         add(self.next_deadline.as_nanos());
         add(self.next_sent);
         for place in &self.places {
-            add(walk::fingerprint(place));
+            add(fields::fingerprint(place));
         }
         for index in &self.free {
             add(u64::from(*index));
@@ -952,21 +971,21 @@ impl Replica {
             add(*sent ^ u64::from(conn.index) << 48);
         }
         add(self.udp.fingerprint());
-        add(self.away);
-        for octet in &self.coming {
-            add(u64::from(*octet));
+        add(self.migrated_away);
+        for byte in &self.incoming {
+            add(u64::from(*byte));
         }
         h
     }
 
-    /// The same with what follows from the state: the tables in which connections and deadlines are found. What once
-    /// was changed behind a replica's back may have left something there, and be overwritten itself.
+    /// The same with the derived tables, in which connections and deadlines are found. A corruption
+    /// may have left traces there although the corrupted value itself was overwritten.
     pub(crate) fn whole_fingerprint(&self) -> u64 {
         let tables = mix(self.demux.fingerprint()) ^ self.deadlines.fingerprint();
         mix(self.fingerprint() ^ tables)
     }
 
-    /// Names the first field in which two replicas differ, if they do.
+    /// The name of the first field in which two replicas differ.
     pub fn first_difference(&self, other: &Replica) -> Option<String> {
         if self.applied() != other.applied() {
             return Some(format!("applied {} / {}", self.applied(), other.applied()));
@@ -980,7 +999,7 @@ impl Replica {
         if self.listeners != other.listeners {
             return Some("listeners".to_owned());
         }
-        if (self.away, &self.coming) != (other.away, &other.coming) {
+        if (self.migrated_away, &self.incoming) != (other.migrated_away, &other.incoming) {
             return Some("connections that move".to_owned());
         }
         if self.udp != other.udp {
@@ -990,7 +1009,7 @@ impl Replica {
             return Some("connection table".to_owned());
         }
         for (index, (a, b)) in self.places.iter().zip(&other.places).enumerate() {
-            if let Some(field) = walk::first_difference(a, b) {
+            if let Some(field) = fields::first_difference(a, b) {
                 return Some(format!("connection {index}: {field}"));
             }
         }
@@ -1002,14 +1021,14 @@ impl Replica {
             .then(|| "waiting lists, deadlines or fold".to_owned())
     }
 
-    /// How many bits [`Replica::flip`] knows of the place `index` of the connection table, its connection included, as
-    /// it stands; 0 if there is no such place.
+    /// How many bits [`Replica::flip`] can change in place `index` of the connection table, its
+    /// connection included; 0 if there is no such place.
     #[cfg(any(test, feature = "testkit"))]
     pub fn bits(&self, index: u32) -> u32 {
         self.places.get(index as usize).map_or(0, Flip::bits)
     }
 
-    /// Changes bit `bit` of [`Replica::bits`] behind the replica's back, as a machine that fails would, and names the
+    /// Flips bit `bit` of [`Replica::bits`], as failing memory would, and returns the name of the
     /// field that it belongs to; `None` if there is no such bit. See [`Tcb::flip`].
     #[cfg(any(test, feature = "testkit"))]
     pub fn flip(&mut self, index: u32, bit: u32) -> Option<&'static str> {
@@ -1018,7 +1037,7 @@ impl Replica {
         flip.hit()
     }
 
-    /// The connections that are open, as flow and state.
+    /// The open connections.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, &Tcb)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
             let conn = ConnId {
@@ -1042,8 +1061,8 @@ fn waits(places: &[Place], conn: ConnId) -> bool {
     is_current(places, conn) && places[conn.index as usize].tcb.as_ref().is_some_and(waits)
 }
 
-/// Adds `entry` to a queue that may hold some that mean nothing any more. Those go when there are `most` of all: twice
-/// as many as can mean something.
+/// Adds `entry` to a queue that may contain stale entries. When the queue reaches `most` entries,
+/// twice the number that can be current, the stale ones are removed.
 fn enqueue<T>(
     queue: &mut VecDeque<T>,
     entry: T,
@@ -1064,8 +1083,8 @@ mod tests {
     const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
     const PORT: u16 = 80;
 
-    /// A replica, the peer's next sequence number, and what was asked for since last looked at.
-    pub(super) struct Bench {
+    /// A replica, the peer's next sequence number, and the effects since the last look.
+    pub(super) struct Fixture {
         pub(super) replica: Replica,
         pub(super) effects: Vec<Effect>,
         now: Instant,
@@ -1073,29 +1092,29 @@ mod tests {
         ts_val: Option<u32>,
     }
 
-    impl Bench {
+    impl Fixture {
         pub(super) fn listening(backlog: u16) -> Self {
             let limits = Limits {
                 connections: 4,
                 frame_payload: 0,
                 ..Limits::default()
             };
-            let mut bench = Bench {
+            let mut fixture = Fixture {
                 replica: Replica::new(limits),
                 effects: Vec::new(),
                 now: Instant::from_millis(1),
                 ts_val: None,
             };
-            bench.command(Body::Configure {
+            fixture.command(Body::Configure {
                 address: US,
-                shard: Shard::ONLY,
+                group: GroupIndex::ONLY,
                 secret: [1, 2],
             });
-            bench.command(Body::Listen {
+            fixture.command(Body::Listen {
                 port: PORT,
                 backlog,
             });
-            bench
+            fixture
         }
 
         fn apply(&mut self, request: &Request) {
@@ -1140,7 +1159,7 @@ mod tests {
             self.open_with(from, seq, None)
         }
 
-        /// As [`Bench::open`], of a peer whose clock shows `ts_val` if it uses timestamps.
+        /// As [`Fixture::open`], of a peer whose clock shows `ts_val` if it uses timestamps.
         pub(super) fn open_with(
             &mut self,
             from: u16,
@@ -1173,42 +1192,42 @@ mod tests {
 
     #[test]
     fn a_handshake_asks_for_the_connection_to_be_accepted_once() {
-        let mut bench = Bench::listening(4);
-        let (conn, ours) = bench.open(4000, 100);
-        assert_eq!(bench.accepted(), Some(conn));
-        bench.segment(4000, 101, ours, Flags::ACK);
-        assert_eq!(bench.accepted(), None);
+        let mut fixture = Fixture::listening(4);
+        let (conn, ours) = fixture.open(4000, 100);
+        assert_eq!(fixture.accepted(), Some(conn));
+        fixture.segment(4000, 101, ours, Flags::ACK);
+        assert_eq!(fixture.accepted(), None);
     }
 
     #[test]
     fn a_full_backlog_drops_syns_until_the_application_accepts() {
-        let mut bench = Bench::listening(1);
-        bench.open(4000, 100);
-        bench.segment(4001, 100, 0, Flags::SYN);
-        assert_eq!(bench.sent(), []);
-        assert_eq!(bench.replica.stats().refused_syn, 1);
-        bench.command(Body::Accepted {
+        let mut fixture = Fixture::listening(1);
+        fixture.open(4000, 100);
+        fixture.segment(4001, 100, 0, Flags::SYN);
+        assert_eq!(fixture.sent(), []);
+        assert_eq!(fixture.replica.stats().refused_syn, 1);
+        fixture.command(Body::Accepted {
             port: PORT,
             accepted: 1,
         });
-        bench.segment(4001, 100, 0, Flags::SYN);
-        assert_eq!(bench.sent().len(), 1);
+        fixture.segment(4001, 100, 0, Flags::SYN);
+        assert_eq!(fixture.sent().len(), 1);
     }
 
     #[test]
-    fn a_segment_for_nobody_is_reset() {
-        let mut bench = Bench::listening(1);
-        bench.segment(4000, 100, 77, Flags::ACK);
-        assert!(bench.sent()[0].flags.has(Flags::RST));
-        assert_eq!(bench.replica.stats().no_connection, 1);
+    fn a_segment_without_a_connection_is_reset() {
+        let mut fixture = Fixture::listening(1);
+        fixture.segment(4000, 100, 77, Flags::ACK);
+        assert!(fixture.sent()[0].flags.has(Flags::RST));
+        assert_eq!(fixture.replica.stats().no_connection, 1);
     }
 
     #[test]
-    fn nobody_holds_a_connection_that_ends_before_it_is_established() {
-        let mut bench = Bench::listening(4);
-        bench.segment(4000, 100, 0, Flags::SYN);
-        bench.segment(4000, 101, 0, Flags::RST);
-        let retired = bench.effects.iter().find_map(|effect| match effect {
+    fn a_connection_that_ends_before_it_is_established_has_no_socket() {
+        let mut fixture = Fixture::listening(4);
+        fixture.segment(4000, 100, 0, Flags::SYN);
+        fixture.segment(4000, 101, 0, Flags::RST);
+        let retired = fixture.effects.iter().find_map(|effect| match effect {
             Effect::Retire { held, .. } => Some(*held),
             _ => None,
         });
@@ -1217,145 +1236,149 @@ mod tests {
 
     #[test]
     fn a_place_is_used_again_only_when_it_was_freed() {
-        let mut bench = Bench::listening(4);
-        let (conn, ours) = bench.open(4000, 100);
-        bench.segment(4000, 101, ours, Flags::RST);
-        assert!(bench.effects.contains(&Effect::Retire { conn, held: true }));
-        let (other, _) = bench.open(4001, 100);
+        let mut fixture = Fixture::listening(4);
+        let (conn, ours) = fixture.open(4000, 100);
+        fixture.segment(4000, 101, ours, Flags::RST);
+        assert!(
+            fixture
+                .effects
+                .contains(&Effect::Retire { conn, held: true })
+        );
+        let (other, _) = fixture.open(4001, 100);
         assert_ne!(other.index, conn.index);
-        bench.command(Body::Free { conn });
-        let (again, _) = bench.open(4002, 100);
+        fixture.command(Body::Free { conn });
+        let (again, _) = fixture.open(4002, 100);
         assert_eq!(again.index, conn.index);
         assert_eq!(again.generation, conn.generation + 1);
     }
 
     #[test]
     fn a_new_syn_takes_the_place_of_a_connection_in_time_wait() {
-        let mut bench = Bench::listening(4);
-        let (conn, ours) = bench.open(4000, 100);
-        bench.command(Body::Progress {
+        let mut fixture = Fixture::listening(4);
+        let (conn, ours) = fixture.open(4000, 100);
+        fixture.command(Body::Progress {
             conn,
             app_read: 0,
             app_written: 0,
             shutdown: true,
             orphan: false,
         });
-        assert!(bench.sent()[0].flags.has(Flags::FIN));
-        bench.segment(4000, 101, ours + 1, Flags::ACK.with(Flags::FIN));
-        let state = |bench: &Bench, conn| {
-            let found = bench.replica.connections().find(|(c, _)| *c == conn);
+        assert!(fixture.sent()[0].flags.has(Flags::FIN));
+        fixture.segment(4000, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+        let state = |fixture: &Fixture, conn| {
+            let found = fixture.replica.connections().find(|(c, _)| *c == conn);
             found.map(|(_, tcb)| tcb.state())
         };
-        assert_eq!(state(&bench, conn), Some(State::TimeWait));
-        bench.segment(4000, 50, 0, Flags::SYN);
+        assert_eq!(state(&fixture, conn), Some(State::TimeWait));
+        fixture.segment(4000, 50, 0, Flags::SYN);
         assert_eq!(
-            state(&bench, conn),
+            state(&fixture, conn),
             Some(State::TimeWait),
             "an old SYN changes nothing"
         );
-        let (new, new_ours) = bench.open(4000, 5000);
-        assert_eq!(state(&bench, new), Some(State::Established));
-        assert_eq!(state(&bench, conn), None);
+        let (new, new_ours) = fixture.open(4000, 5000);
+        assert_eq!(state(&fixture, new), Some(State::Established));
+        assert_eq!(state(&fixture, conn), None);
         assert!(SeqNum(new_ours).after(SeqNum(ours + 1)));
     }
 
     #[test]
-    fn a_table_full_of_time_wait_makes_room_for_those_who_come() {
-        let mut bench = Bench::listening(100);
-        bench.replica.limits.connections = 16;
+    fn a_table_full_of_time_wait_makes_room_for_new_connections() {
+        let mut fixture = Fixture::listening(100);
+        fixture.replica.limits.connections = 16;
         for i in 0..16 {
-            let (conn, ours) = bench.open(4000 + i, 100);
-            bench.command(Body::Accepted {
+            let (conn, ours) = fixture.open(4000 + i, 100);
+            fixture.command(Body::Accepted {
                 port: PORT,
                 accepted: u64::from(i) + 1,
             });
-            bench.command(Body::Progress {
+            fixture.command(Body::Progress {
                 conn,
                 app_read: 0,
                 app_written: 0,
                 shutdown: true,
                 orphan: true,
             });
-            bench.segment(4000 + i, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+            fixture.segment(4000 + i, 101, ours + 1, Flags::ACK.with(Flags::FIN));
         }
         assert_eq!(
-            bench.replica.stats().cut_short,
+            fixture.replica.stats().time_wait_evicted,
             2,
             "the two oldest ended before it was full"
         );
-        bench.segment(5000, 100, 0, Flags::SYN);
-        assert_eq!(bench.sent(), [], "their places are not free yet");
+        fixture.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(fixture.sent(), [], "their places are not free yet");
         for index in 0..2 {
             let conn = ConnId {
                 index,
                 generation: 0,
             };
-            bench.command(Body::Free { conn });
+            fixture.command(Body::Free { conn });
         }
-        bench.segment(5000, 100, 0, Flags::SYN);
-        assert_eq!(bench.sent().len(), 1);
+        fixture.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(fixture.sent().len(), 1);
     }
 
     #[test]
     fn whatever_finds_the_connection_table_full_is_counted() {
-        let mut bench = Bench::listening(100);
+        let mut fixture = Fixture::listening(100);
         for i in 0..4 {
-            bench.open(4000 + i, 100);
+            fixture.open(4000 + i, 100);
         }
-        let counted = |bench: &Bench| {
-            let stats = bench.replica.stats();
+        let counted = |fixture: &Fixture| {
+            let stats = fixture.replica.stats();
             (stats.table_full, stats.refused_syn, stats.opened)
         };
-        assert_eq!(counted(&bench), (0, 0, 4));
-        bench.segment(5000, 100, 0, Flags::SYN);
-        assert_eq!((bench.sent(), counted(&bench)), (vec![], (1, 1, 4)));
-        bench.command(Body::Open {
-            ticket: 9,
-            remote: bench.flow(6000).remote,
+        assert_eq!(counted(&fixture), (0, 0, 4));
+        fixture.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!((fixture.sent(), counted(&fixture)), (vec![], (1, 1, 4)));
+        fixture.command(Body::Open {
+            request_id: 9,
+            remote: fixture.flow(6000).remote,
             mac: Mac([2; 6]),
             port: 0,
         });
-        let answers = bench.effects.iter().filter(
+        let answers = fixture.effects.iter().filter(
             |effect| matches!(effect, Effect::Opened { conn, .. } if *conn == ConnId::NONE),
         );
         assert_eq!(answers.count(), 1);
-        assert_eq!(counted(&bench), (2, 1, 4));
+        assert_eq!(counted(&fixture), (2, 1, 4));
 
         // A SYN for which the accept queue has no room is not the table's.
-        let mut bench = Bench::listening(1);
-        bench.open(4000, 100);
-        bench.segment(5000, 100, 0, Flags::SYN);
-        assert_eq!(counted(&bench), (0, 1, 1));
+        let mut fixture = Fixture::listening(1);
+        fixture.open(4000, 100);
+        fixture.segment(5000, 100, 0, Flags::SYN);
+        assert_eq!(counted(&fixture), (0, 1, 1));
     }
 
     #[test]
     fn connections_take_turns_when_there_is_too_little_room_to_send() {
-        let mut bench = Bench::listening(4);
-        bench.replica.limits.tx_slots = 4;
-        bench.replica.limits.quantum = 1;
-        let conns = [bench.open(4000, 100).0, bench.open(4001, 100).0];
+        let mut fixture = Fixture::listening(4);
+        fixture.replica.limits.tx_slots = 4;
+        fixture.replica.limits.quantum = 1;
+        let conns = [fixture.open(4000, 100).0, fixture.open(4001, 100).0];
         let mut frames = [0; 2];
-        let mut count = |bench: &Bench| {
-            for transmit in bench.sent() {
+        let mut count = |fixture: &Fixture| {
+            for transmit in fixture.sent() {
                 let which = conns.iter().position(|conn| *conn == transmit.conn);
                 frames[which.expect("one of the two")] += transmit.count;
             }
             frames
         };
         for conn in conns {
-            bench.command(Body::Progress {
+            fixture.command(Body::Progress {
                 conn,
                 app_read: 0,
                 app_written: 9 * 536,
                 shutdown: false,
                 orphan: false,
             });
-            count(&bench);
+            count(&fixture);
         }
         let mut seen = [0; 2];
-        while bench.replica.frames.next > bench.replica.frames.sent {
-            bench.apply(&Request::tick(bench.now, bench.replica.frames.next));
-            seen = count(&bench);
+        while fixture.replica.frames.next > fixture.replica.frames.sent {
+            fixture.apply(&Request::tick(fixture.now, fixture.replica.frames.next));
+            seen = count(&fixture);
             assert!(seen[0].abs_diff(seen[1]) <= 2, "{seen:?}");
         }
         assert_eq!(seen, [9, 9]);

@@ -1,46 +1,51 @@
-//! The byte rings that applications and primaries share, and delivery slots.
+//! The streams that applications and primaries share: byte rings, cursors and delivery slots.
 //!
-//! Every place of the connection table has one [`Stream`]: two byte rings, the cursors of both sides, and
-//! what the application should know of the connection's life. Nothing here is protocol state: a replica
-//! never reads it.
+//! Every place of the connection table has one [`Stream`]: two byte rings, the cursors of both
+//! sides, and the status of the connection as the application sees it. None of this is protocol
+//! state: a replica never reads it.
 //!
-//! Memory comes with use. A stream is made when its place is used first ([`StreamTable`]); its receive ring and delivery slots when
-//! the first octet arrives, its send ring when the first is written. Looking for octets makes nothing: without a receive
-//! ring none has arrived. Rings stay with their stream for its next tenant.
+//! Memory is allocated with use. A stream is made when its place is used first ([`StreamTable`]);
+//! its receive ring and delivery slots when the first byte arrives, its send ring when the first
+//! byte is written. Looking for received bytes allocates nothing: without a receive ring none has
+//! arrived. The rings stay with their stream for its next connection.
 //!
-//! All groups of a stack have their streams in one row, and each a table that says which stream a place has. A
-//! connection that moves to another group takes its stream along, that is its entry: no octet moves. The application
-//! knows the stream itself ([`Handle`]), and asks it which group has it when there is something to tell.
+//! The streams of all groups of a stack are in one table, and each group has a list of the stream
+//! of each place. A connection that migrates to another group takes its stream along by exchanging
+//! list entries; no byte is copied. The application holds the stream itself ([`Handle`]), which
+//! says which group has the connection now.
 //!
-//! # Who touches which octet
+//! # Access to bytes
 //! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's length.
-//! `apply` names each octet of a stream in exactly one [`Deliver`], and only octets below
+//! `apply` names each byte of a stream in exactly one [`Deliver`], and only bytes below
 //! `app_read + length`, where `app_read` is a cursor that the application has stored already. So a writer
-//! has its range alone: no other primary was told to write there, and the application has left it.
-//! The application reads below the end that completed deliveries vouch for.
+//! has exclusive access to its range: no other primary writes there, and the application has released it.
+//! The application reads below the end of the completed deliveries.
 //!
-//! *Stored ahead.* The pump may have a run's payload copied while its checksums are verified, before `apply` names it.
-//! It reserves for that, for one run each, only octets that no earlier request of the log can have named or stored:
-//! those at and above `mark`, which is never below the end of any run that was published, and which begins at
-//! `app_read + length` as it was when the pump first knew the connection, so that what came before is below it. The pump of
-//! another group, to which the connection moves, begins as at first. Whoever finds out the verdict of such a run makes the
-//! copy, and has begun the verdict, so nobody else does ([`dominoes::Verdicts::begin`]). Later
-//! requests that are given the same octets, because a checksum was wrong or the run was not in its window, are
-//! applied after the run, whose verdict is there only when its copy is over.
+//! *Stored ahead.* The pump may let the payload of a run be stored while its checksums are
+//! verified, before `apply` names it. For that it reserves, for one run each, only bytes that no
+//! earlier request of the log can have named or stored: those at and above `published_end`. This is
+//! never below the end of any published run, and begins at `app_read + length` of the moment when
+//! the pump first knew the connection, so everything before is below it. The pump of another group,
+//! to which the connection migrates, begins in the same way. The worker that determines the verdict
+//! of such a run makes the copy; it has begun the verdict, so no other worker does
+//! ([`dominoes::Verdicts::begin`]). Later requests that are given the same bytes, because a
+//! checksum was wrong or the run was outside its window, are applied after the run, whose verdict
+//! exists only when its copy is complete.
 //!
-//! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its octets are in the ring.
-//! The stream is readable up to the end that belongs to the longest run of stamped deliveries from 0. A slot
-//! may be stamped again before the application saw it: a request j+D entered the log only when request j was
-//! done, D being at least the log's length, so a newer stamp vouches for all deliveries D before it.
+//! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its bytes are in
+//! the ring. The stream is readable up to the end of the longest sequence of stamped deliveries
+//! from 0. A slot may be stamped again before the application has seen it: a request j+D enters the
+//! log only when request j is done, and D is at least the log's length, so a newer stamp implies
+//! that all deliveries D before it are complete.
 //!
-//! *Send ring.* The application writes above what it wrote and below `released + length`; primaries read
-//! between. `Effect::Release` moves `released` only when every frame that was numbered before is sent, so frames may be
-//! sent from where their octets lie.
-//! Where an inline processor needs octets together, it stops at the beginning of such a unit.
+//! *Send ring.* The application writes above what it wrote and below `released + length`; primaries
+//! read between. `Effect::Release` moves `released` only when every frame that was numbered before
+//! is sent, so frames may be sent from the ring without a copy. If an inline processor needs whole
+//! units, `released` stops at the beginning of a unit.
 //!
-//! *Split units.* Pieces of a unit that no segment carries whole are stored unprocessed. Its reader finds them
-//! complete below what deliveries vouch for and above what it was lent before, so it has them alone as a writer
-//! would, and processes them where they lie.
+//! *Split units.* The pieces of a unit that no segment carries whole are stored unprocessed. The
+//! reader finds all of them below the end of completed deliveries and above what it was lent
+//! before, so it has exclusive access, as a writer would, and processes them in place.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -61,13 +66,14 @@ use crate::engine::sync::{AtomicU32, AtomicU64, Shadow, fence};
 use crate::seqnum::SeqNum;
 use crate::time::Duration;
 
-/// Asks the processor to fetch `octets` into its nearest cache, if it takes such wishes. Waits for nothing.
+/// Asks the processor to fetch `bytes` into its nearest cache, on processors that can. Does not
+/// wait.
 #[inline]
-pub(crate) fn prefetch(octets: &[u8]) {
-    prefetch_at(octets.as_ptr(), octets.len());
+pub(crate) fn prefetch(bytes: &[u8]) {
+    prefetch_at(bytes.as_ptr(), bytes.len());
 }
 
-/// As [`prefetch`], of `len` octets from `start` on, whoever may be writing them.
+/// As [`prefetch`], of `len` bytes from `start` on, even while another thread writes them.
 #[inline]
 pub(crate) fn prefetch_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -75,11 +81,12 @@ pub(crate) fn prefetch_at(start: *const u8, len: usize) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         const LINE: usize = 64;
         let fetch = |at| {
-            // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every x86-64.
+            // SAFETY: a prefetch is a hint for any address, and never faults; SSE is in every
+            // x86-64.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
         };
         let mut at = 0;
-        // Four lines a turn: counting would cost more than asking.
+        // Four lines per iteration: counting lines would cost more than prefetching some.
         while at + 4 * LINE <= len {
             fetch(at);
             fetch(at + LINE);
@@ -113,16 +120,16 @@ pub(crate) fn prefetch_of<T>(value: &T) {
 /// segments (RFC 6928).
 const FIRST_SEND: u64 = 64 << 10;
 
-/// Octets shared between threads that agreed on who has which.
+/// Bytes shared between threads that agreed on who has which.
 struct ByteRing {
     bytes: Box<[UnsafeCell<u8>]>,
     mask: u64,
-    /// Of each octet.
+    /// Access checks for each byte (loom).
     shadow: Shadow,
 }
 
-// SAFETY: the octets are touched only through the `unsafe` functions below, whose callers vouch that no
-// two threads use one octet at the same time unless both read it.
+// SAFETY: the bytes are accessed only through the `unsafe` functions below, whose callers guarantee
+// that no two threads access one byte at the same time unless both read it.
 unsafe impl Sync for ByteRing {}
 
 impl ByteRing {
@@ -143,7 +150,7 @@ impl ByteRing {
     fn spans(&self, offset: u64, len: usize) -> [(usize, usize); 2] {
         debug_assert!(
             len as u64 <= self.mask + 1,
-            "{len} octets in a ring of {}",
+            "{len} bytes in a ring of {}",
             self.mask + 1
         );
         let at = (offset & self.mask) as usize;
@@ -154,7 +161,7 @@ impl ByteRing {
     /// Copies `from` to `offset`.
     ///
     /// # Safety
-    /// Nobody else reads or writes these octets meanwhile, and `from` is no longer than the ring.
+    /// Nobody else reads or writes these bytes meanwhile, and `from` is no longer than the ring.
     #[inline(always)]
     unsafe fn write(&self, offset: u64, from: &[u8]) {
         assert!(from.len() <= self.bytes.len());
@@ -162,8 +169,9 @@ impl ByteRing {
         self.shadow.write(at, len);
         self.shadow.write(0, rest);
         let (front, back) = from.split_at(len);
-        // SAFETY: `at + len` is within the ring, and so is what is left, at its beginning; the caller has both ranges
-        // alone, so each slice is the only way to it while it lives. The cells were initialised in `new`.
+        // SAFETY: `at + len` is within the ring, and so is the rest, at its beginning. The caller
+        // has exclusive access to both ranges, so each slice is the only reference to its bytes
+        // while it lives. The cells were initialised in `new`.
         unsafe {
             let ring = UnsafeCell::raw_get(self.bytes.as_ptr());
             Copier::here().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
@@ -173,10 +181,11 @@ impl ByteRing {
         }
     }
 
-    /// Lets `fill` write the octets at `offset`, in up to two parts; it is told how many were before.
+    /// Lets `fill` write the bytes at `offset`, in up to two parts; its first argument is the
+    /// number of bytes before the part.
     ///
     /// # Safety
-    /// Nobody else reads or writes these octets meanwhile, and they are no more than the ring has.
+    /// Nobody else reads or writes these bytes meanwhile, and they are no more than the ring has.
     #[inline]
     unsafe fn write_by(&self, offset: u64, len: usize, mut fill: impl FnMut(usize, &mut [u8])) {
         assert!(len <= self.bytes.len());
@@ -186,8 +195,9 @@ impl ByteRing {
                 continue;
             }
             self.shadow.write(at, len);
-            // SAFETY: `at + len` is within the ring, and the caller has the range alone, so the slice is the only
-            // way to it while it lives. The cells were initialised in `new`.
+            // SAFETY: `at + len` is within the ring, and the caller has exclusive access to the
+            // range, so the slice is the only reference to its bytes while it lives. The cells were
+            // initialised in `new`.
             let part = unsafe {
                 let first = UnsafeCell::raw_get(self.bytes.as_ptr().add(at));
                 core::slice::from_raw_parts_mut(first, len)
@@ -197,33 +207,34 @@ impl ByteRing {
         }
     }
 
-    /// Lets `fill` write the octets at `offset`, which do not wrap.
+    /// Lets `fill` write the bytes at `offset`, which do not wrap.
     ///
     /// # Safety
-    /// Nobody else reads or writes these octets meanwhile.
+    /// Nobody else reads or writes these bytes meanwhile.
     #[inline]
     unsafe fn write_at<R>(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> R) -> R {
         let at = (offset & self.mask) as usize;
         let part = &self.bytes[at..][..len];
         self.shadow.write(at, len);
-        // SAFETY: the caller has the range alone, so the slice is the only way to it while it lives. The cells were
-        // initialised in `new`.
+        // SAFETY: the caller has exclusive access to the range, so the slice is the only reference
+        // to its bytes while it lives. The cells were initialised in `new`.
         fill(unsafe {
             core::slice::from_raw_parts_mut(UnsafeCell::raw_get(part.as_ptr()), part.len())
         })
     }
 
-    /// The octets at `offset`, in up to two parts.
+    /// The bytes at `offset`, in up to two parts.
     ///
     /// # Safety
-    /// Nobody writes these octets while the slices live.
+    /// Nobody writes these bytes while the slices live.
     #[inline]
     unsafe fn read(&self, offset: u64, len: usize) -> (&[u8], &[u8]) {
         assert!(len <= self.bytes.len());
         let [(a, a_len), (b, b_len)] = self.spans(offset, len);
         self.shadow.read(a, a_len);
         self.shadow.read(b, b_len);
-        // SAFETY: both ranges are within the ring, and by the caller's word nobody writes them.
+        // SAFETY: both ranges are within the ring, and the caller guarantees that no thread writes
+        // them.
         unsafe {
             (
                 core::slice::from_raw_parts(self.bytes.as_ptr().add(a).cast::<u8>(), a_len),
@@ -236,26 +247,26 @@ impl ByteRing {
 /// Offset that stands for "not known".
 const UNKNOWN: u64 = u64::MAX;
 
-/// Bits of a delivery stamp that hold the stream's end; the rest tells laps apart.
+/// Bits of a delivery stamp that hold the stream's end; the other bits distinguish rounds.
 const END_BITS: u32 = 48;
 const END_MASK: u64 = (1 << END_BITS) - 1;
 
-/// What a connection needs for octets that arrive. It is made for the first of them; without it, none has arrived.
+/// The receive side of a stream, made for the first byte that arrives.
 struct Incoming {
     ring: ByteRing,
     /// The delivery slots.
     delivered: Box<[AtomicU64]>,
-    /// One bit per unit that lies in the receive ring, whether it came in pieces; empty without units.
+    /// One bit per unit in the receive ring: whether the unit came in pieces. Empty without units.
     split: Box<[AtomicU64]>,
 }
 
-/// What the application asked of a connection, besides moving its cursors.
+/// Requests of the application about a connection, besides moving its cursors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct AppRequest {
     pub(crate) shutdown: bool,
     pub(crate) orphan: bool,
     pub(crate) abort: bool,
-    /// Its [`Settings`] are others than they were.
+    /// Its [`Settings`] have changed.
     pub(crate) set: bool,
 }
 
@@ -272,11 +283,11 @@ const REFUSED: u32 = 16;
 const TIMED_OUT: u32 = 32;
 const ABORTED: u32 = 64;
 const UNREACHABLE: u32 = 128;
-const LEFT: u32 = 256;
+const SENT: u32 = 256;
 
 /// Why a connection ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum EndReason {
     Reset,
     Refused,
     TimedOut,
@@ -284,13 +295,13 @@ pub(crate) enum Ending {
     Aborted,
 }
 
-/// What the application may know of its connection.
+/// The status of a connection as its application may know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct ConnectionStatus {
     bits: u32,
 }
 
-impl Life {
+impl ConnectionStatus {
     pub(crate) fn established(self) -> bool {
         self.bits & ESTABLISHED != 0
     }
@@ -303,23 +314,23 @@ impl Life {
         self.bits & RETIRED != 0
     }
 
-    /// Whether it is over, however it ended.
+    /// Whether the connection is closed, for whatever reason.
     pub(crate) fn is_over(self) -> bool {
-        self.retired() || self.ending().is_some()
+        self.retired() || self.end_reason().is_some()
     }
 
-    /// Whether it is over, and all its frames were sent.
-    pub(crate) fn has_left(self) -> bool {
-        self.bits & LEFT != 0
+    /// Whether it is closed, and all its frames were sent.
+    pub(crate) fn is_sent(self) -> bool {
+        self.bits & SENT != 0
     }
 
-    pub(crate) fn ending(self) -> Option<Ending> {
+    pub(crate) fn end_reason(self) -> Option<EndReason> {
         let table = [
-            (REFUSED, Ending::Refused),
-            (RESET, Ending::Reset),
-            (TIMED_OUT, Ending::TimedOut),
-            (UNREACHABLE, Ending::Unreachable),
-            (ABORTED, Ending::Aborted),
+            (REFUSED, EndReason::Refused),
+            (RESET, EndReason::Reset),
+            (TIMED_OUT, EndReason::TimedOut),
+            (UNREACHABLE, EndReason::Unreachable),
+            (ABORTED, EndReason::Aborted),
         ];
         table
             .into_iter()
@@ -328,24 +339,24 @@ impl Life {
     }
 }
 
-/// What the application of one connection stores.
+/// The values that the application of one connection stores.
 struct AppSide {
-    /// Octets read.
+    /// Bytes read.
     read: AtomicU64,
-    /// Octets written.
+    /// Bytes written.
     written: AtomicU64,
     /// SHUTDOWN, ORPHAN, ABORT, SET.
-    asked: AtomicU32,
-    wishes: Wishes,
-    /// The pump has been told that something above changed, and has not looked yet: up or down, with the
-    /// tenant's generation, lest a former one raise it late.
+    requests: AtomicU32,
+    settings: SharedSettings,
+    /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
+    /// the stream's generation, so that the application of a former connection cannot raise it.
     dirty: AtomicU64,
 }
 
-/// [`Settings`], each of which somebody may change while another is changed. Times are in nanoseconds.
-struct Wishes {
+/// [`Settings`] in atomics, which threads may change independently. Times are in nanoseconds.
+struct SharedSettings {
     nodelay: AtomicBool,
-    /// Questions before giving up; 0 asks none.
+    /// Keepalive probes before the connection fails; 0 disables keepalive.
     probes: AtomicU32,
     idle: AtomicU64,
     interval: AtomicU64,
@@ -355,10 +366,10 @@ struct Wishes {
     tos: AtomicU8,
 }
 
-impl Wishes {
+impl SharedSettings {
     /// The defaults.
     fn new() -> Self {
-        let wishes = Wishes {
+        let settings = SharedSettings {
             nodelay: AtomicBool::new(false),
             probes: AtomicU32::new(0),
             idle: AtomicU64::new(0),
@@ -367,8 +378,8 @@ impl Wishes {
             ttl: AtomicU8::new(0),
             tos: AtomicU8::new(0),
         };
-        wishes.store(&Settings::default());
-        wishes
+        settings.store(&Settings::default());
+        settings
     }
 
     fn store(&self, settings: &Settings) {
@@ -411,97 +422,98 @@ impl Wishes {
     }
 }
 
-/// What primaries store for the application.
+/// The values that primaries store for the application.
 struct StackSide {
-    /// Octets of the send ring that may be overwritten: everything below.
+    /// The end of the bytes in the send ring that may be overwritten.
     released: AtomicU64,
     /// Where the receive stream ends, once the peer finished.
     peer_end: AtomicU64,
-    /// Right edge of the window as last advertised.
+    /// Right edge of the latest advertised window.
     advertised: AtomicU64,
-    /// Octets that could lie unread then.
+    /// The limit of unread bytes at that time.
     limit: AtomicU32,
-    /// How much had been received when the connection was ended.
+    /// How many bytes had been received when the connection was closed.
     ended_at: AtomicU64,
     /// Where the first unit begins that could not be processed.
     failed_at: AtomicU64,
-    /// The receive stream's [`StreamId`], once a unit came in pieces: source and number, ports.
+    /// The receive stream's [`StreamId`], set once a unit came in pieces: source and number, ports.
     origin: [AtomicU64; 2],
-    /// Sequence number of the receive stream's first octet, and [`IS_KNOWN`] once it is.
+    /// Sequence number of the receive stream's first byte, and [`IS_KNOWN`] once it is.
     first: AtomicU64,
-    /// Life bits.
-    life: AtomicU32,
+    /// Status bits.
+    status: AtomicU32,
 }
 
-/// A sequence number is there besides.
+/// Set beside a sequence number that is known.
 const IS_KNOWN: u64 = 1 << 32;
 
-/// What applications and primaries share of one connection.
+/// The state that applications and primaries share about one connection.
 pub(crate) struct Stream {
-    /// Its number in the row.
+    /// Its number in the table.
     number: u32,
     /// Counts the connections that had this stream.
-    tenant: AtomicU32,
-    home: Home,
-    /// No run that was published reaches beyond this offset of the receive stream. 0 until the pump needs it, whose alone it
-    /// is.
-    mark: CachePadded<AtomicU64>,
+    generation: AtomicU32,
+    home: HomeSlot,
+    /// No published run reaches beyond this offset of the receive stream. 0 until the pump, its
+    /// only user, needs it.
+    published_end: CachePadded<AtomicU64>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
-    /// Made for the first octet that arrives.
+    /// Made for the first byte that arrives.
     incoming: OnceLock<Incoming>,
-    /// The send ring, made for the first octet that is written.
+    /// The send ring, made for the first byte that is written.
     outgoing: OnceLock<ByteRing>,
-    /// Where the application waits.
+    /// The application waits here.
     pub(crate) waiting: EventCount,
 }
 
-/// Which place has a stream. Whoever reads it while that changes may find half of each: such a place is nobody's, and
-/// who moved the stream looks for news behind it.
-struct Home {
-    /// The group, above the place's index.
+/// The place that has a stream. A reader during a change may see half of the old and half of the
+/// new value: no connection is found there, and the pump that moved the stream checks for updates
+/// afterwards.
+struct HomeSlot {
+    /// The group in the upper half, the place's index in the lower.
     place: AtomicU64,
     generation: AtomicU32,
 }
 
-/// A stream as its application knows it, wherever the connection goes.
+/// A stream as its application refers to it, whichever group has the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     stream: u32,
-    tenant: u32,
+    generation: u32,
 }
 
 impl Handle {
     /// Names no stream.
     pub(crate) const NONE: Handle = Handle {
         stream: u32::MAX,
-        tenant: u32::MAX,
+        generation: u32::MAX,
     };
 }
 
-/// Memory of a stream, which may not be made yet.
+/// Memory of a stream that may not be made yet.
 struct Slot(UnsafeCell<MaybeUninit<Stream>>);
 
-// SAFETY: a slot is written once, in `StreamTable::make`, and read by those alone who know that it was
-// (`StreamTable::made`); after that it is a `Stream`, which is `Sync`.
+// SAFETY: a slot is written once, in `StreamTable::make`, and read only by threads that know that
+// it was written (`StreamTable::made`); after that it is a `Stream`, which is `Sync`.
 unsafe impl Sync for Slot where Stream: Sync {}
 // SAFETY: as above; it may be dropped on any thread, as a `Stream` may.
 unsafe impl Send for Slot where Stream: Send {}
 
-/// Streams of all groups of a stack: `limits.connections` of each, group by group.
+/// The streams of all groups of a stack: `limits.connections` for each, group by group.
 ///
-/// A stream is made when its place is used first. Before that its memory is reserved and not touched, so that a table costs
-/// little until it is used.
+/// A stream is made when its place is used first. Before that its memory is reserved and not
+/// touched, so an unused table costs little.
 #[derive(Clone)]
 pub(crate) struct StreamTable {
     slots: Arc<[Slot]>,
-    made: Arc<Made>,
+    made: Arc<MadeStreams>,
 }
 
-/// Which streams of a row are made.
-struct Made {
+/// Records which streams of a table are made.
+struct MadeStreams {
     slots: Arc<[Slot]>,
-    /// For each, whether it is made.
+    /// For each stream, whether it is made.
     once: Box<[Once]>,
     /// Places of each group.
     each: u32,
@@ -514,7 +526,7 @@ impl StreamTable {
         let slots = Arc::<[Slot]>::new_uninit_slice(len);
         // SAFETY: a slot is a `MaybeUninit`, which needs no value.
         let slots = unsafe { slots.assume_init() };
-        let made = Made {
+        let made = MadeStreams {
             slots: Arc::clone(&slots),
             once: (0..len).map(|_| Once::new()).collect(),
             each,
@@ -525,7 +537,7 @@ impl StreamTable {
         }
     }
 
-    /// The stream of this number; `None` for [`UNMADE`] and other numbers that the row does not have.
+    /// The stream with this number; `None` for [`UNMADE`] and other numbers outside the table.
     ///
     /// # Safety
     /// A number that the row has was given by [`StreamTable::make`], and the caller knows it from there: by a Release and an
@@ -533,7 +545,8 @@ impl StreamTable {
     #[inline]
     unsafe fn get(&self, number: u32) -> Option<&Stream> {
         let slot = self.slots.get(number as usize)?;
-        // SAFETY: by the caller's word it was made, and nobody writes it as a whole after that.
+        // SAFETY: the caller guarantees that it was made, and nothing writes it as a whole after
+        // that.
         Some(unsafe { (*slot.0.get()).assume_init_ref() })
     }
 
@@ -543,7 +556,8 @@ impl StreamTable {
         let number = u32::from(group) * self.made.each + index;
         let slot = self.slots.get(number as usize)?;
         self.made.once[number as usize].call_once(|| {
-            // SAFETY: it was not made, so nobody refers to it, and `call_once` lets one thread do this, once.
+            // SAFETY: it was not made, so there is no reference to it, and `call_once` lets one
+            // thread do this, once.
             unsafe { (*slot.0.get()).write(Stream::new(number, group, index)) };
         });
         Some(number)
@@ -559,12 +573,12 @@ impl StreamTable {
     }
 }
 
-impl Drop for Made {
+impl Drop for MadeStreams {
     fn drop(&mut self) {
         for (once, slot) in self.once.iter().zip(&*self.slots) {
             if once.is_completed() {
-                // SAFETY: it was made. Every `StreamTable` has a part in this `Made`, so the last of them goes now, and what
-                // it lent with it: nobody refers to the stream.
+                // SAFETY: it was made. Every `StreamTable` shares this `MadeStreams`, so the last
+                // of them is dropped now, and with it all references that it lent.
                 unsafe { (*slot.0.get()).assume_init_drop() };
             }
         }
@@ -576,16 +590,17 @@ const UNMADE: u32 = u32::MAX;
 
 /// The streams of a group.
 pub(crate) struct Streams {
-    /// For each place, the generation of its tenant above the number of its stream, which is [`UNMADE`] or made.
+    /// For each place, the generation of its connection in the upper half, and the number of its
+    /// stream in the lower, which is [`UNMADE`] or made.
     places: Box<[AtomicU64]>,
-    row: StreamTable,
+    table: StreamTable,
     group: u16,
     receive_len: usize,
     send_len: usize,
     delivery_slots: usize,
-    /// What is done to every octet, if anything.
+    /// What is done to every byte, if anything.
     pub(crate) inline: Option<Inline>,
-    /// Our address, for who needs the name of a stream.
+    /// Our address, which is part of the name of a stream.
     address: Ipv4Addr,
 }
 
@@ -601,15 +616,15 @@ impl Streams {
         limits: &Limits,
         delivery_slots: usize,
         address: Ipv4Addr,
-        row: StreamTable,
+        table: StreamTable,
         group: u16,
     ) -> Self {
         assert!(delivery_slots.is_power_of_two());
-        assert!(row.made.each == limits.connections);
+        assert!(table.made.each == limits.connections);
         let places = (0..limits.connections).map(|_| AtomicU64::new(entry(0, UNMADE)));
         Streams {
             places: places.collect(),
-            row,
+            table,
             group,
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
@@ -637,14 +652,15 @@ impl Streams {
     #[inline]
     pub(crate) fn get(&self, conn: ConnId) -> Option<StreamRef<'_>> {
         let place = self.places.get(conn.index as usize)?;
-        // ORDERING: Acquire, pairs with the Release in `recycle`, `seat` and `first_use`: whoever sees the new tenant sees
-        // its cursors, and whoever sees a number a stream that was made.
+        // ORDERING: Acquire, pairs with the Release in `recycle`, `assign` and `first_use`: a
+        // thread that sees the new connection sees its cursors, and a thread that sees a number
+        // sees a stream that was made.
         let place = place.load(Ordering::Acquire);
         if (place >> 32) as u32 != conn.generation {
             return None;
         }
         // SAFETY: a place has numbers of streams that were made, see above.
-        let place = match unsafe { self.row.get(place as u32) } {
+        let place = match unsafe { self.table.get(place as u32) } {
             Some(place) => place,
             None => self.first_use(conn.index)?,
         };
@@ -652,43 +668,43 @@ impl Streams {
             streams: self,
             place,
             // ORDERING: Relaxed: it changed before the place got this generation.
-            tenant: place.tenant.load(Ordering::Relaxed),
+            generation: place.generation.load(Ordering::Relaxed),
         })
     }
 
-    /// A place is used that was not before: its own stream is made.
+    /// Makes the stream of a place that is used for the first time.
     #[cold]
     fn first_use(&self, index: u32) -> Option<&Stream> {
         let place = self.places.get(index as usize)?;
-        let number = self.row.make(self.group, index)?;
+        let number = self.table.make(self.group, index)?;
         let (unused, used) = (entry(0, UNMADE), entry(0, number));
         // Unless another thread has done it meanwhile, and the place was perhaps handed on since.
         // ORDERING: Release, pairs with the Acquire in `get`.
         let _ = place.compare_exchange(unused, used, Ordering::Release, Ordering::Relaxed);
         // SAFETY: it was made above.
-        unsafe { self.row.get(number) }
+        unsafe { self.table.get(number) }
     }
 
-    /// The stream that an application has, as long as it is its own.
+    /// The stream of a handle, while it belongs to the same connection.
     #[inline]
     pub(crate) fn held(&self, handle: Handle) -> Option<StreamRef<'_>> {
         // SAFETY: handles are made of streams, and of a number that the row does not have.
-        let place = unsafe { self.row.get(handle.stream) }?;
+        let place = unsafe { self.table.get(handle.stream) }?;
         // ORDERING: Acquire, pairs with the Release in `recycle`.
-        let tenant = place.tenant.load(Ordering::Acquire);
-        (tenant == handle.tenant).then_some(StreamRef {
+        let generation = place.generation.load(Ordering::Acquire);
+        (generation == handle.generation).then_some(StreamRef {
             streams: self,
             place,
-            tenant,
+            generation,
         })
     }
 
-    /// What an application is to know of the stream of `conn`.
+    /// The handle for the application of `conn`.
     pub(crate) fn handle(&self, conn: ConnId) -> Handle {
         self.get(conn).map_or(Handle::NONE, |held| held.handle())
     }
 
-    /// Which stream of the row a place has.
+    /// The number of the stream that a place has.
     pub(crate) fn stream_of(&self, conn: ConnId) -> u32 {
         let place = self.places.get(conn.index as usize);
         let number = place.map_or(UNMADE, |place| place.load(Ordering::Relaxed) as u32);
@@ -699,37 +715,39 @@ impl Streams {
         first.map_or(UNMADE, |stream| stream.number)
     }
 
-    /// Gives a place that has a tenant, whom nobody knows yet, stream number `stream` as [`Streams::stream_of`] of some
-    /// group gave it, with all that was done to it. To be called by the pump alone.
-    pub(crate) fn seat(&self, conn: ConnId, stream: u32) {
+    /// Gives the place of `conn`, which no other thread knows yet, the stream with number `stream`,
+    /// which [`Streams::stream_of`] of some group returned. Only the pump may call this.
+    pub(crate) fn assign(&self, conn: ConnId, stream: u32) {
         // SAFETY: `stream_of` gives numbers of streams that were made, and one that no row has; they reach other groups
         // through a queue.
-        let moved = unsafe { self.row.get(stream) };
+        let moved = unsafe { self.table.get(stream) };
         let (Some(place), Some(moved)) = (self.places.get(conn.index as usize), moved) else {
             return;
         };
         // What was stored before is behind no mark of this pump.
-        moved.mark.store(0, Ordering::Relaxed);
+        moved.published_end.store(0, Ordering::Relaxed);
         moved.home.set(self.group, conn);
         // ORDERING: Release, pairs with the Acquire in `get`.
         place.store(entry(conn.generation, stream), Ordering::Release);
     }
 
-    /// The tenant of a place is gone, with its stream; the next one will have stream number `stream`, which is unused. To
-    /// be called by the pump alone, when all work of the former tenant is done.
-    pub(crate) fn part_with(&self, conn: ConnId, stream: u32) {
+    /// The connection of a place is gone with its stream; the next one will have stream number
+    /// `stream`, which is unused. Only the pump may call this, when all work of the former
+    /// connection is done.
+    pub(crate) fn unassign(&self, conn: ConnId, stream: u32) {
         let next = ConnId {
             generation: conn.generation.wrapping_add(1),
             ..conn
         };
         if self.get(conn).is_some() {
-            self.seat(next, stream);
+            self.assign(next, stream);
         }
     }
 
-    /// Hands a place to its next tenant.
+    /// Makes a place available to its next connection.
     ///
-    /// To be called by the pump alone, when all work of the former tenant is done and its socket gone.
+    /// Only the pump may call this, when all work of the former connection is done and its socket
+    /// is gone.
     pub(crate) fn recycle(&self, conn: ConnId) {
         let Some(stream) = self.get(conn) else { return };
         let place = stream.place;
@@ -740,13 +758,13 @@ impl Streams {
         }
         place.app.read.store(0, Ordering::Relaxed);
         place.app.written.store(0, Ordering::Relaxed);
-        place.app.asked.store(0, Ordering::Relaxed);
-        place.app.wishes.store(&Settings::default());
-        let tenant = stream.tenant.wrapping_add(1);
+        place.app.requests.store(0, Ordering::Relaxed);
+        place.app.settings.store(&Settings::default());
+        let generation = stream.generation.wrapping_add(1);
         place
             .app
             .dirty
-            .store(flag(tenant, false), Ordering::Relaxed);
+            .store(flag(generation, false), Ordering::Relaxed);
         place.stack.released.store(0, Ordering::Relaxed);
         place.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         place.stack.advertised.store(0, Ordering::Relaxed);
@@ -754,47 +772,48 @@ impl Streams {
         place.stack.ended_at.store(0, Ordering::Relaxed);
         place.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
         place.stack.first.store(0, Ordering::Relaxed);
-        place.mark.store(0, Ordering::Relaxed);
-        place.stack.life.store(0, Ordering::Relaxed);
+        place.published_end.store(0, Ordering::Relaxed);
+        place.stack.status.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `held`.
-        place.tenant.store(tenant, Ordering::Release);
+        place.generation.store(generation, Ordering::Release);
         let next = ConnId {
             generation: conn.generation.wrapping_add(1),
             ..conn
         };
-        self.seat(next, self.stream_of(conn));
+        self.assign(next, self.stream_of(conn));
     }
 
-    /// Those whose connections are this group's, also if they have just left and not come anywhere yet.
+    /// The streams of this group's connections, including those that have left and not arrived
+    /// elsewhere.
     fn all(&self) -> impl Iterator<Item = StreamRef<'_>> {
         let ours = |place: &&Stream| place.home.group() == self.group;
-        self.row.all().filter(ours).map(|place| StreamRef {
+        self.table.all().filter(ours).map(|place| StreamRef {
             streams: self,
             place,
             // ORDERING: Acquire, as in `held`.
-            tenant: place.tenant.load(Ordering::Acquire),
+            generation: place.generation.load(Ordering::Acquire),
         })
     }
 
-    /// Those of established connections that are not over.
-    pub(crate) fn begun(&self) -> impl Iterator<Item = StreamRef<'_>> {
+    /// The streams of established connections that are not closed.
+    pub(crate) fn established(&self) -> impl Iterator<Item = StreamRef<'_>> {
         self.all().filter(|stream| {
-            let life = stream.life();
-            life.established() && !life.is_over()
+            let status = stream.status();
+            status.established() && !status.is_over()
         })
     }
 
-    /// Those that something was written to.
+    /// The streams that were written to.
     pub(crate) fn written(&self) -> impl Iterator<Item = StreamRef<'_>> {
         self.all().filter(|stream| stream.cursors().1 > 0)
     }
 
-    /// Wakes every waiting application: the stack is going away.
+    /// Wakes every waiting application, because the stack is shut down.
     pub(crate) fn wake_all(&self) {
-        // ORDERING: the fence pairs with the one in `EventCount::prepare`: who waits at a stream that is made at this moment
-        // and not seen here sees that the stack goes away.
+        // ORDERING: the fence pairs with the one in `EventCount::prepare`: a thread that waits at a
+        // stream which is made at this moment and not seen here sees that the stack is shut down.
         fence(Ordering::SeqCst);
-        for place in self.row.all() {
+        for place in self.table.all() {
             place.waiting.notify_all();
         }
     }
@@ -805,34 +824,34 @@ impl Streams {
 pub(crate) struct StreamRef<'a> {
     streams: &'a Streams,
     place: &'a Stream,
-    tenant: u32,
+    generation: u32,
 }
 
-/// Octets of a send ring that a numbered frame carries. They stay as they are until it is sent: `apply` releases none
-/// before, and the pump does not recycle the place.
+/// Payload of a numbered frame, borrowed from a send ring. It does not change until the frame is
+/// sent: `apply` releases no byte before, and the pump does not recycle the place.
 #[derive(Clone, Copy)]
-pub(crate) struct Carried {
+pub(crate) struct BorrowedPayload {
     start: *const u8,
     len: usize,
 }
 
-impl Carried {
-    /// The octets.
+impl BorrowedPayload {
+    /// The bytes.
     ///
     /// # Safety
     /// The frame has not been sent while they are used, and the streams that they come from are not dropped.
     #[inline]
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: they were a slice, and by the caller's word nobody writes or frees them.
+        // SAFETY: they were a slice, and the caller guarantees that no thread writes or frees them.
         unsafe { core::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
-/// Octets that the application may read in place, oldest first, in up to two parts.
+/// Bytes that the application may read in place, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
 impl<'a> StreamRef<'a> {
-    /// For octets that arrive: made if these are the first.
+    /// The receive side, made if these are the first bytes that arrive.
     fn incoming(&self) -> &'a Incoming {
         self.place.incoming.get_or_init(|| Incoming {
             ring: ByteRing::new(self.streams.receive_len),
@@ -845,7 +864,7 @@ impl<'a> StreamRef<'a> {
         })
     }
 
-    /// For octets that are written or sent: made if these are the first.
+    /// The send ring, made if these are the first bytes that are written or sent.
     fn outgoing(&self) -> &'a ByteRing {
         let len = self.streams.send_len;
         self.place.outgoing.get_or_init(|| ByteRing::new(len))
@@ -857,9 +876,9 @@ impl<'a> StreamRef<'a> {
 
     // Storing ahead.
 
-    /// The receive stream begins with the octet of this sequence number.
+    /// Sets the sequence number of the first byte of the receive stream.
     #[inline]
-    pub(crate) fn begins_at(&self, seq: SeqNum) {
+    pub(crate) fn set_first_sequence(&self, seq: SeqNum) {
         let word = &self.place.stack.first;
         if word.load(Ordering::Relaxed) == 0 {
             // ORDERING: Relaxed: a number that means the same whenever it is seen.
@@ -867,10 +886,11 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Where the payload of a run may be stored before the run is applied, if it may: `len` octets from `seq` on.
-    /// `app_read` is the application's cursor. To be called by the pump alone, once for every run that it
-    /// publishes; who is given a place for a run stores it with [`StreamRef::store_ahead`] before the run's
-    /// verdict is there, and nobody else does.
+    /// Reserves a place for the payload of a run before the run is applied, if possible: `len`
+    /// bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call this,
+    /// once for every run that it publishes. The primary that gets a place for a run stores the
+    /// payload with [`StreamRef::store_ahead`] before the run's verdict is stored; no other thread
+    /// does.
     #[inline]
     pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
         let first = self.place.stack.first.load(Ordering::Relaxed);
@@ -879,7 +899,7 @@ impl<'a> StreamRef<'a> {
         }
         let size = self.streams.receive_len as u64;
         let edge = app_read + size;
-        let mark = match self.place.mark.load(Ordering::Relaxed) {
+        let mark = match self.place.published_end.load(Ordering::Relaxed) {
             0 => edge,
             mark => mark,
         };
@@ -890,12 +910,12 @@ impl<'a> StreamRef<'a> {
         let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
         // What lies beyond the edge is not taken.
         self.place
-            .mark
+            .published_end
             .store(mark.max(end.min(edge)), Ordering::Relaxed);
         NonZeroU64::new(offset).filter(|_| fits)
     }
 
-    /// Lets `fill` write the `len` octets at `place`, which [`StreamRef::reserve`] gave to this run.
+    /// Lets `fill` write the `len` bytes at `place`, which [`StreamRef::reserve`] gave to this run.
     #[inline]
     pub(crate) fn store_ahead<R>(
         &self,
@@ -903,7 +923,8 @@ impl<'a> StreamRef<'a> {
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
-        // SAFETY: `reserve` gave these octets to one run, and whoever prepares that is here (module docs).
+        // SAFETY: `reserve` gave these bytes to one run, and only the primary that prepares that
+        // run calls this (module docs).
         unsafe {
             self.incoming()
                 .ring
@@ -911,13 +932,14 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    // What primaries do.
+    // The primaries' side.
 
-    /// Copies `from`, a part of what `deliver` names that begins `skip` octets into it, to its place.
+    /// Copies `from`, a part of the delivery `deliver` that begins `skip` bytes into it, to its
+    /// place.
     #[inline]
     pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
         debug_assert!(skip as usize + from.len() <= deliver.len as usize);
-        // SAFETY: `apply` names each octet of a stream in exactly one Deliver, below `app_read` plus the
+        // SAFETY: `apply` names each byte of a stream in exactly one Deliver, below `app_read` plus the
         // ring's length, and a Deliver is performed by its request's only primary (module docs).
         unsafe {
             self.incoming()
@@ -926,7 +948,7 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Whether what a row delivers has its place in one piece.
+    /// Whether the deliveries of a row are contiguous in the ring.
     #[inline]
     pub(crate) fn has_room_for(&self, row: &Row) -> bool {
         let [_, (_, wrapped)] = self
@@ -936,8 +958,8 @@ impl<'a> StreamRef<'a> {
         wrapped == 0
     }
 
-    /// Copies what a row delivers: `texts` are the octets of one segment after the other. False if they are not as many as
-    /// the row says.
+    /// Copies the deliveries of a row: `payloads` are the bytes of one segment after the other.
+    /// False if they are fewer or more than the row says.
     ///
     /// # Panics
     /// Unless the row [has room](Self::has_room_for).
@@ -945,16 +967,16 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn store_row<'t>(
         &self,
         row: &Row,
-        texts: impl Iterator<Item = Option<&'t [u8]>>,
+        payloads: impl Iterator<Item = Option<&'t [u8]>>,
     ) -> bool {
         let copier = Copier::here();
         let copy = |mut to: &mut [u8]| {
-            for text in texts {
-                let Some(text) = text else { return false };
-                let Some((place, rest)) = to.split_at_mut_checked(text.len()) else {
+            for payload in payloads {
+                let Some(payload) = payload else { return false };
+                let Some((place, rest)) = to.split_at_mut_checked(payload.len()) else {
                     return false;
                 };
-                copier.copy(text, place);
+                copier.copy(payload, place);
                 to = rest;
             }
             to.is_empty()
@@ -964,7 +986,7 @@ impl<'a> StreamRef<'a> {
         unsafe { self.incoming().ring.write_at(offset, len, copy) }
     }
 
-    /// As [`StreamRef::store`], of `len` octets that `fill` writes, in up to two parts.
+    /// As [`StreamRef::store`], of `len` bytes that `fill` writes, in up to two parts.
     #[inline]
     pub(crate) fn store_by(
         &self,
@@ -979,7 +1001,8 @@ impl<'a> StreamRef<'a> {
         unsafe { self.incoming().ring.write_by(offset, len, fill) };
     }
 
-    /// Unit number `unit` came in pieces, of which one has been stored. To be called before its stamp.
+    /// Marks unit number `unit` as received in pieces, one of which has been stored. Must be called
+    /// before its stamp.
     pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
         let incoming = self.incoming();
         let [ends, ports] = &self.place.stack.origin;
@@ -998,34 +1021,35 @@ impl<'a> StreamRef<'a> {
         (&incoming.split[(at / 64) as usize], 1 << (at % 64))
     }
 
-    /// Nothing from `offset` on will ever be readable. False if that was known. To be called before the stamp
-    /// of what is there.
+    /// Makes the stream unreadable from `offset` on. False if it was already. Must be called before
+    /// the stamp of the bytes there.
     pub(crate) fn fail(&self, offset: u64) -> bool {
         let known = self
             .place
             .stack
             .failed_at
             .fetch_min(offset, Ordering::Relaxed);
-        // ORDERING: Relaxed: as in `split`; a reader that fails something tells itself.
+        // ORDERING: Relaxed, as in `split`; a reader that finds the failure itself knows it.
         self.waiting().notify_all();
         known > offset
     }
 
-    /// All octets of delivery number `deliver.delivery` are in the ring. Whoever performs wakes the
-    /// application afterwards.
+    /// Stamps delivery number `deliver.delivery`: all its bytes are in the ring. The caller wakes
+    /// the application afterwards.
     #[inline]
     pub(crate) fn stamp(&self, deliver: &Deliver) {
         let incoming = self.incoming();
         let slots = incoming.delivered.len() as u64;
         let slot = &incoming.delivered[(deliver.delivery & (slots - 1)) as usize];
-        // ORDERING: Release, pairs with the Acquire in `look`: who sees the stamp sees the octets.
+        // ORDERING: Release, pairs with the Acquire in `follow`: a thread that sees the stamp sees
+        // the bytes.
         slot.store(
             stamp(deliver.delivery, slots, deliver.end),
             Ordering::Release,
         );
     }
 
-    /// As [`StreamRef::stamp`], for all deliveries of a row: all of their octets are there.
+    /// As [`StreamRef::stamp`], for all deliveries of a row.
     #[inline]
     pub(crate) fn stamp_row(&self, row: &Row) {
         let incoming = self.incoming();
@@ -1039,38 +1063,39 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// The octets of the send stream that a numbered frame carries.
+    /// The payload of a numbered frame in the send ring.
     #[inline]
     pub(crate) fn sending(&self, offset: u64, len: usize) -> Parts<'a> {
-        // SAFETY: the frame was numbered, so its octets are written and published (the log carried the
+        // SAFETY: the frame was numbered, so its bytes are written and published (the log carried the
         // cursor), and not released before every frame numbered with them is sent (module docs).
         unsafe { self.outgoing().read(offset, len) }
     }
 
-    /// The same, for a frame that is sent from where they lie; `None` if they do not lie together.
+    /// The same, for a frame that is sent from the ring; `None` if the bytes are not contiguous.
     #[inline]
-    pub(crate) fn carried(&self, offset: u64, len: usize) -> Option<Carried> {
-        let (octets, rest) = self.sending(offset, len);
-        rest.is_empty().then_some(Carried {
-            start: octets.as_ptr(),
-            len: octets.len(),
+    pub(crate) fn borrow_payload(&self, offset: u64, len: usize) -> Option<BorrowedPayload> {
+        let (bytes, rest) = self.sending(offset, len);
+        rest.is_empty().then_some(BorrowedPayload {
+            start: bytes.as_ptr(),
+            len: bytes.len(),
         })
     }
 
-    /// The first `upto` octets of the send stream will not be read again. Whoever performs wakes the
+    /// The first `upto` bytes of the send stream will not be read again. The caller wakes the
     /// application afterwards.
     #[inline]
     pub(crate) fn release(&self, upto: u64) {
-        // A frame with a piece of a unit is built from the unit's beginning.
+        // A frame with a piece of a unit is built from the beginning of the unit.
         let upto = match &self.streams.inline {
             Some(inline) => upto - upto % inline.unit,
             None => upto,
         };
-        // ORDERING: Release, pairs with the Acquire in `writable`: who sees it may overwrite them.
+        // ORDERING: Release, pairs with the Acquire in `writable`: a thread that sees the new value
+        // may overwrite the bytes.
         self.place.stack.released.fetch_max(upto, Ordering::Release);
     }
 
-    /// A frame says that octets below `edge` may be sent to us, of which `limit` may lie unread.
+    /// A frame advertises the window edge `edge`, with `limit` as the limit of unread bytes.
     #[inline]
     pub(crate) fn advertised(&self, edge: u64, limit: u32) {
         let known = &self.place.stack.limit;
@@ -1085,7 +1110,8 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// The connection's life moved on, when the stream reached to `received`.
+    /// Stores an event of the connection, which happened when the receive stream was `received`
+    /// bytes long.
     pub(crate) fn event(&self, event: Event, received: u64) {
         let ends = !matches!(
             event,
@@ -1109,34 +1135,35 @@ impl<'a> StreamRef<'a> {
             Event::Unreachable => UNREACHABLE,
             Event::Aborted => ABORTED,
         };
-        self.live(bit);
+        self.set_status(bit);
     }
 
     pub(crate) fn retired(&self) {
-        self.live(RETIRED);
+        self.set_status(RETIRED);
     }
 
-    /// All frames of a connection that is over were sent.
-    pub(crate) fn left(&self) {
-        self.live(LEFT);
+    /// All frames of a closed connection were sent.
+    pub(crate) fn all_sent(&self) {
+        self.set_status(SENT);
     }
 
-    fn live(&self, bits: u32) {
-        // ORDERING: Release, pairs with the Acquire in `life`.
-        self.place.stack.life.fetch_or(bits, Ordering::Release);
+    fn set_status(&self, bits: u32) {
+        // ORDERING: Release, pairs with the Acquire in `status`.
+        self.place.stack.status.fetch_or(bits, Ordering::Release);
         self.waiting().notify_all();
     }
 
-    // What the application does.
+    // The application's side.
 
-    pub(crate) fn life(&self) -> Life {
-        Life {
-            // ORDERING: Acquire, pairs with the Release in `live`.
-            bits: self.place.stack.life.load(Ordering::Acquire),
+    pub(crate) fn status(&self) -> ConnectionStatus {
+        ConnectionStatus {
+            // ORDERING: Acquire, pairs with the Release in `set_status`.
+            bits: self.place.stack.status.load(Ordering::Acquire),
         }
     }
 
-    /// How much had been received when the connection was ended; asked when [`Life::ending`] says it was.
+    /// How many bytes had been received when the connection was closed; valid once
+    /// [`ConnectionStatus::end_reason`] says so.
     pub(crate) fn ended_at(&self) -> u64 {
         self.place.stack.ended_at.load(Ordering::Relaxed)
     }
@@ -1148,16 +1175,17 @@ impl<'a> StreamRef<'a> {
         (end != UNKNOWN).then_some(end)
     }
 
-    /// Follows the delivery slots from `seen` on; afterwards `seen.arrived` is how far the stream has come.
-    pub(crate) fn look(&self, seen: &mut Seen) {
-        // ORDERING: the Acquire in `get` pairs with the Release that ends `get_or_init`. Nothing is lost if it is not seen
-        // yet: who waits has called `prepare` before this look, and its fence pairs with the one of the wake-up, which
-        // stands behind the first stamp.
+    /// Advances `seen` along the delivery slots; afterwards `seen.arrived` is the end of the
+    /// received stream.
+    pub(crate) fn follow(&self, seen: &mut DeliveryCursor) {
+        // ORDERING: the Acquire in `get` pairs with the Release that ends `get_or_init`. Nothing is
+        // lost if the ring is not seen yet: a waiting thread has called `prepare` before this look,
+        // and its fence pairs with the one of the wake-up, which follows the first stamp.
         let Some(incoming) = self.place.incoming.get() else {
             return;
         };
         let slots = incoming.delivered.len() as u64;
-        let Seen {
+        let DeliveryCursor {
             mut next,
             mut arrived,
             ..
@@ -1171,7 +1199,8 @@ impl<'a> StreamRef<'a> {
                     let Some(laps) = laps_ahead(found, next, slots) else {
                         break 'round;
                     };
-                    // A newer stamp: everything up to one round before it is complete, and so is this one.
+                    // A newer stamp: all deliveries up to one round before it are complete, and so
+                    // is this one.
                     next += (laps.max(1) - 1) * slots + 1;
                     continue 'round;
                 }
@@ -1182,14 +1211,14 @@ impl<'a> StreamRef<'a> {
         (seen.next, seen.arrived) = (next, arrived);
     }
 
-    /// Moves `seen.end` over what has arrived in whole units, and to where the stream failed at most. Units that
-    /// came in pieces are given to `open` first.
+    /// Advances `seen.end` over whole received units, at most to where the stream failed. Units
+    /// that came in pieces are passed to `open` first.
     ///
     /// # Errors
-    /// Where `open` failed, and why; `seen.end` stays there.
+    /// The position at which `open` failed, and the reason; `seen.end` stays there.
     pub(crate) fn complete(
         &self,
-        seen: &mut Seen,
+        seen: &mut DeliveryCursor,
         unit: u64,
         mut open: impl FnMut(&StreamId, u64, &[u8], &mut [u8]) -> Result<(), Failure>,
     ) -> Result<(), (u64, Failure)> {
@@ -1222,7 +1251,7 @@ impl<'a> StreamRef<'a> {
         Ok(())
     }
 
-    /// The receive stream's name, as [`StreamRef::split`] left it.
+    /// The receive stream's name, as [`StreamRef::split`] stored it.
     fn origin(&self) -> StreamId {
         let [ends, ports] = &self.place.stack.origin;
         let (ends, ports) = (ends.load(Ordering::Relaxed), ports.load(Ordering::Relaxed));
@@ -1233,21 +1262,22 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Whether some of the stream could not be processed.
+    /// Whether a part of the stream could not be processed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed_at() != UNKNOWN
     }
 
-    /// Where the stream could not be processed any more.
+    /// The position from which on the stream could not be processed.
     pub(crate) fn failed_at(&self) -> u64 {
-        // ORDERING: Relaxed: who reads behind it has seen a later stamp, with Acquire, and so sees it.
+        // ORDERING: Relaxed: a reader beyond this position has seen a later stamp, with Acquire,
+        // and so sees it.
         self.place.stack.failed_at.load(Ordering::Relaxed)
     }
 
-    /// Received octets that `seen` vouches for and that are not read yet, in place.
+    /// Received bytes below `seen.end` that are not read yet, in place.
     ///
-    /// The slices borrow `seen`, so they are gone before [`StreamRef::read`] gives their octets up.
-    pub(crate) fn received<'s>(&self, seen: &'s Seen) -> Parts<'s>
+    /// The slices borrow `seen`, so they are gone before [`StreamRef::read`] gives their bytes up.
+    pub(crate) fn received<'s>(&self, seen: &'s DeliveryCursor) -> Parts<'s>
     where
         'a: 's,
     {
@@ -1255,16 +1285,16 @@ impl<'a> StreamRef<'a> {
             return (&[], &[]);
         };
         let from = self.place.app.read.load(Ordering::Relaxed);
-        // SAFETY: octets below `seen.end` are stamped, above `read` they are not given up; no Deliver names
+        // SAFETY: bytes below `seen.end` are stamped, above `read` they are not given up; no Deliver names
         // them again (module docs). The slices end before `read` moves, which takes `seen` mutably.
         unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
     }
 
-    /// The application has done with `len` more octets. Says whether the pump should be told, because the
-    /// window can open by something worth telling while it is less than half open.
-    pub(crate) fn read(&self, len: usize, seen: &mut Seen, mss: u32) -> bool {
+    /// The application is done with `len` more bytes. Returns whether the pump should be notified,
+    /// because the window is less than half open and can be opened by a worthwhile amount.
+    pub(crate) fn read(&self, len: usize, seen: &mut DeliveryCursor, mss: u32) -> bool {
         let read = self.place.app.read.load(Ordering::Relaxed) + len as u64;
-        // The memory behind `seen.end` is still written to, so no caller is trusted with this.
+        // The memory above `seen.end` is still written to, so this is checked for every caller.
         assert!(read <= seen.end, "more is given back than was received");
         // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before it.
         self.place.app.read.store(read, Ordering::Release);
@@ -1309,20 +1339,21 @@ impl<'a> StreamRef<'a> {
         len
     }
 
-    /// Declares the send ring written up to `offset`, whatever lies there, and however little of it was released: in a
-    /// replay, nobody sends what lies before.
+    /// Declares the send ring written up to `offset`, whatever it contains and however little was
+    /// released. For replays, in which no earlier byte is sent.
     pub(crate) fn skip_to(&self, offset: u64) {
         // ORDERING: Release, pairs with the Acquire in `progress`.
         self.place.app.written.fetch_max(offset, Ordering::Release);
     }
 
-    /// Whether all of the send ring was written in this stream, so that no octet in it is another one's.
+    /// Whether the whole send ring was written in this stream, so that it contains no byte of
+    /// another one.
     pub(crate) fn was_filled(&self) -> bool {
         self.place.app.written.load(Ordering::Relaxed) >= self.streams.send_len as u64
     }
 
-    /// Declares `len` more octets of the send ring written, which this stream wrote there one round before; returns how many
-    /// fit. None until there was such a round.
+    /// Declares `len` more bytes of the send ring written, with the contents of one round before;
+    /// returns how many fit. None before there was such a round.
     pub(crate) fn write_again(&self, len: usize) -> usize {
         if !self.was_filled() {
             return 0;
@@ -1344,48 +1375,49 @@ impl<'a> StreamRef<'a> {
         released >= self.cursors().1
     }
 
-    pub(crate) fn ask(&self, what: Asked) {
+    pub(crate) fn request(&self, what: AppRequest) {
         let bits = if what.shutdown { SHUTDOWN } else { 0 }
             | if what.orphan { ORPHAN } else { 0 }
             | if what.abort { ABORT } else { 0 }
             | if what.set { SET } else { 0 };
         // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen with it.
-        self.place.app.asked.fetch_or(bits, Ordering::Release);
+        self.place.app.requests.fetch_or(bits, Ordering::Release);
     }
 
     /// What the application has set.
     pub(crate) fn settings(&self) -> Settings {
-        self.place.app.wishes.load()
+        self.place.app.settings.load()
     }
 
-    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::ask`], as all below.
+    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::request`], as all below.
     pub(crate) fn set_nodelay(&self, nodelay: bool) {
-        // ORDERING: Relaxed, as all wishes: the Release in `ask` stands behind them.
-        let wish = &self.place.app.wishes.nodelay;
+        // ORDERING: Relaxed, as all wishes: the Release in `request` stands behind them.
+        let wish = &self.place.app.settings.nodelay;
         wish.store(nodelay, Ordering::Relaxed);
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) {
-        self.place.app.wishes.keepalive(keepalive);
+        self.place.app.settings.keepalive(keepalive);
     }
 
     pub(crate) fn set_user_timeout(&self, user_timeout: Option<Duration>) {
-        self.place.app.wishes.user_timeout(user_timeout);
+        self.place.app.settings.user_timeout(user_timeout);
     }
 
     pub(crate) fn set_ttl(&self, ttl: u8) {
-        self.place.app.wishes.ttl.store(ttl, Ordering::Relaxed);
+        self.place.app.settings.ttl.store(ttl, Ordering::Relaxed);
     }
 
     pub(crate) fn set_tos(&self, tos: u8) {
-        self.place.app.wishes.tos.store(tos, Ordering::Relaxed);
+        self.place.app.settings.tos.store(tos, Ordering::Relaxed);
     }
 
-    /// Raises the flag; true if it was down, that is if the pump must be told. Does nothing once the place has
-    /// another tenant, as it may after being asked to let go of this one.
+    /// Raises the flag; true if it was down, that is if the pump must be notified. Does nothing
+    /// once the stream belongs to another connection, which may happen after the application has
+    /// released this one.
     pub(crate) fn raise(&self) -> bool {
         let dirty = &self.place.app.dirty;
-        let [down, up] = [false, true].map(|raised| flag(self.tenant, raised));
+        let [down, up] = [false, true].map(|raised| flag(self.generation, raised));
         // Stored although it is up, or else the pump could lower it without seeing what is new.
         // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the cursors.
         let raised = dirty.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |found| {
@@ -1397,23 +1429,25 @@ impl<'a> StreamRef<'a> {
     // What the pump does.
 
     /// Lowers the flag and reads what the application stored: read and write cursor, and what it asked.
-    pub(crate) fn progress(&self) -> (u64, u64, Asked) {
+    pub(crate) fn progress(&self) -> (u64, u64, AppRequest) {
         // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a later
         // store raises it again.
-        let down = flag(self.tenant, false);
+        let down = flag(self.generation, false);
         self.place.app.dirty.swap(down, Ordering::AcqRel);
-        // ORDERING: Acquire, pairs with the Release in `ask`. Before the cursors: whoever shuts down or lets
-        // go has written all it ever will, and all of it must be seen with that.
-        let mut asked = self.place.app.asked.load(Ordering::Acquire);
+        // ORDERING: Acquire, pairs with the Release in `request`. Read before the cursors: an
+        // application that shuts down or releases the connection has written its last byte, and the
+        // last cursor must be seen with that request.
+        let mut asked = self.place.app.requests.load(Ordering::Acquire);
         if asked & SET != 0 {
-            // Before the settings are read: who changes one after that asks once more.
-            asked = self.place.app.asked.fetch_and(!SET, Ordering::Acquire);
+            // Cleared before the settings are read: a setting changed after that raises the request
+            // again.
+            asked = self.place.app.requests.fetch_and(!SET, Ordering::Acquire);
         }
         let (read, written) = self.cursors();
         (
             read,
             written,
-            Asked {
+            AppRequest {
                 shutdown: asked & SHUTDOWN != 0,
                 orphan: asked & ORPHAN != 0,
                 abort: asked & ABORT != 0,
@@ -1426,7 +1460,7 @@ impl<'a> StreamRef<'a> {
     #[inline]
     pub(crate) fn cursors(&self) -> (u64, u64) {
         // ORDERING: Acquire both, pair with the Release in `read` and in `write`: frames that the log
-        // lets be numbered see the octets, deliveries that it lets be named see them given up.
+        // lets be numbered see the bytes, deliveries that it lets be named see them given up.
         (
             self.place.app.read.load(Ordering::Acquire),
             self.place.app.written.load(Ordering::Acquire),
@@ -1435,13 +1469,14 @@ impl<'a> StreamRef<'a> {
 
     /// Whether the application has let go of it.
     pub(crate) fn is_orphan(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `ask`: its last reads are over.
-        self.place.app.asked.load(Ordering::Acquire) & ORPHAN != 0
+        // ORDERING: Acquire, pairs with the Release in `request`: its last reads are over.
+        self.place.app.requests.load(Ordering::Acquire) & ORPHAN != 0
     }
 
-    /// Octets written between two cursors, for recording.
+    /// Bytes written between two cursors, for recording.
     pub(crate) fn recorded(&self, from: u64, to: u64) -> Parts<'a> {
-        // The pump read `to` with Acquire and publishes it after this: nobody released them yet.
+        // The pump read `to` with Acquire and publishes it after this, so the bytes are not
+        // released yet.
         self.sending(from, (to - from) as usize)
     }
 
@@ -1449,7 +1484,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn handle(&self) -> Handle {
         Handle {
             stream: self.place.number,
-            tenant: self.tenant,
+            generation: self.generation,
         }
     }
 
@@ -1464,9 +1499,9 @@ impl<'a> StreamRef<'a> {
     }
 }
 
-/// The value of a tenant's flag.
-const fn flag(tenant: u32, raised: bool) -> u64 {
-    (tenant as u64) << 1 | raised as u64
+/// The value of the flag of a generation.
+const fn flag(generation: u32, raised: bool) -> u64 {
+    (generation as u64) << 1 | raised as u64
 }
 
 /// What a place's word says.
@@ -1474,9 +1509,9 @@ const fn entry(generation: u32, stream: u32) -> u64 {
     (generation as u64) << 32 | stream as u64
 }
 
-impl Home {
+impl HomeSlot {
     fn new(group: u16, index: u32) -> Self {
-        Home {
+        HomeSlot {
             place: AtomicU64::new(entry(group as u32, index)),
             generation: AtomicU32::new(0),
         }
@@ -1484,8 +1519,9 @@ impl Home {
 
     fn set(&self, group: u16, conn: ConnId) {
         self.generation.store(conn.generation, Ordering::Relaxed);
-        // ORDERING: Relaxed both: who moves a stream lowers its flag behind this, and who raises the flag reads behind
-        // that. So it finds all of this, or what it stored is found when the flag is lowered.
+        // ORDERING: Relaxed both: the pump that moves a stream lowers its flag after this, and a
+        // thread that raises the flag reads after that. Either the thread finds all of this, or
+        // what it stored is found when the flag is lowered.
         self.place
             .store(entry(u32::from(group), conn.index), Ordering::Relaxed);
     }
@@ -1506,14 +1542,14 @@ impl Stream {
     fn new(number: u32, group: u16, index: u32) -> Self {
         Stream {
             number,
-            tenant: AtomicU32::new(0),
-            home: Home::new(group, index),
-            mark: CachePadded::default(),
+            generation: AtomicU32::new(0),
+            home: HomeSlot::new(group, index),
+            published_end: CachePadded::default(),
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
                 written: AtomicU64::new(0),
-                asked: AtomicU32::new(0),
-                wishes: Wishes::new(),
+                requests: AtomicU32::new(0),
+                settings: SharedSettings::new(),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
@@ -1525,7 +1561,7 @@ impl Stream {
                 failed_at: AtomicU64::new(UNKNOWN),
                 origin: [AtomicU64::new(0), AtomicU64::new(0)],
                 first: AtomicU64::new(0),
-                life: AtomicU32::new(0),
+                status: AtomicU32::new(0),
             }),
             incoming: OnceLock::new(),
             outgoing: OnceLock::new(),
@@ -1536,7 +1572,7 @@ impl Stream {
 
 /// How far the application followed the delivery slots.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct DeliveryCursor {
     /// Number of the delivery to look for.
     next: u64,
     /// Everything up to here is in the ring.
@@ -1599,18 +1635,18 @@ mod tests {
         }
     }
 
-    fn readable(stream: &StreamRef<'_>, seen: &mut Seen) -> Vec<u8> {
-        stream.look(seen);
+    fn readable(stream: &StreamRef<'_>, seen: &mut DeliveryCursor) -> Vec<u8> {
+        stream.follow(seen);
         seen.end = seen.arrived;
         let (a, b) = stream.received(seen);
         [a, b].concat()
     }
 
     #[test]
-    fn octets_become_readable_when_every_earlier_delivery_is_complete() {
+    fn bytes_become_readable_when_every_earlier_delivery_is_complete() {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
-        let mut seen = Seen::default();
+        let mut seen = DeliveryCursor::default();
         let (first, second) = (deliver(0, 0, 3, 3), deliver(1, 3, 3, 6));
         stream.store(&second, 0, b"def");
         stream.stamp(&second);
@@ -1624,7 +1660,7 @@ mod tests {
     fn a_reader_that_missed_a_round_of_stamps_goes_on_behind_it() {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
-        let mut seen = Seen::default();
+        let mut seen = DeliveryCursor::default();
         for j in 0..11 {
             let d = deliver(j, j, 1, j + 1);
             stream.store(&d, 0, &[j as u8]);
@@ -1633,7 +1669,7 @@ mod tests {
         assert_eq!(readable(&stream, &mut seen).len(), 11);
     }
 
-    /// Whether a stream has what it needs for octets that arrive, and for those that are written.
+    /// Whether a stream has what it needs for bytes that arrive, and for those that are written.
     fn has(stream: &StreamRef<'_>) -> (bool, bool) {
         let place = stream.place;
         (
@@ -1656,7 +1692,7 @@ mod tests {
             generation: 0,
         };
         let [reads, writes] = [0, 1].map(|index| streams.get(conn(index)).unwrap());
-        let mut seen = Seen::default();
+        let mut seen = DeliveryCursor::default();
         for stream in [&reads, &writes] {
             assert_eq!(readable(stream, &mut seen), b"");
             assert_eq!(stream.complete(&mut seen, 16, |_, _, _, _| Ok(())), Ok(()));
@@ -1707,8 +1743,8 @@ mod tests {
         let moved = groups[1].stream_of(conn(3));
         let instead = groups[0].stream_of(conn(5));
         assert_eq!((moved, instead), (203, 5));
-        groups[0].seat(conn(5), moved);
-        groups[1].part_with(conn(3), instead);
+        groups[0].assign(conn(5), moved);
+        groups[1].unassign(conn(3), instead);
         assert_eq!(groups[0].get(conn(5)).unwrap().handle().stream, 203);
         assert!(groups[1].get(conn(3)).is_none());
         assert_eq!(table.all().count(), expected.len() + 1);
@@ -1754,7 +1790,7 @@ mod tests {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
         assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
-        stream.begins_at(SeqNum(9));
+        stream.set_first_sequence(SeqNum(9));
         assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
         // The first window may be full of what came before.
         let behind = SeqNum(9 + 1024);
@@ -1763,16 +1799,16 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Of whatever order segments come in: what is reserved was in no earlier segment, ends at the window, and does
-        /// not wrap.
+        /// In whatever order segments arrive, a reserved range was in no earlier segment, ends
+        /// within the window, and does not wrap.
         #[test]
-        fn what_is_reserved_nobody_had_before(
+        fn a_reserved_range_was_in_no_earlier_segment(
             first in proptest::prelude::any::<u32>(),
             steps in proptest::collection::vec((0u64..3000, 1u32..600, 0u64..800), 1..80),
         ) {
             let streams = streams();
             let stream = streams.get(CONN).unwrap();
-            stream.begins_at(SeqNum(first));
+            stream.set_first_sequence(SeqNum(first));
             let (mut read, mut base) = (0u64, 0u64);
             let mut had = Vec::<(u64, u64)>::new();
             for (ahead, len, gain) in steps {
@@ -1796,13 +1832,13 @@ mod tests {
     }
 
     #[test]
-    fn the_pump_is_told_when_two_segments_were_read_and_the_window_is_less_than_half_open() {
+    fn the_pump_is_notified_when_two_segments_were_read_and_the_window_is_less_than_half_open() {
         let streams = streams();
         let stream = streams.get(CONN).unwrap();
         stream.advertised(1024, 1024);
-        let mut seen = Seen {
+        let mut seen = DeliveryCursor {
             end: 512,
-            ..Seen::default()
+            ..DeliveryCursor::default()
         };
         assert!(!stream.read(200, &mut seen, 100), "half of it is open");
         let streams = super::tests::streams();
@@ -1814,7 +1850,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recycled_place_is_fresh_and_its_former_tenant_gone() {
+    fn a_recycled_place_is_fresh_and_its_former_connection_gone() {
         let streams = streams();
         let former = streams.get(CONN).unwrap();
         former.write(b"x");
@@ -1828,8 +1864,8 @@ mod tests {
         };
         let stream = streams.get(next).unwrap();
         assert_eq!(stream.cursors(), (0, 0));
-        assert_eq!(stream.life().ending(), None);
-        let mut seen = Seen::default();
+        assert_eq!(stream.status().end_reason(), None);
+        let mut seen = DeliveryCursor::default();
         assert_eq!(readable(&stream, &mut seen), b"");
         assert!(
             !former.raise(),
@@ -1842,7 +1878,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_raise_the_flag_one_tells_the_pump_wherever_the_other_comes_in_between() {
+    fn of_two_that_raise_the_flag_one_notifies_the_pump_in_every_interleaving() {
         for step in 0.. {
             let streams = Arc::new(streams());
             let stream = streams.get(CONN).unwrap();
@@ -1858,7 +1894,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_comes_in_while_the_pump_looks_is_seen_or_told() {
+    fn a_write_during_the_pump_s_look_is_seen_or_raises_the_flag() {
         for step in 0.. {
             let streams = Arc::new(streams());
             let stream = streams.get(CONN).unwrap();
@@ -1868,19 +1904,19 @@ mod tests {
             let other = move || {
                 let stream = same.get(CONN).unwrap();
                 stream.write(b"b");
-                stream.ask(Asked {
+                stream.request(AppRequest {
                     shutdown: true,
-                    ..Asked::default()
+                    ..AppRequest::default()
                 });
                 stream.raise()
             };
-            let ((_, written, asked), told) = interrupted(step, other, || stream.progress());
-            let Some(told) = told else {
+            let ((_, written, asked), raised) = interrupted(step, other, || stream.progress());
+            let Some(raised) = raised else {
                 assert!(step > 0, "the pump looks without any access");
                 break;
             };
             let seen = written == 2 && asked.shutdown;
-            assert!(seen || told, "interrupted before access {step}");
+            assert!(seen || raised, "interrupted before access {step}");
             assert!(
                 written == 2 || !asked.shutdown,
                 "interrupted before access {step}: an end before all that was written"
@@ -1893,7 +1929,7 @@ mod tests {
         for step in 0.. {
             let streams = Arc::new(streams());
             // Nobody comes in while its memory is written.
-            streams.row.make(0, 0);
+            streams.table.make(0, 0);
             let same = Arc::clone(&streams);
             let (_, other) = interrupted(
                 step,
@@ -1928,7 +1964,7 @@ mod loom_models {
         generation: 0,
     };
 
-    /// One stream of rings of two octets, which are made, so that no thread waits in std while another makes them.
+    /// One stream of rings of two bytes, which are made, so that no thread waits in std while another makes them.
     fn streams() -> Arc<Streams> {
         let limits = Limits {
             connections: 1,
@@ -1973,42 +2009,42 @@ mod loom_models {
     }
 
     /// Reads all that is there.
-    fn read(stream: StreamRef<'_>, seen: &mut Seen) -> Vec<u8> {
-        stream.look(seen);
+    fn read(stream: StreamRef<'_>, seen: &mut DeliveryCursor) -> Vec<u8> {
+        stream.follow(seen);
         seen.end = seen.arrived;
-        let octets = {
+        let bytes = {
             let (a, b) = stream.received(seen);
             [a, b].concat()
         };
-        stream.read(octets.len(), seen, 1);
-        octets
+        stream.read(bytes.len(), seen, 1);
+        bytes
     }
 
-    /// Catches: octets read before they are written, because `stamp` or `look` is Relaxed.
+    /// Catches: bytes read before they are written, because `stamp` or `follow` is Relaxed.
     #[test]
     fn two_primaries_deliver_and_the_application_reads() {
         model(|| {
             let streams = streams();
             let primaries = [0, 1].map(|j| spawn(&streams, move |stream| deliver(stream, j)));
-            let (stream, mut seen) = (streams.get(CONN).unwrap(), Seen::default());
-            let mut octets = read(stream, &mut seen);
+            let (stream, mut seen) = (streams.get(CONN).unwrap(), DeliveryCursor::default());
+            let mut bytes = read(stream, &mut seen);
             primaries.map(|primary| primary.join().unwrap());
-            octets.extend(read(stream, &mut seen));
-            assert_eq!(octets, [0, 1]);
+            bytes.extend(read(stream, &mut seen));
+            assert_eq!(bytes, [0, 1]);
         });
     }
 
-    /// Catches: octets sent before they are written, because the cursor or the flag is Relaxed; an end that overtakes the
-    /// last write; a write that the pump neither sees nor is told of.
+    /// Catches: bytes sent before they are written, because the cursor or the flag is Relaxed; an
+    /// end that overtakes the last write; a write that the pump neither sees nor is notified of.
     #[test]
     fn the_application_writes_and_the_pump_looks() {
         model(|| {
             let streams = streams();
             let writer = spawn(&streams, |stream| {
                 stream.write(b"a");
-                stream.ask(Asked {
+                stream.request(AppRequest {
                     shutdown: true,
-                    ..Asked::default()
+                    ..AppRequest::default()
                 });
                 stream.raise()
             });
@@ -2024,7 +2060,7 @@ mod loom_models {
 
     /// Catches: a flag that is lowered after the cursors are read.
     #[test]
-    fn a_second_write_is_seen_or_told() {
+    fn a_second_write_is_seen_or_raises_the_flag() {
         model(|| {
             let streams = streams();
             let stream = streams.get(CONN).unwrap();
@@ -2039,7 +2075,7 @@ mod loom_models {
         });
     }
 
-    /// Catches: octets written over while a frame is built from them, because `release` or `writable` is Relaxed.
+    /// Catches: bytes written over while a frame is built from them, because `release` or `writable` is Relaxed.
     #[test]
     fn what_was_released_is_written_over() {
         model(|| {
@@ -2067,11 +2103,11 @@ mod loom_models {
                 stream.event(Event::Reset, 1);
             });
             let stream = streams.get(CONN).unwrap();
-            if stream.life().ending().is_some() {
+            if stream.status().end_reason().is_some() {
                 assert_eq!((stream.ended_at(), stream.peer_end()), (1, Some(1)));
             }
             if stream.peer_end().is_some() {
-                assert_eq!(read(stream, &mut Seen::default()), [0]);
+                assert_eq!(read(stream, &mut DeliveryCursor::default()), [0]);
             }
             primary.join().unwrap();
         });

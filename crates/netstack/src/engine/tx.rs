@@ -28,7 +28,7 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
-use crate::engine::stream::{Carried, prefetch_at};
+use crate::engine::stream::{BorrowedPayload, prefetch_at};
 use crate::engine::sync::{AtomicU64, Shadow};
 
 const FREE: u64 = 0;
@@ -37,7 +37,7 @@ const READY: u64 = 2;
 const SENT: u64 = 3;
 
 /// Slots behind a hole that one call looks at.
-const LOOKS: u64 = 8;
+const MAX_SCAN: u64 = 8;
 
 const fn stamp(frame: u64, state: u64) -> u64 {
     (frame << 2) | state
@@ -56,7 +56,7 @@ struct Built {
     len: u32,
     meta: TxMeta,
     /// What follows that in the frame.
-    carried: Option<Carried>,
+    payload: Option<BorrowedPayload>,
 }
 
 /// The slots and their memory.
@@ -80,7 +80,7 @@ unsafe impl Send for TxRing {}
 pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
-    /// `slots` (a power of two) frames of at most `slot_len` octets, and the one handle that sends them.
+    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends them.
     pub(crate) fn new(slots: usize, slot_len: usize) -> (Arc<TxRing>, Transmitter) {
         assert!(slots.is_power_of_two());
         let slot_len = slot_len.next_multiple_of(64);
@@ -93,7 +93,7 @@ impl TxRing {
                 head: 0,
                 len: 0,
                 meta: TxMeta::default(),
-                carried: None,
+                payload: None,
             }),
         };
         let ring = Arc::new(TxRing {
@@ -167,7 +167,7 @@ impl TxRing {
         self.slots.iter().map(claimed).max().unwrap_or(0)
     }
 
-    /// Asks the processor for the first `len` octets of a slot that is to be written soon.
+    /// Asks the processor for the first `len` bytes of a slot that is to be written soon.
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
         let index = self.index(frame);
@@ -196,25 +196,25 @@ impl TxClaim<'_> {
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         self.ring.shadow.write(self.ring.index(self.frame), 1);
         // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory is
-        // `slot_len` octets within the ring's, and initialised since `new`.
+        // `slot_len` bytes within the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.frame), self.ring.slot_len) }
     }
 
-    /// The first `len` octets are the frame, `head` of them headers.
+    /// The first `len` bytes are the frame, `head` of them headers.
     #[inline(always)]
     pub(crate) fn publish(self, head: usize, len: usize, meta: TxMeta) {
         assert!(head <= len);
         self.store(head, len, meta, None);
     }
 
-    /// The first `head` octets are the frame's headers, and what it carries lies elsewhere.
+    /// The first `head` bytes are the frame's headers, and what it carries lies elsewhere.
     #[inline]
-    pub(crate) fn publish_carried(self, head: usize, carried: Carried, meta: TxMeta) {
+    pub(crate) fn publish_with_payload(self, head: usize, carried: BorrowedPayload, meta: TxMeta) {
         self.store(head, head, meta, Some(carried));
     }
 
     #[inline(always)]
-    fn store(mut self, head: usize, len: usize, meta: TxMeta, carried: Option<Carried>) {
+    fn store(mut self, head: usize, len: usize, meta: TxMeta, payload: Option<BorrowedPayload>) {
         assert!(len <= self.ring.slot_len);
         let index = self.ring.index(self.frame);
         let slot = &self.ring.slots[index];
@@ -225,7 +225,7 @@ impl TxClaim<'_> {
                 head: head as u32,
                 len: len as u32,
                 meta,
-                carried,
+                payload,
             };
         }
         self.published = true;
@@ -353,7 +353,7 @@ impl Transmitter {
             (built, bytes)
         };
         let (head, mut payload) = bytes.split_at(built.head as usize);
-        if let Some(carried) = built.carried {
+        if let Some(carried) = built.payload {
             // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are part of the world, and
             // whoever has this handle has the world.
             payload = unsafe { carried.bytes() };
@@ -385,7 +385,7 @@ impl Transmitter {
         if hole.calls < self.calls {
             return false;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_SCAN {
             if hole.ready >= self.past {
                 return true;
             }
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_frame_carries_is_sent_from_where_it_lies() {
+    fn a_borrowed_payload_is_sent_from_the_send_ring() {
         use crate::config::Limits;
         use crate::digest::ConnId;
         use crate::engine::stream::Streams;
@@ -640,11 +640,11 @@ mod tests {
         for (frame, head) in [(0, b"h0"), (1, b"h1")] {
             let mut claim = ring.claim(frame).unwrap();
             claim.buffer()[..2].copy_from_slice(head);
-            let carried = stream.carried(frame, 3).unwrap();
-            claim.publish_carried(2, carried, TxMeta::default());
+            let carried = stream.borrow_payload(frame, 3).unwrap();
+            claim.publish_with_payload(2, carried, TxMeta::default());
         }
         assert!(
-            stream.carried(1023, 2).is_none(),
+            stream.borrow_payload(1023, 2).is_none(),
             "one at the end of the ring, and one at its beginning"
         );
         assert_eq!((ring.claimed(), ring.sent()), (2, 0));
@@ -670,7 +670,7 @@ mod loom_models {
         true
     }
 
-    /// Sends what is ready once, and returns the first octet of each frame.
+    /// Sends what is ready once, and returns the first byte of each frame.
     fn send(transmitter: &mut Transmitter) -> Vec<u8> {
         let mut frames = ArrayVec::<_, 4>::new();
         transmitter.ready(u64::MAX, &mut frames);

@@ -27,11 +27,11 @@ pub struct ConnectionStats {
     pub remote: SocketAddrV4,
     /// Where it stands (RFC 9293 section 3.3.2).
     pub state: State,
-    /// Octets that arrived without a gap.
+    /// Bytes that arrived without a gap.
     pub received: u64,
-    /// Octets that the peer acknowledged.
+    /// Bytes that the peer acknowledged.
     pub acknowledged: u64,
-    /// Congestion window, octets (RFC 5681 section 2).
+    /// Congestion window, bytes (RFC 5681 section 2).
     pub cwnd: u32,
     /// Smoothed round-trip time (RFC 6298 section 2); `None` before the first measurement.
     pub srtt: Option<time::Duration>,

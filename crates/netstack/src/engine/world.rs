@@ -15,16 +15,16 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes_drivers::{DeviceError, Frame, Waker};
 
 use crate::config::Limits;
-use crate::digest::{ConnId, Flow, Shard};
+use crate::digest::{ConnId, Flow, GroupIndex};
 use crate::effect::Effect;
 use crate::engine::balance::Load;
-use crate::engine::demux::Moved;
-use crate::engine::pump::moves::{Note, Told};
-use crate::engine::queues::{Bindings, Queues};
+use crate::engine::demux::MigratedFlows;
+use crate::engine::pump::migration::{MigrationMessage, MigrationProgress};
 #[cfg(feature = "testkit")]
 use crate::engine::replica::Replica;
-use crate::engine::stream::{Asked, Handle, StreamRef, StreamTable, Streams};
+use crate::engine::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
 use crate::engine::tx::TxRing;
+use crate::engine::udp_queues::{Bindings, Queues};
 use crate::engine::view::View;
 use crate::ip::route::Site;
 use crate::keys::{Domain, Keys};
@@ -34,7 +34,7 @@ use crate::stats::StackStats;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Open {
-        ticket: u64,
+        request_id: u64,
         remote: SocketAddrV4,
     },
     Listen {
@@ -63,7 +63,7 @@ pub(crate) enum Command {
 
 /// News for the pump about which connection a flow is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HintNews {
+pub(crate) struct HintUpdate {
     pub(crate) conn: ConnId,
     pub(crate) flow: Flow,
     pub(crate) open: bool,
@@ -71,7 +71,7 @@ pub(crate) struct HintNews {
 
 /// How an open ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum OpenResult {
     Opened { stream: Handle, flow: Flow },
     NoRoom,
     Unreachable,
@@ -95,59 +95,59 @@ pub(crate) struct Ready {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
-    pub(crate) answers: HashMap<u64, Option<Answer>>,
+pub(crate) struct SocketTable {
+    pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
     /// Who has which UDP port.
     pub(crate) bindings: Bindings,
     /// What the device last complained of.
     pub(crate) device_error: Option<DeviceError>,
-    next_ticket: u64,
+    next_request_id: u64,
 }
 
 /// What all groups of a stack have in common.
 #[derive(Default)]
-pub(crate) struct Front {
-    desk: Mutex<Desk>,
+pub(crate) struct StackShared {
+    socket_table: Mutex<SocketTable>,
     /// Where those wait who want something at the desk.
-    pub(crate) bell: Condvar,
+    pub(crate) socket_table_changed: Condvar,
     /// Where each group is told that one of its connections has news; empty if there is only one.
-    doors: Box<[OnceLock<Arc<Door>>]>,
+    mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
     /// How busy each group is.
     pub(crate) loads: Box<[Load]>,
     /// Connections that do not live where the hash of their flow says.
-    pub(crate) moved: Moved,
+    pub(crate) migrated: MigratedFlows,
     /// The streams of all groups, and what all groups must have alike.
-    row: OnceLock<(Alike, StreamTable)>,
+    streams: OnceLock<(StreamDimensions, StreamTable)>,
 }
 
-/// What a stream must find in whichever group it comes to: connections, octets of both rings, delivery slots.
-type Alike = [usize; 4];
+/// What a stream must find in whichever group it comes to: connections, bytes of both rings, delivery slots.
+type StreamDimensions = [usize; 4];
 
 /// Where a group's receive pump learns of news.
-pub(crate) struct Door {
+pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
     /// What other groups have to say.
-    pub(crate) notes: SegQueue<Note>,
+    pub(crate) messages: SegQueue<MigrationMessage>,
     /// The same, if there is no room: connections that have moved may have left an entry behind.
-    pub(crate) late: SegQueue<ConnId>,
+    pub(crate) overflow: SegQueue<ConnId>,
     waker: Waker,
     /// Whether somebody sleeps in the device and must be woken for news.
     asleep: AtomicBool,
 }
 
-impl Door {
+impl Mailbox {
     /// The application of `conn` has news.
-    fn tell(&self, conn: ConnId) {
+    fn notify(&self, conn: ConnId) {
         if self.dirty.push(conn).is_err() {
-            self.late.push(conn);
+            self.overflow.push(conn);
         }
-        self.ring();
+        self.wake();
     }
 
     /// Tells the pump that there is something in a queue.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
         // entry, or we see that it sleeps.
         core::sync::atomic::fence(Ordering::SeqCst);
@@ -157,59 +157,66 @@ impl Door {
     }
 }
 
-fn alike(limits: &Limits, slots: usize) -> Alike {
+fn dimensions(limits: &Limits, slots: usize) -> StreamDimensions {
     let rings = [limits.receive_buffer, limits.send_buffer].map(|len| len as usize);
     [limits.connections as usize, rings[0], rings[1], slots]
 }
 
-impl core::fmt::Debug for Front {
+impl core::fmt::Debug for StackShared {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Front").finish_non_exhaustive()
     }
 }
 
-impl Front {
+impl StackShared {
     /// For so many groups.
     pub(crate) fn of(groups: u16) -> Self {
-        Front {
-            doors: (0..groups).map(|_| OnceLock::new()).collect(),
+        StackShared {
+            mailboxes: (0..groups).map(|_| OnceLock::new()).collect(),
             loads: (0..groups).map(|_| Load::default()).collect(),
-            ..Front::default()
+            ..StackShared::default()
         }
     }
 
     /// The streams of `groups` groups, and what all of them have alike.
-    fn row_for(&self, limits: &Limits, groups: u16, slots: usize) -> &(Alike, StreamTable) {
-        self.row
-            .get_or_init(|| (alike(limits, slots), StreamTable::new(limits, groups)))
+    fn streams_for(
+        &self,
+        limits: &Limits,
+        groups: u16,
+        slots: usize,
+    ) -> &(StreamDimensions, StreamTable) {
+        self.streams
+            .get_or_init(|| (dimensions(limits, slots), StreamTable::new(limits, groups)))
     }
 
     /// Whether a group with these bounds and so many delivery slots is like those that there are.
-    pub(crate) fn fits(&self, limits: &Limits, groups: u16, slots: usize) -> bool {
-        self.row_for(limits, groups, slots).0 == alike(limits, slots)
+    pub(crate) fn has_dimensions(&self, limits: &Limits, groups: u16, slots: usize) -> bool {
+        self.streams_for(limits, groups, slots).0 == dimensions(limits, slots)
     }
 
     /// The door of a group, once it is there.
-    pub(crate) fn door(&self, group: u16) -> Option<&Arc<Door>> {
-        self.doors.get(usize::from(group))?.get()
+    pub(crate) fn mailbox(&self, group: u16) -> Option<&Arc<Mailbox>> {
+        self.mailboxes.get(usize::from(group))?.get()
     }
 
-    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
+        self.socket_table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Desk {
+impl SocketTable {
     /// Another number each time.
-    pub(crate) fn ticket_number(&mut self) -> u64 {
-        self.next_ticket += 1;
-        self.next_ticket
+    pub(crate) fn next_request_id(&mut self) -> u64 {
+        self.next_request_id += 1;
+        self.next_request_id
     }
 
-    pub(crate) fn ticket(&mut self) -> u64 {
-        let ticket = self.ticket_number();
-        self.answers.insert(ticket, None);
-        ticket
+    pub(crate) fn new_request(&mut self) -> u64 {
+        let request_id = self.next_request_id();
+        self.open_results.insert(request_id, None);
+        request_id
     }
 }
 
@@ -231,19 +238,19 @@ pub(crate) struct World {
     /// What applications asked for; drained by the pump.
     pub(crate) commands: SegQueue<Command>,
     /// Where it is told that an application has news.
-    pub(crate) door: Arc<Door>,
+    pub(crate) mailbox: Arc<Mailbox>,
     /// Drained by the pump.
-    pub(crate) hints: SegQueue<HintNews>,
+    pub(crate) hints: SegQueue<HintUpdate>,
     /// Closed connections whose work may not all be done; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
     /// What became of connections that leave and come; drained by the pump.
-    pub(crate) told: SegQueue<Told>,
+    pub(crate) migration_progress: SegQueue<MigrationProgress>,
     /// Frames that are done with, of workers that sleep; drained by the pump.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ArrayQueue<Vec<u8>>,
     /// Opening, listening and accepting: rare, and never on the path of a frame.
-    pub(crate) front: Arc<Front>,
+    pub(crate) shared: Arc<StackShared>,
     /// Which of the stack's groups this is.
     pub(crate) group: u16,
     /// Counters for whoever asks; whoever posts them waits for nobody.
@@ -255,7 +262,7 @@ pub(crate) struct World {
     pub(crate) view: View,
     pub(crate) down: AtomicBool,
     /// The device took no frame when it was last offered some: it is down or gone.
-    refuses: AtomicBool,
+    device_refuses: AtomicBool,
     /// Nothing begins any more.
     closing: AtomicBool,
 }
@@ -342,21 +349,21 @@ impl World {
         delivery_slots: usize,
         tx: Arc<TxRing>,
         waker: Waker,
-        (front, shard): (Arc<Front>, Shard),
+        (shared, shard): (Arc<StackShared>, GroupIndex),
     ) -> World {
         let address = site.address;
         let group = shard.index;
-        let (_, row) = front.row_for(&limits, shard.of, delivery_slots);
+        let (_, row) = shared.streams_for(&limits, shard.count, delivery_slots);
         let row = row.clone();
-        let door = Arc::new(Door {
+        let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
-            notes: SegQueue::new(),
-            late: SegQueue::new(),
+            messages: SegQueue::new(),
+            overflow: SegQueue::new(),
             waker,
             asleep: AtomicBool::new(false),
         });
-        if let Some(place) = front.doors.get(usize::from(group)) {
-            let _ = place.set(Arc::clone(&door));
+        if let Some(place) = shared.mailboxes.get(usize::from(group)) {
+            let _ = place.set(Arc::clone(&mailbox));
         }
         World {
             limits,
@@ -370,69 +377,71 @@ impl World {
             queues: Queues::new(&limits, delivery_slots, address),
             tx,
             commands: SegQueue::new(),
-            door,
+            mailbox,
             hints: SegQueue::new(),
             retired: SegQueue::new(),
-            told: SegQueue::new(),
+            migration_progress: SegQueue::new(),
             returned: SegQueue::new(),
             control: ArrayQueue::new(64),
-            front,
+            shared,
             group,
             posted: Mutex::default(),
             #[cfg(feature = "testkit")]
             panics: AtomicU64::new(0),
             view: View::default(),
             down: AtomicBool::new(false),
-            refuses: AtomicBool::new(false),
+            device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.front.desk()
+    pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
+        self.shared.socket_table()
     }
 
     /// Tells the pump that there is something in a queue.
-    pub(crate) fn ring(&self) {
-        self.door.ring();
+    pub(crate) fn wake_pump(&self) {
+        self.mailbox.wake();
     }
 
     /// Leaves frames for the pump to give back.
     pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
         frames.drain(..).for_each(|frame| self.returned.push(frame));
-        self.ring();
+        self.wake_pump();
     }
 
     /// The caller is about to sleep in the device and will look at every queue once more.
     pub(crate) fn before_sleep(&self) {
-        self.door.asleep.store(true, Ordering::Relaxed);
-        // ORDERING: the fence pairs with the one in `Door::ring`.
+        self.mailbox.asleep.store(true, Ordering::Relaxed);
+        // ORDERING: the fence pairs with the one in `Mailbox::wake`.
         core::sync::atomic::fence(Ordering::SeqCst);
     }
 
     pub(crate) fn after_sleep(&self) {
-        self.door.asleep.store(false, Ordering::Relaxed);
+        self.mailbox.asleep.store(false, Ordering::Relaxed);
     }
 
     /// What became of a connection that leaves or comes.
-    pub(crate) fn tell(&self, told: Told) {
-        self.told.push(told);
-        self.ring();
+    pub(crate) fn report_migration(&self, progress: MigrationProgress) {
+        self.migration_progress.push(progress);
+        self.wake_pump();
     }
 
     /// Asks the group that has it to let a connection go to group `to`.
     #[cfg(feature = "migration")]
-    pub(crate) fn move_to(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
+    pub(crate) fn request_migration(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
         let (group, conn) = stream.home();
-        if let Some(door) = self.front.door(group) {
-            door.notes.push(Note::Go { conn, flow, to });
-            door.ring();
+        if let Some(mailbox) = self.shared.mailbox(group) {
+            mailbox
+                .messages
+                .push(MigrationMessage::Start { conn, flow, to });
+            mailbox.wake();
         }
     }
 
     pub(crate) fn command(&self, command: Command) {
         self.commands.push(command);
-        self.ring();
+        self.wake_pump();
     }
 
     /// Raises the flag of a connection whose application moved a cursor or asked for something.
@@ -440,9 +449,9 @@ impl World {
         if stream.raise() {
             let (group, conn) = stream.home();
             if group == self.group {
-                self.door.tell(conn);
-            } else if let Some(door) = self.front.door(group) {
-                door.tell(conn);
+                self.mailbox.notify(conn);
+            } else if let Some(mailbox) = self.shared.mailbox(group) {
+                mailbox.notify(conn);
             }
         }
     }
@@ -451,7 +460,7 @@ impl World {
     pub(crate) fn raise_socket(&self, stream: &StreamRef<'_>) {
         if stream.raise() {
             let _ = self.queues.dirty.push(stream.conn());
-            self.ring();
+            self.wake_pump();
         }
     }
 
@@ -475,21 +484,21 @@ impl World {
     pub(crate) fn shut_down(&self) {
         // ORDERING: Release, pairs with the Acquire in `is_down`.
         self.down.store(true, Ordering::Release);
-        drop(self.desk());
-        self.front.bell.notify_all();
+        drop(self.socket_table());
+        self.shared.socket_table_changed.notify_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
-        self.door.waker.wake();
+        self.mailbox.waker.wake();
     }
 
-    pub(crate) fn answer(&self, ticket: u64, answer: Answer) {
-        let mut desk = self.desk();
-        if let Some(place) = desk.answers.get_mut(&ticket) {
+    pub(crate) fn complete_open(&self, request_id: u64, answer: OpenResult) {
+        let mut table = self.socket_table();
+        if let Some(place) = table.open_results.get_mut(&request_id) {
             *place = Some(answer);
-            drop(desk);
-            self.front.bell.notify_all();
-        } else if let Answer::Opened { stream, .. } = answer {
-            drop(desk);
+            drop(table);
+            self.shared.socket_table_changed.notify_all();
+        } else if let OpenResult::Opened { stream, .. } = answer {
+            drop(table);
             self.abandon(stream);
         }
     }
@@ -497,10 +506,10 @@ impl World {
     /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
     pub(crate) fn abandon(&self, stream: Handle) {
         if let Some(stream) = self.streams.held(stream) {
-            stream.ask(Asked {
+            stream.request(AppRequest {
                 orphan: true,
                 abort: true,
-                ..Asked::default()
+                ..AppRequest::default()
             });
             self.raise(&stream);
         }
@@ -519,7 +528,7 @@ impl World {
     /// If it caught a panic that no test planted, unless its thread unwinds already.
     #[cfg(feature = "testkit")]
     pub(crate) fn assert_no_panics(&self, replica: &Replica) {
-        let panics = replica.unplanned_panics();
+        let panics = replica.unexpected_panics();
         self.panics.fetch_max(panics, Ordering::Relaxed);
         if !std::thread::panicking() {
             assert_eq!(panics, 0, "panics were caught");
@@ -538,34 +547,34 @@ impl World {
     }
 
     pub(crate) fn device_failed(&self, error: DeviceError) {
-        self.desk().device_error = Some(error);
+        self.socket_table().device_error = Some(error);
     }
 
     /// The device took the frames that it was offered, or refused them with an error.
-    pub(crate) fn note_refusal(&self, refuses: bool) {
+    pub(crate) fn set_device_refuses(&self, refuses: bool) {
         // ORDERING: Relaxed, a hint that says when to look again.
-        if self.refuses.load(Ordering::Relaxed) != refuses {
-            self.refuses.store(refuses, Ordering::Relaxed);
+        if self.device_refuses.load(Ordering::Relaxed) != refuses {
+            self.device_refuses.store(refuses, Ordering::Relaxed);
         }
     }
 
     /// Whether what is to be sent waits for a device that is down or gone.
-    pub(crate) fn is_refused(&self) -> bool {
+    pub(crate) fn is_device_refusing(&self) -> bool {
         // ORDERING: as above.
-        self.refuses.load(Ordering::Relaxed)
+        self.device_refuses.load(Ordering::Relaxed)
     }
 
     /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         !self.commands.is_empty()
-            || !self.door.dirty.is_empty()
-            || !self.door.late.is_empty()
-            || !self.door.notes.is_empty()
-            || !self.told.is_empty()
+            || !self.mailbox.dirty.is_empty()
+            || !self.mailbox.overflow.is_empty()
+            || !self.mailbox.messages.is_empty()
+            || !self.migration_progress.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()
-            || !self.control.is_empty() && !self.is_refused()
+            || !self.control.is_empty() && !self.is_device_refusing()
             || self.view.is_asked()
             || !self.returned.is_empty()
     }

@@ -5,25 +5,25 @@ use crate::wire::{IP_HEADERS, set_piece};
 /// One piece of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Where it begins in the payload, in octets; a multiple of 8.
+    /// Where it begins in the payload, in bytes; a multiple of 8.
     pub(crate) offset: u32,
-    /// Its octets; a multiple of 8 unless it is the last.
+    /// Its bytes; a multiple of 8 unless it is the last.
     pub(crate) len: u32,
     /// Whether others follow.
     pub(crate) more: bool,
 }
 
-/// Octets of an IPv4 header without options, the only one that we send.
+/// Bytes of an IPv4 header without options, the only one that we send.
 const HEADER: u16 = 20;
 
-/// Payload octets of every piece but the last, in packets of at most `mtu` octets.
+/// Payload bytes of every piece but the last, in packets of at most `mtu` bytes.
 const fn step(mtu: u16) -> u32 {
     // 68 is the least that any network may have (RFC 791 section 3.2).
     let mtu = if mtu < 68 { 68 } else { mtu };
     ((mtu - HEADER) & !7) as u32
 }
 
-/// How many packets of at most `mtu` octets carry `len` octets; at least one.
+/// How many packets of at most `mtu` bytes carry `len` bytes; at least one.
 pub(crate) const fn count(len: u32, mtu: u16) -> u32 {
     if len + HEADER as u32 <= mtu as u32 {
         1
@@ -32,7 +32,7 @@ pub(crate) const fn count(len: u32, mtu: u16) -> u32 {
     }
 }
 
-/// Piece `i` of `len` octets, which are cut into [`count`].
+/// Piece `i` of `len` bytes, which are cut into [`count`].
 pub(crate) fn piece(i: u32, len: u32, mtu: u16) -> Piece {
     if count(len, mtu) == 1 {
         return Piece {
@@ -50,7 +50,7 @@ pub(crate) fn piece(i: u32, len: u32, mtu: u16) -> Piece {
     }
 }
 
-/// Cuts a frame of ours, whose IPv4 header has no options, into frames of packets of at most `mtu` octets.
+/// Cuts a frame of ours, whose IPv4 header has no options, into frames of packets of at most `mtu` bytes.
 pub(crate) fn cut_frame(frame: Vec<u8>, mtu: u16) -> Vec<Vec<u8>> {
     let payload = frame.get(IP_HEADERS..).unwrap_or_default();
     let len = payload.len() as u32;
@@ -60,8 +60,8 @@ pub(crate) fn cut_frame(frame: Vec<u8>, mtu: u16) -> Vec<Vec<u8>> {
     }
     let one = |i| {
         let piece = piece(i, len, mtu);
-        let octets = &payload[piece.offset as usize..][..piece.len as usize];
-        let mut fragment = [&frame[..IP_HEADERS], octets].concat();
+        let bytes = &payload[piece.offset as usize..][..piece.len as usize];
+        let mut fragment = [&frame[..IP_HEADERS], bytes].concat();
         let total_len = (20 + piece.len) as u16;
         set_piece(&mut fragment, total_len, piece.offset, piece.more, false);
         fragment
@@ -142,7 +142,7 @@ mod tests {
                 prop_assert!(piece.len() <= usize::from(mtu) + 14);
                 let is_fragment = matches!(parse(piece), Ok(Packet::Fragment { .. }));
                 prop_assert!(is_fragment);
-                if let Reassembled::Whole(datagram) = r.insert(&fragment(piece).expect("a fragment"), Instant::ZERO) {
+                if let Reassembled::Complete(datagram) = r.insert(&fragment(piece).expect("a fragment"), Instant::ZERO) {
                     got = whole(&datagram);
                 }
             }

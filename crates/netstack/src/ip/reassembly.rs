@@ -16,10 +16,10 @@ use crate::time::{Duration, Instant};
 /// on today's networks is lost, and its identification may come again (RFC 4963).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Octets that a fragmented datagram may carry: 65,535 less the header.
+/// Bytes that a fragmented datagram may carry: 65,535 less the header.
 const PAYLOAD_MAX: u32 = 65_515;
 
-/// Octets that a kept piece or datagram counts on top of what it carries.
+/// Bytes that a kept piece or datagram counts on top of what it carries.
 const OVERHEAD: usize = 64;
 
 /// What fragments of one datagram have in common (RFC 791 section 3.2).
@@ -40,7 +40,7 @@ pub struct DatagramId {
 pub struct Fragment<'a> {
     /// Whose it is.
     pub id: DatagramId,
-    /// Its place in the datagram in octets, a multiple of 8.
+    /// Its place in the datagram in bytes, a multiple of 8.
     pub offset: u32,
     /// Whether others follow it.
     pub more: bool,
@@ -55,7 +55,7 @@ pub struct Fragment<'a> {
 /// Bounds on all that is kept. All fields are public: `ReassemblyLimits { bytes: 1 << 20, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyLimits {
-    /// Octets, with what it costs to keep them. Default 4 MiB.
+    /// Bytes, with what it costs to keep them. Default 4 MiB.
     pub bytes: usize,
     /// Datagrams that are incomplete at a time. Default 1024.
     pub datagrams: usize,
@@ -81,9 +81,9 @@ impl Default for ReassemblyLimits {
 #[non_exhaustive]
 pub enum Reassembled {
     /// It was the last one missing.
-    Whole(Datagram),
+    Complete(Datagram),
     /// Others are missing.
-    Kept,
+    Incomplete,
     /// It was there already.
     Duplicate,
     /// It cannot be a fragment: empty, too far behind, or of an odd length (RFC 791 section 3.2).
@@ -115,7 +115,7 @@ pub struct Expired {
     pub quoted: Vec<u8>,
 }
 
-/// Octets of the payload that an error quotes (RFC 792).
+/// Bytes of the payload that an error quotes (RFC 792).
 const QUOTED: usize = 8;
 
 /// Congestion experienced, as a bit among the ECN fields that were seen (RFC 3168 section 5).
@@ -142,7 +142,7 @@ pub struct ReassemblyStats {
 struct Partial {
     id: DatagramId,
     deadline: Instant,
-    /// Begins and octets, ascending, without overlap. Empty with `refused`.
+    /// Begins and bytes, ascending, without overlap. Empty with `refused`.
     pieces: Vec<(u32, Box<[u8]>)>,
     /// Where it ends, once its last fragment is there.
     end: Option<u32>,
@@ -165,7 +165,7 @@ impl Partial {
     }
 
     /// Whether it has no holes and an end.
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.end == Some(self.held())
     }
 
@@ -265,7 +265,7 @@ impl Reassembly {
         if !fragment.more {
             partial.end = Some(to);
         }
-        if partial.is_whole() {
+        if partial.is_complete() {
             self.stats.whole += 1;
             let ce = partial.ecn & SAW_CE != 0;
             let head = core::mem::take(&mut partial.head);
@@ -273,10 +273,10 @@ impl Reassembly {
             let pieces = pieces.unwrap_or_default();
             let pieces: Vec<&[u8]> = pieces.iter().map(|(_, piece)| &**piece).collect();
             let payload = pieces.concat();
-            return Reassembled::Whole(Datagram { head, payload, ce });
+            return Reassembled::Complete(Datagram { head, payload, ce });
         }
         self.make_room();
-        Reassembled::Kept
+        Reassembled::Incomplete
     }
 
     /// When the oldest datagram is given up; [`Instant::NEVER`] if there is none.
@@ -307,7 +307,7 @@ impl Reassembly {
         core::mem::take(&mut self.expired)
     }
 
-    /// Octets that are kept, with what that costs; at most [`ReassemblyLimits::bytes`] between two calls.
+    /// Bytes that are kept, with what that costs; at most [`ReassemblyLimits::bytes`] between two calls.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -416,7 +416,7 @@ mod tests {
     const HEAD: [u8; 34] = [6; 34];
 
     fn whole(payload: Vec<u8>) -> Reassembled {
-        Reassembled::Whole(Datagram {
+        Reassembled::Complete(Datagram {
             head: HEAD.into(),
             payload,
             ce: false,
@@ -437,7 +437,7 @@ mod tests {
                 fragment(1, 0, true, &[1; 16]),
                 fragment(1, 16, false, &[2; 3]),
             ];
-            assert_eq!(r.insert(&pieces[order[0]], NOW), Reassembled::Kept);
+            assert_eq!(r.insert(&pieces[order[0]], NOW), Reassembled::Incomplete);
             let together = [vec![1; 16], vec![2; 3]].concat();
             assert_eq!(r.insert(&pieces[order[1]], NOW), whole(together));
             assert_eq!((r.bytes(), r.next_deadline()), (0, Instant::NEVER));
@@ -451,11 +451,11 @@ mod tests {
             fragment(1, 0, true, &[1; 16]),
             fragment(1, 24, false, &[3; 3]),
         ] {
-            assert_eq!(r.insert(&piece, NOW), Reassembled::Kept);
+            assert_eq!(r.insert(&piece, NOW), Reassembled::Incomplete);
             assert_eq!(r.insert(&piece, NOW), Reassembled::Duplicate);
         }
         assert!(
-            matches!(r.insert(&fragment(1, 16, true, &[2; 8]), NOW), Reassembled::Whole(w) if w.payload.len() == 27)
+            matches!(r.insert(&fragment(1, 16, true, &[2; 8]), NOW), Reassembled::Complete(w) if w.payload.len() == 27)
         );
     }
 
@@ -475,7 +475,7 @@ mod tests {
             assert_eq!(r.insert(&rest, NOW), Reassembled::Overlapping);
             // Its identification is good again when it is forgotten.
             let later = NOW + TIMEOUT;
-            assert_eq!(r.insert(&rest, later), Reassembled::Kept);
+            assert_eq!(r.insert(&rest, later), Reassembled::Incomplete);
             assert_eq!(r.stats().refused, 1);
         }
     }
@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(r.bytes(), 0);
         assert!(matches!(
             r.insert(&fragment(1, 0, false, &long), NOW),
-            Reassembled::Whole(_)
+            Reassembled::Complete(_)
         ));
     }
 
@@ -520,7 +520,7 @@ mod tests {
         r.insert(&fragment(1, 0, true, &[1; 16]), NOW);
         assert_eq!(r.next_deadline(), NOW + TIMEOUT);
         let late = fragment(1, 16, false, &[2; 3]);
-        assert_eq!(r.insert(&late, NOW + TIMEOUT), Reassembled::Kept);
+        assert_eq!(r.insert(&late, NOW + TIMEOUT), Reassembled::Incomplete);
         assert_eq!(r.stats().expired, 1);
         let quoted = [&HEAD[..], &[1; 8]].concat();
         assert_eq!(r.take_expired(), [Expired { quoted }]);
@@ -545,8 +545,8 @@ mod tests {
             r.insert(&fragments[0], NOW);
             r.insert(&fragments[1], NOW)
         };
-        assert!(matches!(marked(2, 3), Reassembled::Whole(w) if w.ce));
-        assert!(matches!(marked(2, 2), Reassembled::Whole(w) if !w.ce));
+        assert!(matches!(marked(2, 3), Reassembled::Complete(w) if w.ce));
+        assert!(matches!(marked(2, 2), Reassembled::Complete(w) if !w.ce));
         assert_eq!(marked(0, 3), Reassembled::Congested);
     }
 
@@ -562,7 +562,7 @@ mod tests {
         }
         assert_eq!(r.stats().displaced, u64::from(2 * most));
         (honest.offset, honest.more) = (8, false);
-        assert!(matches!(r.insert(&honest, NOW), Reassembled::Whole(_)));
+        assert!(matches!(r.insert(&honest, NOW), Reassembled::Complete(_)));
         assert!(r.sources.len() == 1 && r.sources.values().all(|of| of.len() == most as usize));
     }
 
@@ -594,7 +594,7 @@ mod tests {
         for i in 0..limit {
             assert_eq!(
                 r.insert(&fragment(1, 16 * i, true, &[0; 8]), NOW),
-                Reassembled::Kept
+                Reassembled::Incomplete
             );
         }
         let more = fragment(1, 16 * limit, true, &[0; 8]);
@@ -620,7 +620,7 @@ mod tests {
                 r.insert(&fragment(i as u16, 0, true, &payload), now);
             } else if i % 200 == 100 {
                 let whole = r.insert(&fragment((i - 100) as u16, 1480, false, &payload), now);
-                served[usize::from(matches!(whole, Reassembled::Whole(_)))] += 1;
+                served[usize::from(matches!(whole, Reassembled::Complete(_)))] += 1;
             }
         }
         assert_eq!(served, [0, 1000]);
@@ -629,14 +629,14 @@ mod tests {
         // Half a second between its halves is no trouble without a flood.
         now += Duration::from_millis(500);
         let whole = r.insert(&fragment(1, 1480, false, &payload), now);
-        assert!(matches!(whole, Reassembled::Whole(_)));
+        assert!(matches!(whole, Reassembled::Complete(_)));
     }
 
-    /// What one datagram's fragments add up to, octet by octet.
+    /// What one datagram's fragments add up to, byte by byte.
     #[derive(Default)]
     struct Oracle {
         octets: BTreeMap<u32, u8>,
-        /// Fragments as they came: begin, octets, whether others follow.
+        /// Fragments as they came: begin, bytes, whether others follow.
         seen: Vec<(u32, Vec<u8>, bool)>,
         end: Option<u32>,
         refused: bool,
@@ -665,7 +665,7 @@ mod tests {
                 self.end = Some(to);
             }
             if self.end != Some(self.octets.len() as u32) {
-                return Reassembled::Kept;
+                return Reassembled::Incomplete;
             }
             let done = core::mem::take(self);
             whole(done.octets.into_values().collect())
@@ -696,7 +696,7 @@ mod tests {
                 if n == last {
                     prop_assert_eq!(outcome, whole(datagram.clone()));
                 } else {
-                    prop_assert_eq!(outcome, Reassembled::Kept);
+                    prop_assert_eq!(outcome, Reassembled::Incomplete);
                     if copies[i] {
                         prop_assert_eq!(r.insert(&piece, NOW), Reassembled::Duplicate);
                     }
@@ -705,7 +705,7 @@ mod tests {
             prop_assert_eq!(r.bytes(), 0);
         }
 
-        /// Against a plain oracle: a map from octet to value, and whether any fragment ever disagreed.
+        /// Against a plain oracle: a map from byte to value, and whether any fragment ever disagreed.
         #[test]
         fn random_fragments_are_put_together_as_an_oracle_does(
             fragments in proptest::collection::vec((0_u32..6, 1_usize..4, any::<bool>(), 0_u8..2), 1..24),
@@ -735,7 +735,7 @@ mod tests {
             for (ident, place, more, len, fill, wait) in fragments {
                 now += Duration::from_millis(wait);
                 let payload = vec![fill; len];
-                if let Reassembled::Whole(whole) = r.insert(&fragment(ident, place * 8, more, &payload), now) {
+                if let Reassembled::Complete(whole) = r.insert(&fragment(ident, place * 8, more, &payload), now) {
                     prop_assert!(whole.payload.len() >= len);
                 }
                 prop_assert!(r.bytes() <= limits.bytes && r.partial.len() <= limits.datagrams);

@@ -23,13 +23,13 @@ fn network(address: Ipv4Addr, prefix: u8) -> u32 {
 
 /// What an address stands for, as we see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum AddressKind {
     /// Ours alone.
-    Ours,
+    Local,
     /// Everybody's on our link: 255.255.255.255, or our network's broadcast address.
-    Everybodys,
+    Broadcast,
     /// Somebody else's.
-    Others,
+    Remote,
 }
 
 /// Where we are in the network, and the ways out of it.
@@ -86,14 +86,15 @@ impl Site {
         match source.octets()[0] {
             0 => !(source.is_unspecified() && destination.is_broadcast()),
             127 | 224.. => true,
-            _ => self.whose(source) != Whose::Others,
+            _ => self.classify(source) != AddressKind::Remote,
         }
     }
 
     /// Whether `address` can be a single host that packets are sent to: what is said of sources in
     /// [`is_martian`](Self::is_martian) but for ourselves.
     pub(crate) fn is_one_host(&self, address: Ipv4Addr) -> bool {
-        !matches!(address.octets()[0], 0 | 224..) && self.whose(address) != Whose::Everybodys
+        !matches!(address.octets()[0], 0 | 224..)
+            && self.classify(address) != AddressKind::Broadcast
     }
 
     /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there is no way for them.
@@ -102,17 +103,17 @@ impl Site {
     }
 
     /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).
-    pub(crate) fn whose(&self, address: Ipv4Addr) -> Whose {
+    pub(crate) fn classify(&self, address: Ipv4Addr) -> AddressKind {
         if address == self.address {
-            return Whose::Ours;
+            return AddressKind::Local;
         }
         // A network of two (RFC 3021) or one has no broadcast address.
         let all_ones = network(self.address, self.prefix)
             | u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
         if address.is_broadcast() || self.prefix < 31 && address.to_bits() == all_ones {
-            Whose::Everybodys
+            AddressKind::Broadcast
         } else {
-            Whose::Others
+            AddressKind::Remote
         }
     }
 }
@@ -158,16 +159,16 @@ mod tests {
     }
 
     #[test]
-    fn broadcast_is_everybodys_and_a_network_of_two_has_none() {
+    fn the_broadcast_address_is_recognized_and_a_network_of_two_has_none() {
         let site = Site::new(US, 24, None, &[]);
-        let whose = |address: [u8; 4]| site.whose(address.into());
-        assert_eq!(whose([10, 0, 0, 1]), Whose::Ours);
-        assert_eq!(whose([10, 0, 0, 255]), Whose::Everybodys);
-        assert_eq!(whose([255, 255, 255, 255]), Whose::Everybodys);
-        assert_eq!(whose([10, 0, 1, 255]), Whose::Others);
+        let whose = |address: [u8; 4]| site.classify(address.into());
+        assert_eq!(whose([10, 0, 0, 1]), AddressKind::Local);
+        assert_eq!(whose([10, 0, 0, 255]), AddressKind::Broadcast);
+        assert_eq!(whose([255, 255, 255, 255]), AddressKind::Broadcast);
+        assert_eq!(whose([10, 0, 1, 255]), AddressKind::Remote);
         assert_eq!(
-            Site::new(US, 31, None, &[]).whose([10, 0, 0, 0].into()),
-            Whose::Others
+            Site::new(US, 31, None, &[]).classify([10, 0, 0, 0].into()),
+            AddressKind::Remote
         );
     }
 }

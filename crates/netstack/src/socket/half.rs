@@ -4,10 +4,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use super::wait::Until;
+use super::wait::WaitUntil;
 use crate::config::Settings;
 use crate::digest::Flow;
-use crate::engine::stream::{Asked, Handle, StreamRef};
+use crate::engine::stream::{AppRequest, Handle, StreamRef};
 use crate::engine::world::World;
 use crate::error::SocketError;
 
@@ -42,9 +42,9 @@ impl Half {
             .ok_or(SocketError::Aborted)
     }
 
-    pub(super) fn tell(&self, asked: Asked) {
+    pub(super) fn request(&self, asked: AppRequest) {
         if let Ok(stream) = self.stream() {
-            stream.ask(asked);
+            stream.request(asked);
             self.world.raise(&stream);
         }
     }
@@ -54,9 +54,9 @@ impl Half {
         if let Ok(stream) = self.stream() {
             store(&stream);
         }
-        self.tell(Asked {
+        self.request(AppRequest {
             set: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
     }
 
@@ -78,15 +78,16 @@ impl Half {
     }
 
     /// Waits until the peer has all that was written and our FIN, or nothing more will come of it.
-    fn await_end(&self, until: Until) -> Result<(), SocketError> {
-        self.tell(Asked {
+    fn await_end(&self, until: WaitUntil) -> Result<(), SocketError> {
+        self.request(AppRequest {
             shutdown: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
         let stream = self.stream()?;
         let over = || {
-            let life = stream.life();
-            let ended = life.all_acknowledged() || life.retired() || life.ending().is_some();
+            let status = stream.status();
+            let ended =
+                status.all_acknowledged() || status.retired() || status.end_reason().is_some();
             ended || self.world.is_down()
         };
         while !over() {
@@ -103,7 +104,7 @@ impl Half {
     /// Whether both directions were closed, so that there is nothing to reset.
     fn is_finished(&self) -> bool {
         self.stream()
-            .is_ok_and(|stream| stream.life().all_acknowledged() && stream.peer_end().is_some())
+            .is_ok_and(|stream| stream.status().all_acknowledged() && stream.peer_end().is_some())
     }
 }
 
@@ -112,12 +113,12 @@ impl Drop for Half {
         let linger = self.linger();
         if let Some(linger) = linger.filter(|linger| !linger.is_zero()) {
             // What is not acknowledged by then goes on by itself.
-            let _ = self.await_end(Until::after(linger));
+            let _ = self.await_end(WaitUntil::after(linger));
         }
-        self.tell(Asked {
+        self.request(AppRequest {
             orphan: true,
             abort: linger == Some(Duration::ZERO) && !self.is_finished(),
-            ..Asked::default()
+            ..AppRequest::default()
         });
     }
 }

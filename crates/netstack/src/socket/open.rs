@@ -6,10 +6,10 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::TcpStream;
-use super::wait::{Until, wait_at_desk};
+use super::wait::{WaitUntil, wait_for_socket_table};
 use crate::digest::Flow;
-use crate::engine::stream::Ending;
-use crate::engine::world::{Answer, Command, Desk, Ready, World};
+use crate::engine::stream::EndReason;
+use crate::engine::world::{Command, OpenResult, Ready, SocketTable, World};
 use crate::error::SocketError;
 
 /// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
@@ -32,11 +32,11 @@ impl TcpListener {
     /// [`SocketError::Down`], [`SocketError::WouldBlock`].
     pub fn accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
         let world = self.world();
-        let mut desk = world.desk();
+        let mut table = world.socket_table();
         loop {
-            match self.take(&mut desk) {
+            match self.take(&mut table) {
                 Err(SocketError::WouldBlock) if !self.nonblocking.load(Ordering::Relaxed) => {
-                    desk = wait_at_desk(world, desk, None);
+                    table = wait_for_socket_table(world, table, None);
                 }
                 other => return other,
             }
@@ -48,14 +48,14 @@ impl TcpListener {
     /// # Errors
     /// [`SocketError::WouldBlock`], [`SocketError::Down`].
     pub fn try_accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        self.take(&mut self.world().desk())
+        self.take(&mut self.world().socket_table())
     }
 
-    fn take(&self, desk: &mut Desk) -> Result<(TcpStream, SocketAddrV4), SocketError> {
+    fn take(&self, table: &mut SocketTable) -> Result<(TcpStream, SocketAddrV4), SocketError> {
         if self.world().is_closing() {
             return Err(SocketError::Down);
         }
-        let queue = desk.listeners.get_mut(&self.port);
+        let queue = table.listeners.get_mut(&self.port);
         let queue = queue.ok_or(SocketError::Down)?;
         let Some(Ready {
             group,
@@ -92,12 +92,12 @@ impl TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        let mut desk = self.world().desk();
-        let queue = desk.listeners.remove(&self.port).unwrap_or_default();
+        let mut table = self.world().socket_table();
+        let queue = table.listeners.remove(&self.port).unwrap_or_default();
         for world in &*self.worlds {
             world.command(Command::Unlisten { port: self.port });
         }
-        drop(desk);
+        drop(table);
         for Ready { group, stream, .. } in queue.ready {
             self.worlds[usize::from(group)].abandon(stream);
         }
@@ -107,7 +107,7 @@ impl Drop for TcpListener {
 /// A connection that is being opened. Dropping it gives up.
 pub struct Connecting {
     pub(super) world: Arc<World>,
-    pub(super) ticket: u64,
+    pub(super) request_id: u64,
     pub(super) opened: Option<TcpStream>,
 }
 
@@ -119,32 +119,32 @@ impl Connecting {
     /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         if self.opened.is_none() {
-            let mut desk = self.world.desk();
+            let mut table = self.world.socket_table();
             if self.world.is_down() {
                 return Err(SocketError::Down);
             }
-            let Some(&Some(answer)) = desk.answers.get(&self.ticket) else {
+            let Some(&Some(answer)) = table.open_results.get(&self.request_id) else {
                 return Ok(None);
             };
-            desk.answers.remove(&self.ticket);
+            table.open_results.remove(&self.request_id);
             match answer {
-                Answer::Opened { stream, flow } => {
+                OpenResult::Opened { stream, flow } => {
                     self.opened = Some(TcpStream::new(&self.world, stream, flow));
                 }
-                Answer::NoRoom => return Err(SocketError::NoRoom),
-                Answer::Unreachable => return Err(SocketError::Unreachable),
+                OpenResult::NoRoom => return Err(SocketError::NoRoom),
+                OpenResult::Unreachable => return Err(SocketError::Unreachable),
             }
         }
         let Some(stream) = &self.opened else {
             return Ok(None);
         };
-        let life = stream.half.stream()?.life();
+        let status = stream.half.stream()?.status();
         // A reset ends only what was established, though its news may overtake that. What ended the
         // connection since is for the stream to tell.
-        if life.established() || life.ending() == Some(Ending::Reset) {
+        if status.established() || status.end_reason() == Some(EndReason::Reset) {
             return Ok(self.opened.take());
         }
-        match life.ending() {
+        match status.end_reason() {
             Some(ending) => Err(ending.into()),
             None => Ok(None),
         }
@@ -155,7 +155,7 @@ impl Connecting {
     /// # Errors
     /// As [`Connecting::try_finish`].
     pub fn finish(self) -> Result<TcpStream, SocketError> {
-        self.finish_until(Until::Never)
+        self.finish_until(WaitUntil::Never)
     }
 
     /// As [`Connecting::finish`], and gives up after `timeout`.
@@ -163,14 +163,14 @@ impl Connecting {
     /// # Errors
     /// As [`Connecting::try_finish`]; [`SocketError::TimedOut`] then, too.
     pub fn finish_within(self, timeout: Duration) -> Result<TcpStream, SocketError> {
-        let finished = self.finish_until(Until::after(timeout));
+        let finished = self.finish_until(WaitUntil::after(timeout));
         finished.map_err(|error| match error {
             SocketError::WouldBlock => SocketError::TimedOut,
             other => other,
         })
     }
 
-    fn finish_until(mut self, until: Until) -> Result<TcpStream, SocketError> {
+    fn finish_until(mut self, until: WaitUntil) -> Result<TcpStream, SocketError> {
         loop {
             if let Some(stream) = self.try_finish()? {
                 return Ok(stream);
@@ -186,10 +186,10 @@ impl Connecting {
                     half.stream()?.waiting().wait(key, left);
                 }
                 None => {
-                    let desk = self.world.desk();
-                    let unanswered = matches!(desk.answers.get(&self.ticket), Some(None));
+                    let table = self.world.socket_table();
+                    let unanswered = matches!(table.open_results.get(&self.request_id), Some(None));
                     if unanswered && !self.world.is_down() {
-                        drop(wait_at_desk(&self.world, desk, left));
+                        drop(wait_for_socket_table(&self.world, table, left));
                     }
                 }
             }
@@ -199,8 +199,12 @@ impl Connecting {
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        let answer = self.world.desk().answers.remove(&self.ticket);
-        if let Some(Some(Answer::Opened { stream, .. })) = answer {
+        let answer = self
+            .world
+            .socket_table()
+            .open_results
+            .remove(&self.request_id);
+        if let Some(Some(OpenResult::Opened { stream, .. })) = answer {
             self.world.abandon(stream);
         }
     }

@@ -5,17 +5,17 @@ use std::io::{self, BufRead, IoSliceMut, Read};
 use std::sync::Arc;
 
 use super::half::Half;
-use super::wait::Patience;
-use crate::engine::stream::{Ending, Seen};
+use super::wait::WaitPolicy;
+use crate::engine::stream::{DeliveryCursor, EndReason};
 use crate::error::SocketError;
 
 /// The half of a connection that reads.
 pub struct ReadHalf {
     pub(super) half: Arc<Half>,
-    seen: Seen,
-    patience: Patience,
+    seen: DeliveryCursor,
+    wait: WaitPolicy,
     shut: bool,
-    /// Octets that were lent last, and not consumed since.
+    /// Bytes that were lent last, and not consumed since.
     lent: usize,
 }
 
@@ -23,8 +23,8 @@ impl ReadHalf {
     pub(super) fn new(half: &Arc<Half>) -> Self {
         ReadHalf {
             half: Arc::clone(half),
-            seen: Seen::default(),
-            patience: Patience::default(),
+            seen: DeliveryCursor::default(),
+            wait: WaitPolicy::default(),
             shut: false,
             lent: 0,
         }
@@ -32,7 +32,7 @@ impl ReadHalf {
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.patience.nonblocking = nonblocking;
+        self.wait.nonblocking = nonblocking;
     }
 
     /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for ever.
@@ -40,12 +40,12 @@ impl ReadHalf {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.patience.set_timeout(timeout)
+        self.wait.set_timeout(timeout)
     }
 
     /// As [`ReadHalf::set_timeout`] set it.
     pub fn timeout(&self) -> Option<Duration> {
-        self.patience.timeout
+        self.wait.timeout
     }
 
     /// Nothing more will be read: from now on this is the end of the stream. The peer is not told; what it
@@ -54,7 +54,7 @@ impl ReadHalf {
         self.shut = true;
     }
 
-    /// Received octets in place, as many as lie in a row; empty at the end of the stream.
+    /// Received bytes in place, as many as lie in a row; empty at the end of the stream.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
@@ -66,7 +66,7 @@ impl ReadHalf {
         Ok(part)
     }
 
-    /// All received octets in place: those that lie in a row, and those behind the place where the ring begins
+    /// All received bytes in place: those that lie in a row, and those behind the place where the ring begins
     /// anew. Both are empty at the end of the stream. [`ReadHalf::consume`] counts them as one.
     ///
     /// # Errors
@@ -78,14 +78,14 @@ impl ReadHalf {
         Ok((a, b))
     }
 
-    /// The first `len` octets of what the last call lent or showed have been used: of [`ReadHalf::try_fill`],
+    /// The first `len` bytes of what the last call lent or showed have been used: of [`ReadHalf::try_fill`],
     /// [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or one of the waiting ones. Several calls may share them.
     ///
     /// # Panics
     /// If there were not so many.
     pub fn consume(&mut self, len: usize) {
         let lent = self.lent;
-        assert!(len <= lent, "{len} octets are given back of {lent}");
+        assert!(len <= lent, "{len} bytes are given back of {lent}");
         self.lent = lent - len;
         let Ok(stream) = self.half.stream() else {
             return;
@@ -96,7 +96,7 @@ impl ReadHalf {
         }
     }
 
-    /// Copies received octets; 0 at the end of the stream, or if `into` is empty.
+    /// Copies received bytes; 0 at the end of the stream, or if `into` is empty.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -123,7 +123,7 @@ impl ReadHalf {
         Ok(len)
     }
 
-    /// As [`ReadHalf::try_read`], and the octets stay to be read again.
+    /// As [`ReadHalf::try_read`], and the bytes stay to be read again.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -137,19 +137,19 @@ impl ReadHalf {
         Ok(len)
     }
 
-    /// As [`ReadHalf::try_peek`], and waits for octets.
+    /// As [`ReadHalf::try_peek`], and waits for bytes.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
     pub fn peek(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
         if !into.is_empty() {
-            self.wait_for_octets()?;
+            self.wait_for_bytes()?;
         }
         self.try_peek(into)
     }
 
-    fn wait_for_octets(&mut self) -> Result<(), SocketError> {
-        let until = self.patience.begin();
+    fn wait_for_bytes(&mut self) -> Result<(), SocketError> {
+        let until = self.wait.begin();
         loop {
             match self.try_fill() {
                 Err(SocketError::WouldBlock) => {}
@@ -174,14 +174,14 @@ impl ReadHalf {
 impl Read for ReadHalf {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if !into.is_empty() {
-            self.wait_for_octets()?;
+            self.wait_for_bytes()?;
         }
         Ok(self.try_read(into)?)
     }
 
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if into.iter().any(|part| !part.is_empty()) {
-            self.wait_for_octets()?;
+            self.wait_for_bytes()?;
         }
         Ok(self.try_read_vectored(into)?)
     }
@@ -189,7 +189,7 @@ impl Read for ReadHalf {
 
 impl BufRead for ReadHalf {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.wait_for_octets()?;
+        self.wait_for_bytes()?;
         Ok(self.try_fill()?)
     }
 
@@ -201,16 +201,16 @@ impl BufRead for ReadHalf {
 /// What [`ReadHalf::try_fill_all`] gives.
 fn fill_all<'s>(
     half: &'s Half,
-    seen: &'s mut Seen,
+    seen: &'s mut DeliveryCursor,
     shut: bool,
 ) -> Result<(&'s [u8], &'s [u8]), SocketError> {
     if shut {
         return Ok((&[], &[]));
     }
     let stream = half.stream()?;
-    let life = stream.life();
+    let status = stream.status();
     let end = stream.peer_end();
-    stream.look(seen);
+    stream.follow(seen);
     let world = &*half.world;
     match &world.streams.inline {
         None => seen.end = seen.arrived,
@@ -234,11 +234,11 @@ fn fill_all<'s>(
     if half.world.is_down() {
         return Err(SocketError::Down);
     }
-    match life.ending() {
-        // News of the end may overtake octets that came before it.
+    match status.end_reason() {
+        // News of the end may overtake bytes that came before it.
         Some(ending) if stream.ended_at() <= seen.end => {
             // A unit that came early may fail before what it waits for is there.
-            let failed = ending == Ending::Aborted && stream.has_failed();
+            let failed = ending == EndReason::Aborted && stream.has_failed();
             Err(if failed {
                 SocketError::Processing
             } else {

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Sockets;
-use super::wait::Patience;
+use super::wait::WaitPolicy;
 use crate::digest::ConnId;
-use crate::engine::stream::{Seen, StreamRef};
+use crate::engine::stream::{DeliveryCursor, StreamRef};
 use crate::engine::world::{Command, World};
 use crate::error::SocketError;
-use crate::ip::route::Whose;
+use crate::ip::route::AddressKind;
 use crate::keys::Domain;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
@@ -28,45 +28,45 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::NoRoom`], [`SocketError::Down`].
     pub fn bind_udp(&self, port: u16) -> Result<UdpSocket, SocketError> {
-        self.up()?;
+        self.check_up()?;
         let world = self.world();
-        let mut desk = world.desk();
+        let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
-        let (socket, port) = desk.bindings.bind(port, &world.limits, random)?;
+        let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
         // While the desk is held, so that what begins and ends reaches the pump in this order.
         world.command(Command::Bind { socket, port });
-        drop(desk);
-        let place = Arc::new(Place {
+        drop(table);
+        let shared = Arc::new(UdpShared {
             world: Arc::clone(world),
             socket,
             port,
         });
         Ok(UdpSocket {
             receiver: UdpReceiver {
-                place: Arc::clone(&place),
-                seen: Seen::default(),
-                patience: Patience::default(),
+                shared: Arc::clone(&shared),
+                seen: DeliveryCursor::default(),
+                wait: WaitPolicy::default(),
             },
             sender: UdpSender {
-                place,
+                shared,
                 remote: None,
                 ttl: TTL,
                 tos: 0,
                 broadcast: false,
-                patience: Patience::default(),
+                wait: WaitPolicy::default(),
             },
         })
     }
 }
 
 /// What both halves of a socket share. When the last of them goes, so does the socket.
-struct Place {
+struct UdpShared {
     world: Arc<World>,
     socket: ConnId,
     port: u16,
 }
 
-impl Place {
+impl UdpShared {
     fn queue(&self) -> Result<StreamRef<'_>, SocketError> {
         if self.world.is_down() {
             return Err(SocketError::Down);
@@ -86,7 +86,7 @@ impl Place {
     /// Tries until it need not wait any more, or patience ends.
     fn until<T>(
         &self,
-        patience: Patience,
+        patience: WaitPolicy,
         mut attempt: impl FnMut() -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
         let until = patience.begin();
@@ -108,10 +108,10 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for UdpShared {
     fn drop(&mut self) {
-        let mut desk = self.world.desk();
-        desk.bindings.unbind(self.socket);
+        let mut table = self.world.socket_table();
+        table.bindings.unbind(self.socket);
         let socket = self.socket;
         self.world.command(Command::Unbind { socket });
     }
@@ -128,19 +128,19 @@ pub struct UdpSocket {
 
 /// The half of a socket that receives.
 pub struct UdpReceiver {
-    place: Arc<Place>,
-    seen: Seen,
-    patience: Patience,
+    shared: Arc<UdpShared>,
+    seen: DeliveryCursor,
+    wait: WaitPolicy,
 }
 
 /// The half of a socket that sends.
 pub struct UdpSender {
-    place: Arc<Place>,
+    shared: Arc<UdpShared>,
     remote: Option<SocketAddrV4>,
     ttl: u8,
     tos: u8,
     broadcast: bool,
-    patience: Patience,
+    wait: WaitPolicy,
 }
 
 /// A datagram where it lies in its socket's queue.
@@ -149,7 +149,7 @@ pub struct UdpSender {
 pub struct Received<'a> {
     /// Who sent it. Port 0 wants no answer (RFC 768).
     pub from: SocketAddrV4,
-    /// Its octets, in two parts of which the second is often empty.
+    /// Its bytes, in two parts of which the second is often empty.
     pub parts: (&'a [u8], &'a [u8]),
     /// Hops that its packet had left.
     pub ttl: u8,
@@ -170,7 +170,7 @@ impl UdpSocket {
 
     /// Our end.
     pub fn local_addr(&self) -> SocketAddrV4 {
-        self.sender.place.local_addr()
+        self.sender.shared.local_addr()
     }
 
     /// The peer's end, of a connected socket.
@@ -219,8 +219,8 @@ impl UdpSocket {
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.receiver.patience.nonblocking = nonblocking;
-        self.sender.patience.nonblocking = nonblocking;
+        self.receiver.wait.nonblocking = nonblocking;
+        self.sender.wait.nonblocking = nonblocking;
     }
 
     /// As [`UdpReceiver::try_peek`].
@@ -294,7 +294,7 @@ impl UdpReceiver {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.patience.set_timeout(timeout)
+        self.wait.set_timeout(timeout)
     }
 
     /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
@@ -303,9 +303,9 @@ impl UdpReceiver {
     /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or [`SocketError::Unreachable`] if the
     /// network said so of what a connected socket sent; [`SocketError::Down`].
     pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
-        let queue = self.place.queue()?;
-        self.place.world.queues.take_trouble(self.place.socket)?;
-        queue.look(&mut self.seen);
+        let queue = self.shared.queue()?;
+        self.shared.world.queues.take_error(self.shared.socket)?;
+        queue.follow(&mut self.seen);
         self.seen.end = self.seen.arrived;
         let (a, b) = queue.received(&self.seen);
         // Neither a header nor the ring's length is odd, so headers do not wrap.
@@ -327,7 +327,7 @@ impl UdpReceiver {
 
     /// The oldest datagram is not needed any more. Does nothing if there is none.
     pub fn consume(&mut self) {
-        let Ok(queue) = self.place.queue() else {
+        let Ok(queue) = self.shared.queue() else {
             return;
         };
         let (a, b) = queue.received(&self.seen);
@@ -337,7 +337,7 @@ impl UdpReceiver {
         }
     }
 
-    /// Takes the oldest datagram: how many octets were copied to `into`, and who sent it. What `into` has no room for is
+    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What `into` has no room for is
     /// lost.
     ///
     /// # Errors
@@ -361,8 +361,8 @@ impl UdpReceiver {
     /// # Errors
     /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the socket does not block.
     pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddrV4)> {
-        let place = Arc::clone(&self.place);
-        let patience = self.patience;
+        let place = Arc::clone(&self.shared);
+        let patience = self.wait;
         Ok(place.until(patience, || self.try_recv_from(into))?)
     }
 }
@@ -377,8 +377,8 @@ impl UdpSender {
     pub fn connect(&mut self, remote: SocketAddrV4) -> Result<(), SocketError> {
         self.check(remote)?;
         self.remote = Some(remote);
-        self.place.world.command(Command::Connect {
-            socket: self.place.socket,
+        self.shared.world.command(Command::Connect {
+            socket: self.shared.socket,
             remote: Some(remote),
         });
         Ok(())
@@ -387,8 +387,8 @@ impl UdpSender {
     /// Takes datagrams from everybody again.
     pub fn disconnect(&mut self) {
         self.remote = None;
-        self.place.world.command(Command::Connect {
-            socket: self.place.socket,
+        self.shared.world.command(Command::Connect {
+            socket: self.shared.socket,
             remote: None,
         });
     }
@@ -408,7 +408,7 @@ impl UdpSender {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.patience.set_timeout(timeout)
+        self.wait.set_timeout(timeout)
     }
 
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two. Default 0.
@@ -419,7 +419,7 @@ impl UdpSender {
     /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507 octets or the send
+    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507 bytes or the send
     /// ring's length, [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0,
     /// [`SocketError::NotAllowed`] for a broadcast address without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
@@ -433,19 +433,19 @@ impl UdpSender {
         })
     }
 
-    /// Sends `len` octets, which `write` puts into the ring behind the record's header.
+    /// Sends `len` bytes, which `write` puts into the ring behind the record's header.
     fn put_by(
         &mut self,
-        octets: usize,
+        bytes: usize,
         remote: SocketAddrV4,
         write: impl FnOnce(&StreamRef<'_>),
     ) -> Result<(), SocketError> {
-        let place = &*self.place;
+        let place = &*self.shared;
         let queue = place.queue()?;
-        place.world.queues.take_trouble(place.socket)?;
-        let len = u16::try_from(octets).unwrap_or(u16::MAX);
+        place.world.queues.take_error(place.socket)?;
+        let len = u16::try_from(bytes).unwrap_or(u16::MAX);
         let record = record::len(len) as usize;
-        if octets > MAX_PAYLOAD || record > place.world.limits.udp_send_buffer as usize {
+        if bytes > MAX_PAYLOAD || record > place.world.limits.udp_send_buffer as usize {
             return Err(SocketError::TooLong);
         }
         if queue.writable() < record {
@@ -460,7 +460,7 @@ impl UdpSender {
         queue.write(&header.to_bytes());
         write(&queue);
         // What pads a record is overwritten, too: it may be sent again.
-        queue.write(&[0; HEADER][..record - HEADER - octets]);
+        queue.write(&[0; HEADER][..record - HEADER - bytes]);
         place.world.raise_socket(&queue);
         Ok(())
     }
@@ -473,7 +473,7 @@ impl UdpSender {
     /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as the queue holds.
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
         let remote = self.remote.ok_or(SocketError::NotConnected)?;
-        if !self.place.queue()?.was_filled() {
+        if !self.shared.queue()?.was_filled() {
             return Err(SocketError::Invalid);
         }
         self.put_by(len, remote, |queue| {
@@ -495,8 +495,8 @@ impl UdpSender {
     /// # Errors
     /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does not block.
     pub fn send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> io::Result<()> {
-        let place = Arc::clone(&self.place);
-        let patience = self.patience;
+        let place = Arc::clone(&self.shared);
+        let patience = self.wait;
         Ok(place.until(patience, || self.try_send_to(from, remote))?)
     }
 
@@ -505,23 +505,23 @@ impl UdpSender {
     /// # Errors
     /// As [`UdpSender::send_to`].
     pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
-        let place = Arc::clone(&self.place);
-        let patience = self.patience;
+        let place = Arc::clone(&self.shared);
+        let patience = self.wait;
         Ok(place.until(patience, || self.try_send(from))?)
     }
 
     /// Whether a datagram may go there.
     fn check(&self, remote: SocketAddrV4) -> Result<(), SocketError> {
-        let site = &self.place.world.site;
+        let site = &self.shared.world.site;
         if site.is_ourselves(*remote.ip()) {
             return Err(SocketError::Ourselves);
         }
         if remote.port() == 0 {
             return Err(SocketError::Invalid);
         }
-        match site.whose(*remote.ip()) {
-            Whose::Everybodys if !self.broadcast => Err(SocketError::NotAllowed),
-            Whose::Everybodys => Ok(()),
+        match site.classify(*remote.ip()) {
+            AddressKind::Broadcast if !self.broadcast => Err(SocketError::NotAllowed),
+            AddressKind::Broadcast => Ok(()),
             _ if remote.ip().is_multicast() => Ok(()),
             _ if !site.is_one_host(*remote.ip()) => Err(SocketError::Unreachable),
             _ if site.next_hop(*remote.ip()).is_some() => Ok(()),
@@ -541,7 +541,7 @@ macro_rules! debug_as_port {
 }
 
 debug_as_port! {
-    UdpSocket: sender.place.port;
-    UdpReceiver: place.port;
-    UdpSender: place.port;
+    UdpSocket: sender.shared.port;
+    UdpReceiver: shared.port;
+    UdpSender: shared.port;
 }

@@ -3,26 +3,26 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::world::{Desk, World};
+use crate::engine::world::{SocketTable, World};
 use crate::error::SocketError;
 use crate::stack::now;
 
 /// How long the calls of a socket wait. Default: for ever.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct WaitPolicy {
     pub(super) nonblocking: bool,
     pub(super) timeout: Option<Duration>,
 }
 
 /// How long one call waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
+pub(crate) enum WaitUntil {
     Now,
     At(Instant),
     Never,
 }
 
-impl Patience {
+impl WaitPolicy {
     /// Sets the timeout.
     pub(super) fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
         if timeout == Some(Duration::ZERO) {
@@ -33,18 +33,20 @@ impl Patience {
     }
 
     /// A call begins.
-    pub(super) fn begin(&self) -> Until {
+    pub(super) fn begin(&self) -> WaitUntil {
         match self.timeout {
-            _ if self.nonblocking => Until::Now,
-            Some(timeout) => Until::after(timeout),
-            None => Until::Never,
+            _ if self.nonblocking => WaitUntil::Now,
+            Some(timeout) => WaitUntil::after(timeout),
+            None => WaitUntil::Never,
         }
     }
 }
 
-impl Until {
-    pub(crate) fn after(timeout: Duration) -> Until {
-        now().checked_add(timeout).map_or(Until::Never, Until::At)
+impl WaitUntil {
+    pub(crate) fn after(timeout: Duration) -> WaitUntil {
+        now()
+            .checked_add(timeout)
+            .map_or(WaitUntil::Never, WaitUntil::At)
     }
 
     /// How long the call may go on waiting; `None`: for ever.
@@ -53,9 +55,9 @@ impl Until {
     /// [`SocketError::WouldBlock`]: not any more.
     pub(crate) fn left(self) -> Result<Option<Duration>, SocketError> {
         match self {
-            Until::Now => Err(SocketError::WouldBlock),
-            Until::Never => Ok(None),
-            Until::At(end) => match end.saturating_duration_since(now()) {
+            WaitUntil::Now => Err(SocketError::WouldBlock),
+            WaitUntil::Never => Ok(None),
+            WaitUntil::At(end) => match end.saturating_duration_since(now()) {
                 Duration::ZERO => Err(SocketError::WouldBlock),
                 left => Ok(Some(left)),
             },
@@ -64,16 +66,16 @@ impl Until {
 }
 
 /// Waits for news of opening, listening and accepting.
-pub(super) fn wait_at_desk<'a>(
+pub(super) fn wait_for_socket_table<'a>(
     world: &'a World,
-    desk: MutexGuard<'a, Desk>,
+    table: MutexGuard<'a, SocketTable>,
     left: Option<Duration>,
-) -> MutexGuard<'a, Desk> {
-    let bell = &world.front.bell;
+) -> MutexGuard<'a, SocketTable> {
+    let changed = &world.shared.socket_table_changed;
     match left {
-        None => bell.wait(desk).unwrap_or_else(PoisonError::into_inner),
+        None => changed.wait(table).unwrap_or_else(PoisonError::into_inner),
         Some(left) => {
-            let waited = bell.wait_timeout(desk, left);
+            let waited = changed.wait_timeout(table, left);
             waited.unwrap_or_else(PoisonError::into_inner).0
         }
     }

@@ -5,14 +5,14 @@ use std::io::{self, IoSlice, Write};
 use std::sync::Arc;
 
 use super::half::Half;
-use super::wait::Patience;
-use crate::engine::stream::{Asked, StreamRef};
+use super::wait::WaitPolicy;
+use crate::engine::stream::{AppRequest, StreamRef};
 use crate::error::SocketError;
 
 /// The half of a connection that writes.
 pub struct WriteHalf {
     pub(super) half: Arc<Half>,
-    patience: Patience,
+    wait: WaitPolicy,
     shut: bool,
 }
 
@@ -20,14 +20,14 @@ impl WriteHalf {
     pub(super) fn new(half: &Arc<Half>) -> Self {
         WriteHalf {
             half: Arc::clone(half),
-            patience: Patience::default(),
+            wait: WaitPolicy::default(),
             shut: false,
         }
     }
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.patience.nonblocking = nonblocking;
+        self.wait.nonblocking = nonblocking;
     }
 
     /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for ever.
@@ -35,12 +35,12 @@ impl WriteHalf {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.patience.set_timeout(timeout)
+        self.wait.set_timeout(timeout)
     }
 
     /// As [`WriteHalf::set_timeout`] set it.
     pub fn timeout(&self) -> Option<Duration> {
-        self.patience.timeout
+        self.wait.timeout
     }
 
     /// As [`TcpStream::set_nodelay`](super::TcpStream::set_nodelay).
@@ -48,7 +48,7 @@ impl WriteHalf {
         self.half.set(|stream| stream.set_nodelay(nodelay));
     }
 
-    /// Writes as much as there is room for, at least one octet.
+    /// Writes as much as there is room for, at least one byte.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the connection ended.
@@ -99,7 +99,7 @@ impl WriteHalf {
         Ok(len)
     }
 
-    /// How many octets could be written now.
+    /// How many bytes could be written now.
     ///
     /// # Errors
     /// How the connection ended.
@@ -112,11 +112,11 @@ impl WriteHalf {
         if self.shut {
             return Err(SocketError::ShutDown);
         }
-        let life = stream.life();
-        if let Some(ending) = life.ending() {
+        let status = stream.status();
+        if let Some(ending) = status.end_reason() {
             return Err(ending.into());
         }
-        if life.retired() {
+        if status.retired() {
             return Err(SocketError::ShutDown);
         }
         if self.half.world.is_closing() {
@@ -129,15 +129,15 @@ impl WriteHalf {
     pub fn all_acknowledged(&self) -> bool {
         self.half
             .stream()
-            .is_ok_and(|stream| stream.life().all_acknowledged())
+            .is_ok_and(|stream| stream.status().all_acknowledged())
     }
 
     /// Nothing more will be written.
     pub fn shutdown(&mut self) {
         self.shut = true;
-        self.half.tell(Asked {
+        self.half.request(AppRequest {
             shutdown: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
     }
 }
@@ -148,7 +148,7 @@ impl WriteHalf {
         &mut self,
         mut attempt: impl FnMut(&mut Self) -> Result<usize, SocketError>,
     ) -> io::Result<usize> {
-        let until = self.patience.begin();
+        let until = self.wait.begin();
         loop {
             match attempt(self) {
                 Err(SocketError::WouldBlock) => {}

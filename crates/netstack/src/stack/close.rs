@@ -8,10 +8,10 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::Stack;
-use crate::engine::stream::{Asked, Handle, Life};
+use crate::engine::stream::{AppRequest, ConnectionStatus, Handle};
 use crate::engine::world::{Command, Ready, World};
 use crate::error::CloseError;
-use crate::socket::Until;
+use crate::socket::WaitUntil;
 
 /// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up the end for longer.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
@@ -28,13 +28,14 @@ impl Stack {
     ///
     /// [`TcpStream::shutdown_write`]: crate::TcpStream::shutdown_write
     pub fn close(mut self, patience: Duration) -> Result<(), CloseError> {
-        let until = Until::after(patience);
-        let begun = self.ask_all(Asked {
+        let until = WaitUntil::after(patience);
+        let begun = self.ask_all(AppRequest {
             shutdown: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
-        let done = |life: Life| life.all_acknowledged() || life.is_over();
-        let late = |(world, stream): &(Arc<World>, Handle)| !world.await_life(*stream, until, done);
+        let done = |status: ConnectionStatus| status.all_acknowledged() || status.is_over();
+        let late =
+            |(world, stream): &(Arc<World>, Handle)| !world.await_status(*stream, until, done);
         let cut_short = begun.iter().filter(|one| late(one)).count();
         for world in self.sockets.worlds() {
             world.await_datagrams(until);
@@ -62,13 +63,13 @@ impl Stack {
         {
             return;
         }
-        let left = self.ask_all(Asked {
+        let left = self.ask_all(AppRequest {
             abort: true,
-            ..Asked::default()
+            ..AppRequest::default()
         });
-        let until = Until::after(LAST_FRAMES);
+        let until = WaitUntil::after(LAST_FRAMES);
         for (world, stream) in left {
-            world.await_life(stream, until, Life::has_left);
+            world.await_status(stream, until, ConnectionStatus::is_sent);
         }
         for world in self.sockets.worlds() {
             world.shut_down();
@@ -92,9 +93,9 @@ impl Stack {
             world.close();
         }
         // All groups have one desk.
-        let front = &worlds[0].front;
-        let mut desk = front.desk();
-        for (port, queue) in desk.listeners.drain() {
+        let shared = &worlds[0].shared;
+        let mut table = shared.socket_table();
+        for (port, queue) in table.listeners.drain() {
             for world in worlds {
                 world.command(Command::Unlisten { port });
             }
@@ -102,8 +103,8 @@ impl Stack {
                 worlds[usize::from(group)].abandon(stream);
             }
         }
-        drop(desk);
-        front.bell.notify_all();
+        drop(table);
+        shared.socket_table_changed.notify_all();
         for world in worlds {
             world.streams.wake_all();
         }
@@ -111,7 +112,7 @@ impl Stack {
 
     /// Lets nothing begin any more, asks this of every connection that is established and not over, and says which those
     /// are.
-    fn ask_all(&self, what: Asked) -> Vec<(Arc<World>, Handle)> {
+    fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, Handle)> {
         self.begin_close();
         let worlds = self.sockets.worlds().iter();
         let asked = worlds.flat_map(|world| {
@@ -124,9 +125,9 @@ impl Stack {
 
 impl World {
     /// Asks this of every connection that is established and not over, and says which those are.
-    fn ask_all(&self, what: Asked) -> Vec<Handle> {
-        let asked = self.streams.begun().map(|stream| {
-            stream.ask(what);
+    fn ask_all(&self, what: AppRequest) -> Vec<Handle> {
+        let asked = self.streams.established().map(|stream| {
+            stream.request(what);
             self.raise(&stream);
             stream.handle()
         });
@@ -134,11 +135,16 @@ impl World {
     }
 
     /// Waits until who has `handle` is gone, or `is_so` of its life. Returns whether that happened in time.
-    fn await_life(&self, handle: Handle, until: Until, is_so: impl Fn(Life) -> bool) -> bool {
+    fn await_status(
+        &self,
+        handle: Handle,
+        until: WaitUntil,
+        is_so: impl Fn(ConnectionStatus) -> bool,
+    ) -> bool {
         let Some(stream) = self.streams.held(handle) else {
             return true;
         };
-        let arrived = || self.streams.held(handle).is_none() || is_so(stream.life());
+        let arrived = || self.streams.held(handle).is_none() || is_so(stream.status());
         loop {
             let key = stream.waiting().prepare();
             if arrived() {
@@ -152,7 +158,7 @@ impl World {
     }
 
     /// Waits until the send rings of all UDP sockets are empty.
-    fn await_datagrams(&self, until: Until) {
+    fn await_datagrams(&self, until: WaitUntil) {
         for queue in self.queues.streams.written() {
             loop {
                 let key = queue.waiting().prepare();

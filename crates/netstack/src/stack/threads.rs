@@ -1,4 +1,4 @@
-//! The threads of a stack: one for each replica, and others in place of those that die.
+//! The threads of a stack: one for each replica, and others that replace those that fail.
 
 use std::collections::VecDeque;
 #[cfg(feature = "kill")]
@@ -12,48 +12,48 @@ use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 
 use super::{Clock, POST_EVERY, SHOW_EVERY};
 use crate::engine::view::{Counted, Gauge};
-use crate::error::{MembersError, StackError};
-use crate::variants::replicated::{Joining, Shared, Worker};
+use crate::error::{MembershipError, StackError};
+use crate::variants::replicated::{JoiningWorker, Shared, Worker};
 
-/// The threads of a stack, and all that another one needs.
+/// The threads of a stack, and everything that another one needs.
 pub(super) struct Threads {
-    /// Which group of several they are, for their names.
-    whose: String,
+    /// Begins the names of the threads: tells one group from another.
+    name_prefix: String,
     cores: Vec<usize>,
     clock: Clock,
     group: Option<Arc<Shared>>,
     contexts: Mutex<Vec<ContextHandle>>,
     /// How many replicas sleep.
     parked: AtomicUsize,
-    deaths: Mutex<Deaths>,
-    died: Condvar,
-    /// Seats whose thread is to unwind.
+    failures: Mutex<Failures>,
+    failed: Condvar,
+    /// A bit for each replica whose thread is to unwind.
     #[cfg(feature = "kill")]
     killed: AtomicU64,
 }
 
 #[derive(Default)]
-struct Deaths {
-    seats: VecDeque<usize>,
+struct Failures {
+    replicas: VecDeque<usize>,
     over: bool,
 }
 
 impl Threads {
     pub(super) fn new(
-        whose: String,
+        name_prefix: String,
         cores: Vec<usize>,
         clock: Clock,
         group: Option<Arc<Shared>>,
     ) -> Arc<Threads> {
         Arc::new(Threads {
-            whose,
+            name_prefix,
             cores,
             clock,
             group,
             contexts: Mutex::default(),
             parked: AtomicUsize::new(0),
-            deaths: Mutex::default(),
-            died: Condvar::new(),
+            failures: Mutex::default(),
+            failed: Condvar::new(),
             #[cfg(feature = "kill")]
             killed: AtomicU64::new(0),
         })
@@ -63,44 +63,48 @@ impl Threads {
         self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn deaths(&self) -> MutexGuard<'_, Deaths> {
-        self.deaths.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the thread that belongs to `seat`.
-    pub(super) fn spawn(&self, seat: usize, domain: Box<dyn Domain>) -> Result<(), StackError> {
-        let core = self.cores.get(seat).copied();
-        let context = Context::spawn(&format!("dominoes-{seat}"), core, vec![domain])?;
+    /// Starts the thread of replica `replica`.
+    pub(super) fn spawn(&self, replica: usize, domain: Box<dyn Domain>) -> Result<(), StackError> {
+        let core = self.cores.get(replica).copied();
+        let context = Context::spawn(&format!("dominoes-{replica}"), core, vec![domain])?;
         let mut contexts = self.contexts();
         contexts.retain(|context| !context.is_finished());
         contexts.push(context);
         Ok(())
     }
 
-    /// Starts the thread of one of those that begin the group.
+    /// Starts the thread of a worker that begins the group.
     pub(super) fn spawn_worker(self: &Arc<Self>, worker: Worker) -> Result<(), StackError> {
-        self.spawn_member(worker.id(), Member::Sitting(Box::new(worker)))
+        self.spawn_occupant(worker.id(), Occupant::Worker(Box::new(worker)))
     }
 
-    fn spawn_member(self: &Arc<Self>, seat: usize, member: Member) -> Result<(), StackError> {
+    fn spawn_occupant(
+        self: &Arc<Self>,
+        replica: usize,
+        occupant: Occupant,
+    ) -> Result<(), StackError> {
         let domain = WorkerDomain {
-            name: format!("{}replica {seat}", self.whose),
-            member,
-            seat,
+            name: format!("{}replica {replica}", self.name_prefix),
+            occupant,
+            replica,
             threads: Arc::clone(self),
             turns: 0,
             gauge: Gauge::default(),
         };
-        self.spawn(seat, Box::new(domain))
+        self.spawn(replica, Box::new(domain))
     }
 
-    /// Starts the thread that replaces those that die.
+    /// Starts the thread that replaces those that fail.
     pub(super) fn watch(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let threads = Arc::clone(self);
         let watch = move || {
-            while let Some(seat) = threads.next_death() {
-                // Without anybody to take the state from, or a thread to be had, the others go on as they are.
-                let _ = threads.add(Some(seat));
+            while let Some(replica) = threads.next_failure() {
+                // If there is no state to take over, or no thread can be started, the others go on.
+                let _ = threads.add(Some(replica));
             }
         };
         let named = std::thread::Builder::new().name("dominoes-watch".into());
@@ -111,80 +115,80 @@ impl Threads {
         self.group.as_ref()
     }
 
-    /// The thread on seat `seat` unwinds when it next can.
+    /// Lets the thread of replica `replica` unwind when it next can.
     #[cfg(feature = "kill")]
-    pub(super) fn kill(&self, seat: usize) {
-        self.killed.fetch_or(1 << seat, Ordering::Relaxed);
+    pub(super) fn kill(&self, replica: usize) {
+        self.killed.fetch_or(1 << replica, Ordering::Relaxed);
         if let Some(group) = &self.group {
-            group.bell.notify_all();
-            group.world.ring();
+            group.work_event.notify_all();
+            group.world.wake_pump();
         }
     }
 
-    /// Starts a thread that joins, on seat `seat` or any that is free.
-    pub(super) fn add(self: &Arc<Self>, seat: Option<usize>) -> Result<usize, StackError> {
-        let group = self.group.as_ref().ok_or(MembersError::NoLog)?;
-        let joining = Joining::new(group, seat, ())?;
-        let seat = joining.seat();
-        self.spawn_member(seat, Member::Joining(joining))?;
-        Ok(seat)
+    /// Starts a thread that joins, in slot `replica` or in any free one.
+    pub(super) fn add(self: &Arc<Self>, replica: Option<usize>) -> Result<usize, StackError> {
+        let group = self.group.as_ref().ok_or(MembershipError::NoLog)?;
+        let joining = JoiningWorker::new(group, replica, ())?;
+        let replica = joining.replica();
+        self.spawn_occupant(replica, Occupant::Joining(joining))?;
+        Ok(replica)
     }
 
-    /// The replica on seat `seat` is no more, and had not left.
-    fn report_death(&self, seat: usize) {
-        self.deaths().seats.push_back(seat);
-        self.died.notify_all();
+    /// Reports that replica `replica` has failed: it is gone, and had not left.
+    fn report_failure(&self, replica: usize) {
+        self.failures().replicas.push_back(replica);
+        self.failed.notify_all();
     }
 
-    /// Waits for the next death; `None` when there is nobody to be replaced any more.
-    fn next_death(&self) -> Option<usize> {
-        let mut deaths = self.deaths();
+    /// Waits for the next failure. `None` when no replica is to be replaced any more.
+    fn next_failure(&self) -> Option<usize> {
+        let mut failures = self.failures();
         loop {
-            if deaths.over {
+            if failures.over {
                 return None;
             }
-            if let Some(seat) = deaths.seats.pop_front() {
-                return Some(seat);
+            if let Some(replica) = failures.replicas.pop_front() {
+                return Some(replica);
             }
-            deaths = self
-                .died
-                .wait(deaths)
+            failures = self
+                .failed
+                .wait(failures)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     pub(super) fn end_watch(&self) {
         if let Some(group) = &self.group {
-            // Who rests sees that the world is down.
-            group.rest.notify_all();
+            // Parked workers wake up and see that the stack is shut down.
+            group.unpark_event.notify_all();
         }
-        self.deaths().over = true;
-        self.died.notify_all();
+        self.failures().over = true;
+        self.failed.notify_all();
     }
 }
 
-/// How long a worker sleeps at most while another one is up, or has something to do, that may be held up.
-const LOOK_AGAIN: time::Duration = time::Duration::from_millis(1);
+/// How long a worker sleeps at most while another one is awake, or has work, and may be held up.
+const RECHECK: time::Duration = time::Duration::from_millis(1);
 
-/// Who sits on a seat.
-enum Member {
-    /// Somebody who waits for the state.
-    Joining(Joining),
-    Sitting(Box<Worker>),
-    /// Nobody any more.
+/// What a replica's thread runs.
+enum Occupant {
+    /// A worker that waits for its state.
+    Joining(JoiningWorker),
+    Worker(Box<Worker>),
+    /// Nothing any more.
     Gone,
 }
 
 struct WorkerDomain {
     name: String,
-    member: Member,
-    seat: usize,
+    occupant: Occupant,
+    replica: usize,
     threads: Arc<Threads>,
     turns: u32,
     gauge: Gauge,
 }
 
-/// Posts what a replica knows, and what the pump saw if it is free.
+/// Posts the counters of a replica, and those of the receive pump if it is free.
 fn post(worker: &Worker) {
     let shared = worker.shared();
     let state = worker.replica().stats();
@@ -208,17 +212,17 @@ fn show(worker: &mut Worker, gauge: &mut Gauge) {
 }
 
 impl WorkerDomain {
-    /// Sits down if there is a state to sit down with.
+    /// Becomes a worker if the state is there.
     fn join(&mut self) -> Turn {
-        let Member::Joining(joining) = &mut self.member else {
+        let Occupant::Joining(joining) = &mut self.occupant else {
             return Turn::Finished;
         };
         if joining.shared().world.is_down() {
             return Turn::Finished;
         }
-        match joining.try_sit() {
+        match joining.try_join() {
             Some(worker) => {
-                self.member = Member::Sitting(Box::new(worker));
+                self.occupant = Occupant::Worker(Box::new(worker));
                 Turn::Worked
             }
             None => Turn::Idle,
@@ -228,7 +232,7 @@ impl WorkerDomain {
     #[cfg(feature = "kill")]
     fn is_killed(&self) -> bool {
         let killed = &self.threads.killed;
-        let me = 1 << self.seat;
+        let me = 1 << self.replica;
         killed.load(Ordering::Relaxed) & me != 0
             && killed.fetch_and(!me, Ordering::Relaxed) & me != 0
     }
@@ -237,22 +241,22 @@ impl WorkerDomain {
 impl Domain for WorkerDomain {
     fn run(&mut self) -> Turn {
         #[cfg(feature = "kill")]
-        if matches!(self.member, Member::Sitting(_)) && self.is_killed() {
+        if matches!(self.occupant, Occupant::Worker(_)) && self.is_killed() {
             std::panic::resume_unwind(Box::new("killed"));
         }
-        let Member::Sitting(worker) = &mut self.member else {
+        let Occupant::Worker(worker) = &mut self.occupant else {
             return self.join();
         };
         let world = &worker.shared().world;
         if world.is_down() {
             return Turn::Finished;
         }
-        if world.view.is_asked() && worker.is_member() {
+        if world.view.is_asked() && worker.is_active() {
             world.view.answer(worker.replica());
         }
         match worker.turn(self.threads.clock.now()) {
             0 if worker.has_left() => {
-                self.member = Member::Gone;
+                self.occupant = Occupant::Gone;
                 Turn::Finished
             }
             0 => {
@@ -274,26 +278,26 @@ impl Domain for WorkerDomain {
         }
     }
 
-    /// The last to park sleeps in the device with the receive pump in its hands; the others on the bell,
-    /// which rings when something is published.
+    /// The last worker to sleep sleeps in the device, and holds the receive pump meanwhile. The
+    /// others sleep on an event that is notified when something is published.
     fn park(&mut self) {
         let threads = Arc::clone(&self.threads);
-        let worker = match &mut self.member {
-            Member::Sitting(worker) => worker,
-            Member::Joining(joining) => {
-                // Who gives it the state rings; who should may be held up.
-                let bell = &joining.shared().bell;
-                let key = bell.prepare();
-                bell.wait(key, Some(LOOK_AGAIN));
+        let worker = match &mut self.occupant {
+            Occupant::Worker(worker) => worker,
+            Occupant::Joining(joining) => {
+                // The worker that gives the state notifies this event. It may be held up.
+                let event = &joining.shared().work_event;
+                let key = event.prepare();
+                event.wait(key, Some(RECHECK));
                 return;
             }
-            Member::Gone => return,
+            Occupant::Gone => return,
         };
-        if worker.is_resting() {
+        if worker.is_parked() {
             let shared = worker.shared();
-            let key = shared.rest.prepare();
-            if worker.is_resting() && !shared.world.is_down() {
-                shared.rest.wait(key, None);
+            let key = shared.unpark_event.prepare();
+            if worker.is_parked() && !shared.world.is_down() {
+                shared.unpark_event.wait(key, None);
             }
             return;
         }
@@ -302,28 +306,29 @@ impl Domain for WorkerDomain {
         show(worker, &mut self.gauge);
         let shared = Arc::clone(worker.shared());
         let world = &shared.world;
-        // A hint for who sleeps where: the role and the bell are what is relied on.
-        let last = threads.parked.fetch_add(1, Ordering::Relaxed) + 1 >= shared.members();
+        // A hint for choosing where to sleep: correctness relies on the pump being exclusive, and
+        // on the event.
+        let last = threads.parked.fetch_add(1, Ordering::Relaxed) + 1 >= shared.active_count();
         if last && let Some(mut side) = shared.rx.try_take() {
             world.before_sleep();
             if !worker.has_work() && !side.pump.has_work() && !world.is_down() {
                 let deadline = worker.next_deadline().min(side.pump.next_deadline());
                 let until = threads.clock.until(deadline);
-                let again = worker.is_behind().then_some(LOOK_AGAIN);
+                let again = worker.has_pending_effects().then_some(RECHECK);
                 let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
                 let times = again.into_iter().chain(until).chain(next_try);
                 side.pump.wait(times.min());
             }
             world.after_sleep();
         } else {
-            let key = shared.bell.prepare();
+            let key = shared.work_event.prepare();
             if worker.has_work() || world.is_down() {
                 drop(key);
             } else {
-                // While somebody is up, nobody sleeps in the device. Should that one be held up, this one comes
-                // back for the pumps, and for what is late.
-                let again = !last || worker.is_behind();
-                shared.bell.wait(key, again.then_some(LOOK_AGAIN));
+                // While a worker is awake, none sleeps in the device. That worker may be held up,
+                // so this one comes back for the pumps, and for late work.
+                let again = !last || worker.has_pending_effects();
+                shared.work_event.wait(key, again.then_some(RECHECK));
             }
         }
         threads.parked.fetch_sub(1, Ordering::Relaxed);
@@ -334,7 +339,7 @@ impl Domain for WorkerDomain {
     }
 
     fn id(&self) -> u64 {
-        self.seat as u64
+        self.replica as u64
     }
 
     fn meter(&self) -> Option<Arc<Meter>> {
@@ -344,15 +349,15 @@ impl Domain for WorkerDomain {
 
 impl Drop for WorkerDomain {
     fn drop(&mut self) {
-        let member = core::mem::replace(&mut self.member, Member::Gone);
-        let Member::Sitting(worker) = member else {
+        let occupant = core::mem::replace(&mut self.occupant, Occupant::Gone);
+        let Occupant::Worker(worker) = occupant else {
             return;
         };
         let is_down = worker.shared().world.is_down();
-        // The seat is free when it is told of.
+        // The slot is free when the failure is reported.
         drop(worker);
         if !is_down {
-            self.threads.report_death(self.seat);
+            self.threads.report_failure(self.replica);
         }
     }
 }

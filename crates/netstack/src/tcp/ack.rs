@@ -1,4 +1,4 @@
-//! What an acceptable acknowledgment changes (RFC 9293 section 3.10.7.4, fifth step).
+//! Acknowledgments: what an acceptable one changes (RFC 9293 section 3.10.7.4, fifth step).
 
 use super::arrive::Acceptable;
 use super::congestion::Acked;
@@ -11,8 +11,8 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 impl Tcb {
-    /// Tells the connection's socket.
-    pub(super) fn tell<S: EffectSink>(&self, event: Event, cx: &mut Cx<'_, S>) {
+    /// Notifies the connection's socket of an event.
+    pub(super) fn notify<S: EffectSink>(&self, event: Event, cx: &mut Cx<'_, S>) {
         cx.out.push(Effect::Event {
             conn: self.conn,
             event,
@@ -20,7 +20,7 @@ impl Tcb {
         });
     }
 
-    /// Our SYN was acknowledged by `ack`: ESTABLISHED, and on to FIN-WAIT-1 if everything is said.
+    /// Our SYN was acknowledged by `ack`: enters ESTABLISHED, and FIN-WAIT-1 if all data is sent.
     pub(super) fn establish<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         self.enter(State::Established);
         let echoed = self.echoed(seg);
@@ -29,15 +29,15 @@ impl Tcb {
         self.retransmit.establish(snd.syn_lost);
         self.congestion.establish(u32::from(snd.mss), snd.syn_lost);
         self.timers.stop(Timer::Retransmit);
-        snd.begin_text(seg.ack, cx.now);
+        snd.begin_data(seg.ack, cx.now);
         self.recovery = Recovery::new(seg.ack);
-        self.tell(Event::Established, cx);
+        self.notify(Event::Established, cx);
         if self.snd.fin {
             self.enter(State::FinWait1);
         }
     }
 
-    /// Fifth step in the states of a synchronized connection. Returns whether the segment goes on.
+    /// Fifth step in the synchronized states. Returns whether processing of the segment continues.
     pub(super) fn acknowledge<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -45,36 +45,36 @@ impl Tcb {
     ) -> bool {
         let seg = acceptable.segment();
         let snd = &self.snd;
-        // RFC 5961 section 5.2: neither what was never sent nor what is older than any window.
+        // RFC 5961 section 5.2: acknowledges neither unsent data nor data older than any window.
         if seg.ack.after(snd.max) || seg.ack.before(snd.una - snd.wnd_max) {
             self.challenge(cx);
             return false;
         }
         if seg.len == 0 && seg.ack == snd.una {
-            self.hear(cx.now);
+            self.on_peer_response(cx.now);
         }
         if self.persists() {
-            // It answers: the probes may go on.
+            // The peer responds: window probes may continue.
             self.retransmit.retries = 0;
         }
-        let (calm, una) = (self.is_calm(), self.snd.una);
+        let (clean, una) = (self.is_clean(), self.snd.una);
         let has_sack = self.rcv.sack_permitted && matches!(seg.options, Options::Sack(_));
-        let look = (!calm || has_sack).then(|| self.look(seg, cx));
+        let report = (!clean || has_sack).then(|| self.process_blocks(seg, cx));
         if seg.ack.after(self.snd.una) {
             let echoed = self.echoed(seg);
             let marked = self.echoes_congestion(seg);
-            self.advance(seg.ack, echoed, calm, marked, cx.now);
+            self.advance(seg.ack, echoed, clean, marked, cx.now);
             if marked {
                 self.slow_down();
             }
         } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
             self.duplicate();
         }
-        if let Some(look) = &look {
-            self.look_back(seg, look, una, cx.now);
+        if let Some(report) = &report {
+            self.detect_spurious(seg, report, una, cx.now);
         }
-        if let (Some(look), true) = (look, self.rcv.sack_permitted) {
-            self.respond(seg, look, cx);
+        if let (Some(report), true) = (report, self.rcv.sack_permitted) {
+            self.respond(seg, report, cx);
         }
         self.update_window(seg);
         if self.snd.is_fin_acknowledged() {
@@ -89,7 +89,7 @@ impl Tcb {
         self.timers.runs(Timer::Persist)
     }
 
-    /// TSecr, if timestamps are in use, as our clock has it.
+    /// TSecr, if timestamps are in use, in terms of our clock.
     #[inline(always)]
     pub(super) fn echoed(&self, seg: &Segment<'_>) -> Option<u32> {
         match seg.timestamps {
@@ -100,14 +100,14 @@ impl Tcb {
         }
     }
 
-    /// `una` acknowledges something new; `echoed` is TSecr, if timestamps are in use; `calm` says that nothing is known
-    /// to be lost, `marked` that there was congestion nevertheless.
+    /// `una` acknowledges new data; `echoed` is TSecr, if timestamps are in use; `clean` means that
+    /// nothing is known to be lost, `marked` that congestion was reported nevertheless.
     #[inline]
     pub(super) fn advance(
         &mut self,
         una: SeqNum,
         echoed: Option<u32>,
-        calm: bool,
+        clean: bool,
         marked: bool,
         now: Instant,
     ) {
@@ -140,9 +140,9 @@ impl Tcb {
         } else if self.timers.runs(Timer::Retransmit)
             && !(keeps_timer && self.congestion.keeps_timer())
         {
-            self.arm(calm, now);
+            self.arm(clean, now);
         }
-        self.obey(verdict);
+        self.apply_action(verdict);
         self.timers.stop(Timer::Persist);
     }
 
@@ -156,9 +156,9 @@ impl Tcb {
             && u32::from(seg.wnd) << snd.shift == snd.wnd
     }
 
-    /// Takes over the window of `seg` unless a newer segment has told it already. One that acknowledges
-    /// more is newer even if its text is old: without its window, SND.UNA + SND.WND would move past what
-    /// the peer ever announced.
+    /// Takes the window of `seg` unless a newer segment has set it. A segment that acknowledges
+    /// more is newer even if its data is old: without its window, SND.UNA + SND.WND would exceed
+    /// every edge that the peer advertised.
     #[inline(always)]
     pub(super) fn update_window(&mut self, seg: &Segment<'_>) {
         let snd = &self.snd;
@@ -180,35 +180,35 @@ impl Tcb {
         snd.wl2 = ack;
     }
 
-    /// The peer has everything, our FIN included.
+    /// The peer has received everything, our FIN included.
     fn on_fin_acknowledged<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         match self.state {
             State::FinWait1 => {
-                self.tell(Event::AllAcknowledged, cx);
+                self.notify(Event::AllAcknowledged, cx);
                 self.enter(State::FinWait2);
-                self.linger_without_reader(cx);
+                self.start_fin_wait_2_timer(cx);
             }
             State::Closing => {
-                self.tell(Event::AllAcknowledged, cx);
-                self.wait_for_old_segments(cx);
+                self.notify(Event::AllAcknowledged, cx);
+                self.enter_time_wait(cx);
             }
             State::LastAck => {
-                self.tell(Event::AllAcknowledged, cx);
+                self.notify(Event::AllAcknowledged, cx);
                 self.enter(State::Closed);
             }
             _ => {}
         }
     }
 
-    /// FIN-WAIT-2 without a reader does not last for ever.
-    pub(super) fn linger_without_reader<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+    /// FIN-WAIT-2 of a connection without a socket ends after a while.
+    pub(super) fn start_fin_wait_2_timer<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
         if self.orphan && self.state == State::FinWait2 {
             self.timers.start(Timer::Linger, cx.now + FIN_WAIT_2);
         }
     }
 
-    /// TIME-WAIT, from now on for two MSL.
-    pub(super) fn wait_for_old_segments<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
+    /// Enters TIME-WAIT for two MSL.
+    pub(super) fn enter_time_wait<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
         if self.state != State::TimeWait {
             self.enter(State::TimeWait);
         }

@@ -1,7 +1,7 @@
 //! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after it.
 
-use super::snd::Due;
-use super::window::{AckDue, SHIFT_MAX};
+use super::receive_space::{AckDue, SHIFT_MAX};
+use super::send_space::Due;
 use super::{Cx, State, Tcb};
 use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
@@ -14,9 +14,9 @@ use crate::time::Instant;
 pub(super) const MSS_DEFAULT: u16 = 536;
 
 /// Least MSS that a peer is believed to mean: smaller ones only multiply frames.
-const MSS_LEAST: u16 = 64;
+const MSS_MIN: u16 = 64;
 
-/// Octets of every segment that a timestamp option takes (RFC 7323 appendix A).
+/// Bytes of every segment that a timestamp option takes (RFC 7323 appendix A).
 const TIMESTAMP_LEN: u16 = 12;
 
 /// A segment that passed the first step: some of it, or at least its acknowledgment, counts.
@@ -92,7 +92,7 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         wnd: 0,
         window_end: 0,
         window_limit: 0,
-        heading: 0,
+        header_version: 0,
         flags,
         ect: false,
         ttl: Settings::TTL,
@@ -106,18 +106,18 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
 }
 
 impl Tcb {
-    /// The whole road, for every segment that [`Tcb::predicted`] leaves.
+    /// The whole road, for every segment that [`Tcb::try_fast_path`] leaves.
     #[inline(never)]
-    pub(super) fn arrives<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+    pub(super) fn on_segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         match self.state {
             State::Closed | State::Listen => {}
-            State::SynSent => self.arrives_in_syn_sent(seg, cx),
-            _ => self.arrives_otherwise(seg, cx),
+            State::SynSent => self.on_segment_in_syn_sent(seg, cx),
+            _ => self.on_segment_otherwise(seg, cx),
         }
     }
 
     /// RFC 9293 section 3.10.7.3.
-    fn arrives_in_syn_sent<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+    fn on_segment_in_syn_sent<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         // First, the ACK bit. Only our SYN can have been acknowledged.
         let acknowledges = seg.flags.has(Flags::ACK);
         if acknowledges && (seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss) {
@@ -127,7 +127,7 @@ impl Tcb {
         // Second, the RST bit.
         if seg.flags.has(Flags::RST) {
             if acknowledges {
-                self.fail(Event::Refused, cx);
+                self.fail_with(Event::Refused, cx);
             }
             return;
         }
@@ -158,7 +158,7 @@ impl Tcb {
             from: 0,
         };
         self.check_urg();
-        let complete = self.text(&acceptable, cx);
+        let complete = self.process_payload(&acceptable, cx);
         self.check_fin(&acceptable, complete, cx);
     }
 
@@ -173,7 +173,7 @@ impl Tcb {
         let snd = &mut self.snd;
         snd.scaled = options.window_scale.is_some();
         snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
-        let announced = options.mss.unwrap_or(MSS_DEFAULT).max(MSS_LEAST);
+        let announced = options.mss.unwrap_or(MSS_DEFAULT).max(MSS_MIN);
         let taken = if self.rcv.timestamps {
             TIMESTAMP_LEN
         } else {
@@ -184,11 +184,11 @@ impl Tcb {
         snd.wnd_max = snd.wnd;
         snd.wl1 = syn.seq;
         snd.wl2 = snd.iss;
-        self.path.agree(snd.mss);
+        self.pmtu.set_negotiated(snd.mss);
     }
 
     /// RFC 9293 section 3.10.7.4.
-    fn arrives_otherwise<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+    fn on_segment_otherwise<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if self.state == State::SynReceived
             && seg.flags.has(Flags::SYN)
             && !seg.flags.has(Flags::RST)
@@ -205,9 +205,9 @@ impl Tcb {
         if !self.check_ack(&acceptable, cx) {
             return;
         }
-        self.note_mark(seg);
+        self.record_ce_mark(seg);
         self.check_urg();
-        let complete = self.text(&acceptable, cx);
+        let complete = self.process_payload(&acceptable, cx);
         self.check_fin(&acceptable, complete, cx);
     }
 
@@ -228,7 +228,7 @@ impl Tcb {
             wnd: seg.wnd >> self.snd.shift,
             ..*seg
         };
-        self.arrives_otherwise(&behind, cx);
+        self.on_segment_otherwise(&behind, cx);
     }
 
     /// First, the sequence number; before it the timestamp (RFC 7323 section 5.3).
@@ -242,7 +242,7 @@ impl Tcb {
             match seg.timestamps {
                 // RFC 7323 section 3.2: once agreed upon, every segment has the option.
                 None => return None,
-                Some((ts_val, _)) if self.rcv.is_old(ts_val, cx.now) => {
+                Some((ts_val, _)) if self.rcv.is_outdated(ts_val, cx.now) => {
                     self.reject(seg, cx);
                     return None;
                 }
@@ -262,8 +262,8 @@ impl Tcb {
         if !acceptable {
             if !reset {
                 if from < 0 {
-                    self.hear_from_behind(seg, from, cx);
-                    self.rcv.note_twice(seg.seq, seg.seq + seg.len);
+                    self.on_old_segment(seg, from, cx);
+                    self.rcv.record_duplicate(seg.seq, seg.seq + seg.len);
                 }
                 self.reject(seg, cx);
             }
@@ -273,20 +273,15 @@ impl Tcb {
     }
 
     /// A segment from before RCV.NXT, without text. A peer that has more in flight than our window seems to hold speaks from
-    /// the window's edge, and we may have all of that: an older window may overtake a newer one, and the octet of a probe
+    /// the window's edge, and we may have all of that: an older window may overtake a newer one, and the byte of a probe
     /// lies behind every edge. If we do so, too, neither would ever listen: what it acknowledges has to count.
-    fn hear_from_behind<S: EffectSink>(
-        &mut self,
-        seg: &Segment<'_>,
-        from: i64,
-        cx: &mut Cx<'_, S>,
-    ) {
+    fn on_old_segment<S: EffectSink>(&mut self, seg: &Segment<'_>, from: i64, cx: &mut Cx<'_, S>) {
         let is_bare = seg.len == 0 && !seg.flags.any(Flags::SYN.with(Flags::FIN));
         // No edge lies farther back.
         let may_be_edge = from >= -i64::from(self.rcv.limit.max(1));
         let is_ack = seg.flags.has(Flags::ACK) && self.state.is_synchronized();
-        let news = seg.ack.after(self.snd.una) && !seg.ack.after(self.snd.max);
-        if is_bare && may_be_edge && is_ack && news {
+        let is_new = seg.ack.after(self.snd.una) && !seg.ack.after(self.snd.max);
+        if is_bare && may_be_edge && is_ack && is_new {
             self.acknowledge(&Acceptable { seg, from }, cx);
         }
     }
@@ -299,7 +294,7 @@ impl Tcb {
         }
         if self.state == State::TimeWait && seg.flags.has(Flags::FIN) {
             // The eighth step there: our acknowledgment of the FIN was lost.
-            self.wait_for_old_segments(cx);
+            self.enter_time_wait(cx);
         }
         if seg.len > 0 || seg.flags.has(Flags::FIN) {
             self.rcv.ack = AckDue::Now;
@@ -337,9 +332,9 @@ impl Tcb {
         match self.state {
             // Back to LISTEN, which the connection was never in for its user.
             State::SynReceived if self.passive => self.enter(State::Closed),
-            State::SynReceived => self.fail(Event::Refused, cx),
+            State::SynReceived => self.fail_with(Event::Refused, cx),
             State::Closing | State::LastAck | State::TimeWait => self.enter(State::Closed),
-            _ => self.fail(Event::Reset, cx),
+            _ => self.fail_with(Event::Reset, cx),
         }
         false
     }
@@ -382,7 +377,7 @@ impl Tcb {
             return false;
         }
         if let (true, Some((ts_val, _))) = (self.rcv.timestamps, seg.timestamps) {
-            self.rcv.note_timestamp(seg.seq, ts_val, cx.now);
+            self.rcv.record_timestamp(seg.seq, ts_val, cx.now);
         }
         self.state != State::Closed
     }
@@ -391,9 +386,13 @@ impl Tcb {
     const fn check_urg(&self) {}
 
     /// Seventh, the text. Returns whether all of it was taken, now or earlier.
-    fn text<S: EffectSink>(&mut self, acceptable: &Acceptable<'_, '_>, cx: &mut Cx<'_, S>) -> bool {
+    fn process_payload<S: EffectSink>(
+        &mut self,
+        acceptable: &Acceptable<'_, '_>,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
         let Acceptable { seg, from } = *acceptable;
-        if !self.state.takes_text() || seg.len == 0 {
+        if !self.state.accepts_data() || seg.len == 0 {
             return true;
         }
         let end = from + i64::from(seg.len);
@@ -406,7 +405,7 @@ impl Tcb {
             return false;
         }
         if from < 0 {
-            self.rcv.note_twice(seg.seq, seg.seq + seg.len);
+            self.rcv.record_duplicate(seg.seq, seg.seq + seg.len);
         }
         if first >= last {
             self.rcv.ack = AckDue::Now;
@@ -463,15 +462,15 @@ impl Tcb {
             let taken = self.reassembly.insert(start, end, deliver);
             if let Some((from, to)) = twice {
                 let seq = |at: u64| nxt + (at - offset) as u32;
-                self.rcv.note_twice(seq(from), seq(to));
+                self.rcv.record_duplicate(seq(from), seq(to));
             }
-            self.rcv.look_for_sack(!self.reassembly.is_empty());
+            self.rcv.update_sack(!self.reassembly.is_empty());
             return taken;
         }
         let reached = self.reassembly.advance(start, end, deliver);
         rcv.nxt += (reached - start) as u32;
         rcv.offset = reached;
-        rcv.look_for_sack(!self.reassembly.is_empty());
+        rcv.update_sack(!self.reassembly.is_empty());
         true
     }
 
@@ -487,11 +486,11 @@ impl Tcb {
         if self.state == State::TimeWait {
             if seg.flags.has(Flags::FIN) {
                 self.rcv.ack = AckDue::Now;
-                self.wait_for_old_segments(cx);
+                self.enter_time_wait(cx);
             }
             return;
         }
-        if !self.state.takes_text() {
+        if !self.state.accepts_data() {
             return;
         }
         if seg.flags.has(Flags::FIN) && complete && self.rcv.fin_at == u64::MAX {
@@ -515,11 +514,11 @@ impl Tcb {
         rcv.edge = rcv.edge.max(rcv.nxt);
         rcv.ack = AckDue::Now;
         let end = rcv.offset;
-        self.tell(Event::PeerFinished { end }, cx);
+        self.notify(Event::PeerFinished { end }, cx);
         match self.state {
             State::Established => self.enter(State::CloseWait),
             State::FinWait1 => self.enter(State::Closing),
-            State::FinWait2 => self.wait_for_old_segments(cx),
+            State::FinWait2 => self.enter_time_wait(cx),
             state => debug_assert!(false, "text was taken in {state:?}"),
         }
     }

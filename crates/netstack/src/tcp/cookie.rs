@@ -7,8 +7,8 @@
 //!
 //! # A cookie names one initial number of the peer
 //!
-//! The number before the first octet of a segment is the peer's initial one only if the segment is the first behind the
-//! SYN. A connection that begins with any other segment would skip the octets between, and acknowledge them. So a
+//! The number before the first byte of a segment is the peer's initial one only if the segment is the first behind the
+//! SYN. A connection that begins with any other segment would skip the bytes between, and acknowledge them. So a
 //! cookie is `irs + hash(flow) + period * 2^26 + (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24 bits of `low`
 //! are a hash of flow, period and block, plus the index of the MSS times 2^21. Take a number that is wrong, by less than
 //! 2^17. If its block is the right one, it shifts the sum by less than two indices are apart. If not, the block is the
@@ -16,8 +16,8 @@
 //! number that is wrong by more meets another hash.
 //!
 //! What a peer may send whose first segment was lost or is late is recognized as such: text from within the window of the
-//! SYN-ACK, and a question to an idle peer from one octet before. Their sender believes in a connection with good reason,
-//! and a reset would end it. They are dropped, and the peer sends the first octet again.
+//! SYN-ACK, and a question to an idle peer from one byte before. Their sender believes in a connection with good reason,
+//! and a reset would end it. They are dropped, and the peer sends the first byte again.
 
 use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
@@ -52,10 +52,10 @@ const PERIOD_STEP: u32 = 1 << 26;
 /// Initial sequence numbers of a peer that are hashed alike: 2^17.
 const BLOCK_SHIFT: u32 = 17;
 
-/// Octets that the peer may send before it hears of us again: the window of a SYN is not scaled.
+/// Bytes that the peer may send before it hears of us again: the window of a SYN is not scaled.
 const FIRST_WINDOW: u32 = 0xffff;
 
-/// Octets before its first one from which a peer may ask whether we are there (RFC 1122 section 4.2.3.6).
+/// Bytes before its first one from which a peer may ask whether we are there (RFC 1122 section 4.2.3.6).
 const BEFORE: u32 = 1;
 
 const _: () = assert!(FIRST_WINDOW + BEFORE < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);
@@ -88,9 +88,9 @@ fn encode(mss: u16, irs: SeqNum, period: u32, hash: &impl Fn(u64) -> u64) -> Seq
 }
 
 /// What the number `cookie` stands for, which a segment acknowledges that begins `irs` + 1.
-fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> Meaning {
+fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> Decoded {
     let rest = cookie.since(irs).wrapping_sub(hash(0) as u32);
-    let mut meaning = Meaning::None;
+    let mut meaning = Decoded::None;
     for made in [now, now.wrapping_sub(1)] {
         // The initial number may be another one close by: it lies in one of two blocks then.
         let lowest = irs - FIRST_WINDOW;
@@ -105,10 +105,10 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
                     continue;
                 }
                 if is == irs {
-                    return Meaning::Mss(mss);
+                    return Decoded::Mss(mss);
                 }
                 if is.since(lowest) <= FIRST_WINDOW + BEFORE {
-                    meaning = Meaning::NotFirst;
+                    meaning = Decoded::NotFirst;
                 }
             }
         }
@@ -118,7 +118,7 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
 
 /// What a number may stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
+enum Decoded {
     /// It is no cookie of a short time ago.
     None,
     /// It is one, and this is the MSS.
@@ -128,7 +128,7 @@ enum Meaning {
 }
 
 /// The low bits of a timestamp that say what else `syn` offered.
-fn remember(options: &SynOptions, ecn: bool) -> u32 {
+fn encode_options(options: &SynOptions, ecn: bool) -> u32 {
     let scale = options
         .window_scale
         .map_or(NO_SCALE, |shift| u32::from(shift.min(14)));
@@ -171,7 +171,7 @@ pub fn answer_with_cookie<S: EffectSink>(
         return false;
     }
     let mut options = options_of(syn);
-    let bits = remember(&options, syn.flags.has(ECN_SETUP));
+    let bits = encode_options(&options, syn.flags.has(ECN_SETUP));
     let mut kept = *syn;
     if syn.timestamps.is_none() {
         options.window_scale = None;
@@ -255,9 +255,9 @@ pub fn restore_from_cookie(
     }
     let (irs, iss) = (ack.seq - 1, ack.ack - 1);
     let mss = match decode(iss, irs, period(now), hash) {
-        Meaning::Mss(mss) => mss,
-        Meaning::NotFirst => return Returned::NotFirst,
-        Meaning::None => return Returned::Nothing,
+        Decoded::Mss(mss) => mss,
+        Decoded::NotFirst => return Returned::NotFirst,
+        Decoded::None => return Returned::Nothing,
     };
     let mut options = SynOptions {
         mss: Some(mss),
@@ -316,10 +316,10 @@ mod tests {
         for (mss, remembered) in [(0, 64), (64, 64), (535, 216), (1460, 1460), (65535, 8960)] {
             let cookie = encode(mss, irs, 300, &hash);
             let at = |period| decode(cookie, irs, period, &hash);
-            assert_eq!(at(300), Meaning::Mss(remembered));
-            assert_eq!(at(301), Meaning::Mss(remembered));
-            assert_eq!(at(302), Meaning::None);
-            assert_eq!(at(299), Meaning::None);
+            assert_eq!(at(300), Decoded::Mss(remembered));
+            assert_eq!(at(301), Decoded::Mss(remembered));
+            assert_eq!(at(302), Decoded::None);
+            assert_eq!(at(299), Decoded::None);
         }
     }
 
@@ -330,7 +330,7 @@ mod tests {
             let cookie = encode(1460, irs, period, &hash(1));
             let of_others = (2..10_000).filter(|key| {
                 let meaning = decode(cookie, irs, period, &hash(*key));
-                matches!(meaning, Meaning::Mss(_))
+                matches!(meaning, Decoded::Mss(_))
             });
             assert_eq!(of_others.count(), 0);
         }
@@ -368,9 +368,9 @@ mod tests {
                     let is = decode(cookie, irs + by as u32, now, &hash);
                     let what = (key, irs, mss, made, now, by);
                     match by {
-                        0 => assert_eq!(is, Meaning::Mss(mss), "{what:?}"),
-                        -1 | 1..=0xffff => assert_eq!(is, Meaning::NotFirst, "{what:?}"),
-                        _ => assert!(!matches!(is, Meaning::Mss(_)), "{what:?}"),
+                        0 => assert_eq!(is, Decoded::Mss(mss), "{what:?}"),
+                        -1 | 1..=0xffff => assert_eq!(is, Decoded::NotFirst, "{what:?}"),
+                        _ => assert!(!matches!(is, Decoded::Mss(_)), "{what:?}"),
                     }
                 }
             }
@@ -481,13 +481,13 @@ mod tests {
             window_scale: Some(7),
             sack_permitted: true,
         };
-        let bits = remember(&options, false);
+        let bits = encode_options(&options, false);
         for millis in 100..400 {
             let now = Instant::from_millis(millis);
             let stamp = stamped(now, bits);
             assert_eq!(stamp & 63, bits);
             assert!(timestamp(now).wrapping_sub(stamp) < 64);
         }
-        assert_eq!(remember(&SynOptions::default(), true), NO_SCALE | ECN);
+        assert_eq!(encode_options(&SynOptions::default(), true), NO_SCALE | ECN);
     }
 }

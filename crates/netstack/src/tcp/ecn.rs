@@ -2,7 +2,7 @@
 //! peer says that it has slowed down, and an echo slows us down once a round trip.
 
 use super::Tcb;
-use super::window::Tells;
+use super::receive_space::AckContents;
 use crate::config::{Ecn, Limits};
 use crate::digest::{Flags, Segment};
 
@@ -42,21 +42,22 @@ impl Tcb {
     pub(super) fn slow_down(&mut self) {
         let snd = &mut self.snd;
         if self.congestion.is_open() && snd.una.at_or_after(self.congestion.recover()) {
-            self.congestion.notice(snd.nxt, u32::from(snd.mss));
+            self.congestion
+                .on_congestion_mark(snd.nxt, u32::from(snd.mss));
             snd.cwr = true;
         }
     }
 
     /// What an acceptable segment says about the way from the peer to us (section 6.1.3).
-    pub(super) fn note_mark(&mut self, seg: &Segment<'_>) {
+    pub(super) fn record_ce_mark(&mut self, seg: &Segment<'_>) {
         if !self.snd.ecn {
             return;
         }
         if seg.flags.has(Flags::CWR) {
-            self.rcv.tells.remove(Tells::CONGESTION);
+            self.rcv.ack_contents.remove(AckContents::CONGESTION);
         }
         if seg.ce && seg.len > 0 {
-            self.rcv.tells.add(Tells::CONGESTION);
+            self.rcv.ack_contents.add(AckContents::CONGESTION);
         }
     }
 }

@@ -1,102 +1,104 @@
-//! Questions to a peer that says nothing (RFC 1122 section 4.2.3.6, RFC 9293 section 3.8.4).
+//! Keepalive (RFC 1122 section 4.2.3.6, RFC 9293 section 3.8.4).
 //!
-//! The short road notes nothing for them. When the timer expires, where the streams stand tells whether something has
-//! come since it was started; it is started eight times while the connection is idle, so what came on that
-//! road counts as heard an eighth of that time late, at most.
+//! The fast path records nothing for it. When the timer expires, the positions of the streams show
+//! whether anything was received since the timer was started. The timer is started eight times per
+//! idle period, so a segment on the fast path is noticed at most an eighth of that period late.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use super::fields::fields;
 use super::retransmit::Timer;
-use super::snd::Due;
-use super::walk::walk;
+use super::send_space::Due;
 use super::{Cx, Tcb};
 use crate::config;
 use crate::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// What was last heard of the peer.
+/// The state of the keepalive of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Keepalive {
-    /// When, as far as it was noticed.
-    heard_at: Instant,
-    /// SND.UNA and RCV.NXT when the timer was last looked at.
-    stood: (SeqNum, SeqNum),
-    /// Questions since then.
-    asked: u8,
+    /// When the peer was last known to respond.
+    last_response: Instant,
+    /// SND.UNA and RCV.NXT when the timer expired last.
+    last_positions: (SeqNum, SeqNum),
+    /// Probes since then.
+    probes_sent: u8,
 }
 
-walk!(Keepalive, "keepalive", { heard_at, stood, asked });
+fields!(Keepalive, "keepalive", { last_response, last_positions, probes_sent });
 
 impl Keepalive {
-    /// The peer said something.
-    const fn hear(&mut self, now: Instant) {
-        self.heard_at = now;
-        self.asked = 0;
+    /// The peer responded.
+    const fn on_response(&mut self, now: Instant) {
+        self.last_response = now;
+        self.probes_sent = 0;
     }
 
-    /// Whether a question is out that nobody has answered.
-    pub(super) const fn asks(&self) -> bool {
-        self.asked > 0
+    /// Whether a probe is unanswered.
+    pub(super) const fn is_probing(&self) -> bool {
+        self.probes_sent > 0
     }
 }
 
 impl Tcb {
-    /// The application wants questions, none, or others than before.
+    /// The application turned keepalive on or off, or changed its times.
     pub(super) fn begin_keepalive<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
         self.timers.stop(Timer::Keepalive);
-        self.keepalive.hear(cx.now);
-        if let Some(wish) = self.settings.keepalive {
-            self.watch_peer(&wish, cx);
+        self.keepalive.on_response(cx.now);
+        if let Some(settings) = self.settings.keepalive {
+            self.schedule_keepalive(&settings, cx);
         }
     }
 
-    /// The peer said something that moves nothing by which [`Tcb::on_keepalive_timeout`] would know, so that what the
-    /// network said before is over.
-    pub(super) fn hear(&mut self, now: Instant) {
-        self.keepalive.hear(now);
-        self.path.forget_trouble();
+    /// The peer responded without moving a position that [`Tcb::on_keepalive_timeout`] compares;
+    /// this also clears a reported error.
+    pub(super) fn on_peer_response(&mut self, now: Instant) {
+        self.keepalive.on_response(now);
+        self.pmtu.clear_soft_error();
     }
 
-    /// Looks again when the peer may have been silent for long enough, or to see whether it was.
-    fn watch_peer<S: EffectSink>(&mut self, wish: &config::Keepalive, cx: &Cx<'_, S>) {
-        self.keepalive.stood = (self.snd.una, self.rcv.nxt);
-        let soon = cx.now + wish.idle.divided(8);
-        let at = soon.min(self.keepalive.heard_at + wish.idle);
+    /// Schedules the next check: when the peer may have been silent for long enough, or to see
+    /// whether it was.
+    fn schedule_keepalive<S: EffectSink>(&mut self, settings: &config::Keepalive, cx: &Cx<'_, S>) {
+        self.keepalive.last_positions = (self.snd.una, self.rcv.nxt);
+        let soon = cx.now + settings.idle.divided(8);
+        let at = soon.min(self.keepalive.last_response + settings.idle);
         self.timers.start(Timer::Keepalive, at);
     }
 
-    /// Time to look whether the peer has said something.
+    /// Checks whether the peer has responded, and sends a probe if it has not for long enough.
     pub(super) fn on_keepalive_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
-        let Some(wish) = self.settings.keepalive else {
+        let Some(settings) = self.settings.keepalive else {
             return;
         };
-        if self.keepalive.stood != (self.snd.una, self.rcv.nxt) {
-            self.hear(cx.now);
+        if self.keepalive.last_positions != (self.snd.una, self.rcv.nxt) {
+            self.on_peer_response(cx.now);
         }
-        let silence = cx.now.since(self.keepalive.heard_at);
-        if silence < wish.idle {
-            return self.watch_peer(&wish, cx);
+        let silence = cx.now.since(self.keepalive.last_response);
+        if silence < settings.idle {
+            return self.schedule_keepalive(&settings, cx);
         }
-        // What is in flight, or waits for a window, asks already.
+        // Data in flight, or a window probe, asks for a response already.
         let asks_anyway = self.snd.una != self.snd.max || self.snd.nxt != self.snd.end;
-        if asks_anyway || !self.state.carries_text() {
+        if asks_anyway || !self.state.carries_data() {
             return self
                 .timers
-                .start(Timer::Keepalive, cx.now + wish.idle.divided(8));
+                .start(Timer::Keepalive, cx.now + settings.idle.divided(8));
         }
-        let asked = self.keepalive.asked;
+        let asked = self.keepalive.probes_sent;
         let most = self.settings.user_timeout;
-        let too_long = asked > 0 && most.is_some_and(|most| silence >= wish.idle + most);
-        if asked >= wish.probes.get() || too_long {
-            let event = self.silence();
+        let too_long = asked > 0 && most.is_some_and(|most| silence >= settings.idle + most);
+        if asked >= settings.probes.get() || too_long {
+            let event = self.timeout_event();
             self.reset();
-            return self.tell(event, cx);
+            return self.notify(event, cx);
         }
-        self.keepalive.asked += 1;
+        self.keepalive.probes_sent += 1;
         self.snd.due = Due::Keepalive;
-        self.timers.start(Timer::Keepalive, cx.now + wish.interval);
+        self.timers
+            .start(Timer::Keepalive, cx.now + settings.interval);
     }
 }

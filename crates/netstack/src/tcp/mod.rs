@@ -1,40 +1,41 @@
-//! TCP as plain data: what a connection knows, and how requests change it (RFC 9293).
+//! TCP as plain data: the state of a connection, and how requests change it (RFC 9293).
 //!
-//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. It is told what happened, and
-//! answers through a [`Cx`]: received octets are named by `Effect::Deliver`, frames to build by
-//! `Effect::Transmit`. The same calls with the same arguments always leave the same state and the same
-//! effects, which is what lets several replicas keep copies of one connection.
+//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. It is called with events,
+//! and answers through a [`Cx`]: `Effect::Deliver` names received bytes, `Effect::Transmit` names
+//! frames to build. The same calls with the same arguments always produce the same state and the
+//! same effects, so several replicas can keep equal copies of one connection.
 //!
-//! # Which call, when
+//! # Calls
 //!
 //! | when | call |
 //! |---|---|
 //! | a connection begins | [`Tcb::open`] (active), [`Tcb::passive`] (a SYN for a listening port) |
 //! | a request is about the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
-//! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection wants |
+//! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection accepts |
 //! | a deadline ([`Tcb::next_deadline`]) is due | [`Tcb::on_time`], [`Tcb::finish`] |
 //! | an ICMP error quotes a segment of it | [`Tcb::network_error`], [`Tcb::finish`] |
 //! | there is transmit credit again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
-//! | no connection wants a segment | [`reset_for`] |
+//! | no connection accepts a segment | [`reset_for`] |
 //!
-//! # What holds after every call
+//! # Invariants after every call
 //!
 //! - `snd_una <= snd_nxt <= snd_max <= end of what was written`, in sequence space.
 //! - The right edge of the receive window never moves left, nor past `read + receive_buffer`.
-//! - Every octet of the receive stream has been named by at most one `Deliver`; every octet before
+//! - Every byte of the receive stream has been named by at most one `Deliver`; every byte before
 //!   `rcv_nxt` by exactly one.
 //! - Frames are numbered in order, none at or past the limit.
 //! - Nothing that the wire says makes a call panic.
 //!
-//! # Where the roads lie
+//! # Files
 //!
-//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC; `predict.rs` is the short road through it for
-//! the segments of a bulk transfer, and equal to it; `row.rs` walks it once for several of them. `ack.rs` holds what an acceptable acknowledgment
-//! changes, `window.rs` what we let the peer send, `snd.rs` what it lets us send, `send.rs` the frames that
-//! carry it. `recovery.rs` finds what was lost and says when it leaves again; `flight.rs` is its scoreboard, `rack.rs`
-//! its sense of time, `undo.rs` sets things back if nothing was lost. `path.rs` is what the network says of the way, `cookie.rs` a handshake that leaves nothing
-//! behind. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` the calls of
-//! the application.
+//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
+//! for the segments of a bulk transfer, and `row.rs` does the same for several segments at once.
+//! `ack.rs` holds what an acceptable acknowledgment changes, `receive_space.rs` what the peer may
+//! send, `send_space.rs` what we may send, `send.rs` the frames. `recovery.rs` detects loss and
+//! schedules retransmissions, with the scoreboard in `scoreboard.rs` and the times in `rack.rs`;
+//! `undo.rs` reverts a reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors
+//! and the path MTU, `cookie.rs` handshakes without state. `reassembly.rs`, `retransmit.rs` and
+//! `congestion` are arithmetic; `user.rs` holds the calls of the application.
 //!
 //! # Departures from the RFCs
 //!
@@ -44,12 +45,12 @@
 //!   that has filled the window.
 //! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most, counts if it is news,
 //!   though the same table drops it: who has sent more than the window seems to hold speaks from its edge (an older window
-//!   may overtake a newer one, and the octet of a probe lies behind every edge). When both sides do, neither would listen.
+//!   may overtake a newer one, and the byte of a probe lies behind every edge). When both sides do, neither would listen.
 //! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in the
 //!   same section drops it, but devices merge segments.
 //! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new applications
 //!   should not use it).
-//! - Text on a SYN is not taken; the peer sends it again after the handshake.
+//! - Data on a SYN is not taken; the peer sends it again after the handshake.
 //! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section 3.10.4
 //!   deletes the connection; when nobody holds the connection any more it is deleted.
 //! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what waits for
@@ -69,27 +70,27 @@
 
 mod ack;
 mod arrive;
+mod autotune;
 mod congestion;
 mod cookie;
 mod ecn;
-mod flight;
+mod fast_path;
+pub(crate) mod fields;
 mod keepalive;
-mod path;
-mod predict;
+mod pmtu;
 mod rack;
 mod reassembly;
+mod receive_space;
 mod recovery;
 mod retransmit;
 mod row;
+mod scoreboard;
 mod send;
-mod snd;
+mod send_space;
 #[cfg(test)]
 mod tests;
-mod tuning;
 mod undo;
 mod user;
-pub(crate) mod walk;
-mod window;
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -100,21 +101,21 @@ use crate::effect::{Deliver, Effect, EffectSink, FrameNumbers};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
+use autotune::Autotune;
 use congestion::Congestion;
-use flight::Flight;
+use fast_path::FastPath;
+#[cfg(any(test, feature = "testkit"))]
+use fields::Fields;
+use fields::{field_variants, fields};
 use keepalive::Keepalive;
-use path::Path;
-use predict::Road;
+use pmtu::PathMtu;
 use reassembly::Reassembly;
+use receive_space::ReceiveSpace;
 use recovery::Recovery;
 use retransmit::{Retransmit, Timers};
-use snd::Snd;
-use tuning::Tuning;
+use scoreboard::Scoreboard;
+use send_space::SendSpace;
 use undo::Undo;
-#[cfg(any(test, feature = "testkit"))]
-use walk::Walk;
-use walk::{walk, walk_variants};
-use window::Rcv;
 
 pub use arrive::{reset_at, reset_for};
 pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
@@ -130,23 +131,23 @@ pub const MSL: Duration = Duration::from_secs(30);
 /// less than 500 ms).
 pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 
-/// How long a connection that nobody holds stays in FIN-WAIT-2, 60 s.
+/// How long a connection without a socket stays in FIN-WAIT-2, 60 s.
 pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
 
 /// Transmissions of a SYN beyond the first before the open fails, after 183 s (RFC 9293 section 3.8.3: at least
 /// three minutes).
 pub const SYN_RETRIES: u8 = 7;
 
-/// Transmissions of a SYN-ACK beyond the first before a half-open connection is forgotten, after 63 s.
+/// Transmissions of a SYN-ACK beyond the first before a half-open connection is closed, after 63 s.
 pub const SYN_ACK_RETRIES: u8 = 5;
 
-/// Transmissions of an octet beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
+/// Transmissions of a byte beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
 
-/// Unasked-for acknowledgments (RFC 5961) of one connection within a second, at most.
+/// The most challenge acknowledgments (RFC 5961) of one connection within a second.
 pub const CHALLENGES_PER_SECOND: u8 = 10;
 
-/// Everything that a [`Tcb`] needs from outside while it handles one request.
+/// The context of a request: everything that a [`Tcb`] needs from outside while it handles one.
 ///
 /// It serves one connection at a time: call that connection's [`Tcb::finish`] before handing it to
 /// another.
@@ -156,12 +157,12 @@ pub struct Cx<'a, S: EffectSink> {
     pub now: Instant,
     /// Numbers outgoing frames.
     pub frames: &'a mut FrameNumbers,
-    /// The bounds that all replicas share.
+    /// The limits that all replicas share.
     pub limits: &'a Limits,
-    /// Takes the effects.
+    /// Receives the effects.
     pub out: &'a mut S,
-    /// The newest delivery, held back because only the last of a request says so.
-    held: Held,
+    /// The newest delivery, kept back because only the last one of a request is marked as such.
+    pending_delivery: PendingDelivery,
 }
 
 impl<'a, S: EffectSink> Cx<'a, S> {
@@ -178,27 +179,28 @@ impl<'a, S: EffectSink> Cx<'a, S> {
             frames,
             limits,
             out,
-            held: Held::NONE,
+            pending_delivery: PendingDelivery::NONE,
         }
     }
 
-    /// The same for a part of the request that is not on the short road, with nothing held back: what is lent to others
-    /// cannot stay in registers, and this does.
+    /// The same context for a part of the request outside the fast path, with no pending delivery:
+    /// a value that is lent out cannot stay in registers, and this keeps the pending delivery in
+    /// them.
     #[inline(always)]
-    fn aside(&mut self) -> Cx<'_, S> {
-        debug_assert!(self.held.len == 0);
+    fn outside_fast_path(&mut self) -> Cx<'_, S> {
+        debug_assert!(self.pending_delivery.len == 0);
         Cx::new(self.now, self.frames, self.limits, self.out)
     }
 
-    /// Lets the delivery that was held back go.
+    /// Pushes the pending delivery.
     #[inline(always)]
-    fn push_held(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
-        let Held {
+    fn push_pending_delivery(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
+        let PendingDelivery {
             stream_offset,
             run_offset,
             len,
-        } = self.held;
-        self.held.len = 0;
+        } = self.pending_delivery;
+        self.pending_delivery.len = 0;
         self.out.push(Effect::Deliver(Deliver {
             conn,
             run_offset,
@@ -211,17 +213,17 @@ impl<'a, S: EffectSink> Cx<'a, S> {
     }
 }
 
-/// What of a delivery its connection does not know by itself.
+/// The parts of a delivery that its connection does not store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct PendingDelivery {
     stream_offset: u64,
     run_offset: u32,
-    /// 0: nothing is held back.
+    /// 0: there is no pending delivery.
     len: u32,
 }
 
-impl Held {
-    const NONE: Held = Held {
+impl PendingDelivery {
+    const NONE: PendingDelivery = PendingDelivery {
         stream_offset: 0,
         run_offset: 0,
         len: 0,
@@ -233,7 +235,7 @@ impl Held {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub enum State {
-    /// No connection, or no longer one.
+    /// There is no connection, or it is closed.
     Closed,
     /// Waiting for any peer. No [`Tcb`] is ever in it: listening is a table of ports.
     Listen,
@@ -243,21 +245,21 @@ pub enum State {
     SynReceived,
     /// The usual state of a data transfer.
     Established,
-    /// We said FIN, or will when all is sent; the peer did not, nor acknowledged ours.
+    /// We sent FIN, or will when all data is sent; the peer has not, and has not acknowledged ours.
     FinWait1,
-    /// The peer acknowledged our FIN and said none.
+    /// The peer acknowledged our FIN and has sent none.
     FinWait2,
-    /// The peer said FIN; we did not.
+    /// The peer sent FIN; we have not.
     CloseWait,
-    /// Both said FIN; the peer did not acknowledge ours.
+    /// Both sent FIN; the peer has not acknowledged ours.
     Closing,
-    /// The peer said FIN first; we wait for the acknowledgment of ours.
+    /// The peer sent FIN first; we wait for the acknowledgment of ours.
     LastAck,
-    /// All is done; old segments may still arrive.
+    /// Both directions are closed; old segments may still arrive.
     TimeWait,
 }
 
-walk_variants!(State {
+field_variants!(State {
     Closed,
     Listen,
     SynSent,
@@ -316,71 +318,71 @@ impl State {
         )
     }
 
-    /// Whether text may flow in one direction at least.
+    /// Whether data may flow in at least one direction.
     #[inline]
-    const fn carries_text(self) -> bool {
+    const fn carries_data(self) -> bool {
         self.is_synchronized() && !matches!(self, State::TimeWait)
     }
 
-    /// Whether text of the peer is still taken.
-    const fn takes_text(self) -> bool {
+    /// Whether data from the peer is still accepted.
+    const fn accepts_data(self) -> bool {
         matches!(self, State::Established | State::FinWait1 | State::FinWait2)
     }
 }
 
 /// One connection: the transmission control block of RFC 9293 section 3.3.1.
 ///
-/// Parts that every segment touches stand first and together.
+/// The fields that every segment uses come first and are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub struct Tcb {
-    rcv: Rcv,
-    snd: Snd,
+    rcv: ReceiveSpace,
+    snd: SendSpace,
     state: State,
-    /// What [`Tcb::predicted`] may take.
-    road: Road,
-    /// Nobody holds the connection any more; implies that our side is shut down.
+    /// The segments that [`Tcb::try_fast_path`] may take.
+    fast_path: FastPath,
+    /// The connection has no socket any more; implies that our side is shut down.
     orphan: bool,
     /// It began with a passive OPEN.
     passive: bool,
     conn: ConnId,
     mac: Mac,
     flow: Flow,
-    /// Counts how often something changed that the headers of all frames say.
-    heading: u32,
+    /// Counts the changes of values that the headers of all frames contain.
+    header_version: u32,
     timers: Timers,
     congestion: Congestion,
     retransmit: Retransmit,
-    flight: Flight,
+    scoreboard: Scoreboard,
     recovery: Recovery,
     undo: Undo,
     challenges: Challenges,
     settings: Settings,
     keepalive: Keepalive,
-    tuning: Tuning,
-    path: Path,
+    autotune: Autotune,
+    pmtu: PathMtu,
     reassembly: Reassembly,
 }
 
-walk!(Tcb, "tcb", {
-    rcv, snd, state, road, orphan, passive, conn, mac, flow, heading, timers, congestion, retransmit,
-    flight, recovery, undo, challenges, settings, keepalive, tuning, path, reassembly,
+fields!(Tcb, "tcb", {
+    rcv, snd, state, fast_path, orphan, passive, conn, mac, flow, header_version, timers, congestion, retransmit,
+    scoreboard, recovery, undo, challenges, settings, keepalive, autotune, pmtu, reassembly,
 });
 
-/// Counts unasked-for acknowledgments (RFC 5961 section 7).
+/// Counts challenge acknowledgments (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Challenges {
-    /// When the second began that `sent` counts.
+    /// The beginning of the second in which `sent` were sent.
     since: Instant,
     sent: u8,
 }
 
-walk!(Challenges, "challenges", { since, sent });
+fields!(Challenges, "challenges", { since, sent });
 
 impl Challenges {
-    /// Whether one more may be sent at `now`.
+    /// Whether another one may be sent at `now`.
     fn allow(&mut self, now: Instant) -> bool {
         if now.since(self.since) >= Duration::from_secs(1) {
             self.since = now;
@@ -393,16 +395,16 @@ impl Challenges {
 }
 
 impl Tcb {
-    /// Where the connection stands.
+    /// The state of the connection.
     #[inline]
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// Whether the connection is over and nothing of it is left to be sent.
+    /// Whether the connection is closed and has nothing left to send.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        self.state == State::Closed && !self.snd.owes_reset()
+        self.state == State::Closed && !self.snd.reset_pending()
     }
 
     /// Both ends, ours first.
@@ -423,25 +425,25 @@ impl Tcb {
         self.passive
     }
 
-    /// Lets its timestamps count from `offset`, before the first one leaves (RFC 7323 section 5.4).
+    /// Sets the offset of its timestamps, before the first one is sent (RFC 7323 section 5.4).
     pub const fn set_timestamp_offset(&mut self, offset: u32) {
         self.rcv.ts_offset = offset;
     }
 
-    /// Gives it the name that it keeps, before anything was told of it.
+    /// Sets its permanent name, before any effect contains it.
     pub const fn set_conn(&mut self, conn: ConnId) {
         self.conn = conn;
     }
 
-    /// Where its frames go.
+    /// The link-layer address that its frames are sent to.
     pub const fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// Where its frames go from now on.
+    /// Sets the link-layer address that its frames are sent to.
     pub const fn set_mac(&mut self, mac: Mac) {
         self.mac = mac;
-        self.heading = self.heading.wrapping_add(1);
+        self.header_version = self.header_version.wrapping_add(1);
     }
 
     /// The number after the highest that was sent. A connection that takes the place of this one in
@@ -450,23 +452,23 @@ impl Tcb {
         self.snd.max
     }
 
-    /// The number of a reset that the peer believes, should one have to leave.
+    /// The sequence number of a reset that the peer accepts, should one have to be sent.
     #[inline]
     pub(crate) fn reset_seq(&self) -> SeqNum {
         self.snd.control_seq()
     }
 
-    /// How many octets of the receive stream are there without a gap.
+    /// The length of the gap-free receive stream in bytes.
     pub const fn received(&self) -> u64 {
         self.rcv.offset
     }
 
-    /// How many octets of the send stream the peer acknowledged.
+    /// The number of bytes of the send stream that the peer acknowledged.
     pub const fn acknowledged(&self) -> u64 {
         self.snd.una_offset
     }
 
-    /// `cwnd`, octets (RFC 5681 section 2).
+    /// `cwnd`, bytes (RFC 5681 section 2).
     pub const fn cwnd(&self) -> u32 {
         self.congestion.cwnd()
     }
@@ -476,7 +478,8 @@ impl Tcb {
         self.retransmit.srtt
     }
 
-    /// When [`Tcb::on_time`] wants to be called next; [`Instant::NEVER`] if it does not.
+    /// The next time at which [`Tcb::on_time`] has to be called; [`Instant::NEVER`] if there is
+    /// none.
     #[inline]
     pub const fn next_deadline(&self) -> Instant {
         self.timers.next()
@@ -485,13 +488,13 @@ impl Tcb {
     /// SEGMENT ARRIVES (RFC 9293 section 3.10.7), for each piece of a run.
     #[inline]
     pub fn segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
-        if !self.predicted(seg, cx) {
-            self.leave_road();
-            self.arrives(seg, cx);
+        if !self.try_fast_path(seg, cx) {
+            self.close_fast_path();
+            self.on_segment(seg, cx);
         }
     }
 
-    /// Moves along an edge of the connection diagram.
+    /// Follows an edge of the connection diagram.
     ///
     /// # Panics
     /// If there is no such edge.
@@ -502,24 +505,24 @@ impl Tcb {
             self.state
         );
         self.state = next;
-        self.leave_road();
+        self.close_fast_path();
         if matches!(next, State::Closed | State::TimeWait) {
             self.timers.stop_all();
             self.snd.stop();
-            self.forget_flight();
+            self.clear_scoreboard();
         }
         if next == State::Closed {
-            self.rcv.ack = window::AckDue::None;
+            self.rcv.ack = receive_space::AckDue::None;
         }
     }
 
-    /// A number that differs, but for bad luck, when any field differs.
+    /// A fingerprint, which almost certainly differs if any field differs.
     pub fn fingerprint(&self) -> u64 {
-        walk::fingerprint(self)
+        fields::fingerprint(self)
     }
 
-    /// Folds into `h` where both streams stand: what a segment changes, for once a request. All the rest is in
-    /// [`Tcb::fingerprint`].
+    /// Folds the positions of both streams into `h`: what a segment changes, cheap enough for every
+    /// request. [`Tcb::fingerprint`] covers all fields.
     #[inline(always)]
     pub fn fold(&self, h: u64) -> u64 {
         positions(h, &self.rcv, &self.snd)
@@ -527,36 +530,37 @@ impl Tcb {
 
     /// The name of the first field whose value differs in `other`.
     pub fn first_difference(&self, other: &Tcb) -> Option<&'static str> {
-        walk::first_difference(self, other)
+        fields::first_difference(self, other)
     }
 }
 
-/// Changes behind a connection's back, as a machine that fails makes them: for tests of what finds them.
+/// Corruption of a connection, as by failing memory: for tests of its detection.
 #[cfg(any(test, feature = "testkit"))]
 impl Tcb {
-    /// How many bits [`Tcb::flip`] knows, as the connection stands: collections have as many as are in them.
+    /// How many bits [`Tcb::flip`] can change in the current state; collections have as many as
+    /// their elements.
     pub fn bits(&self) -> u32 {
-        walk::Flip::bits(self)
+        fields::Flip::bits(self)
     }
 
-    /// Changes bit `bit` of [`Tcb::bits`], and returns the name of the field that it belongs to; `None` if there is no
-    /// such bit. An enum becomes another of its variants, an option one thing or nothing, a collection longer or
-    /// shorter by one.
+    /// Flips bit `bit` of [`Tcb::bits`], and returns the name of the field that it belongs to;
+    /// `None` if there is no such bit. An enum becomes another of its variants, an option something
+    /// or nothing, a collection longer or shorter by one.
     pub fn flip(&mut self, bit: u32) -> Option<&'static str> {
-        let mut flip = walk::Flip::new(bit);
-        Walk::flip(self, "", &mut flip);
+        let mut flip = fields::Flip::new(bit);
+        Fields::flip(self, "", &mut flip);
         flip.hit()
     }
 }
 
-/// Where both streams stand, folded into `h`.
+/// Folds the positions of both streams into `h`.
 #[inline(always)]
-fn positions(h: u64, rcv: &Rcv, snd: &Snd) -> u64 {
+fn positions(h: u64, rcv: &ReceiveSpace, snd: &SendSpace) -> u64 {
     let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
     mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
 }
 
-/// Two values in one step: halves of a 128-bit product.
+/// Mixes two values at once: the halves of a 128-bit product.
 #[inline]
 const fn mix2(h: u64, a: u64, b: u64) -> u64 {
     let product = ((h ^ a ^ 0x9e37_79b9_7f4a_7c15) as u128)

@@ -5,9 +5,9 @@
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use super::flight::Stretch;
+use super::fields::fields;
 use super::retransmit::timestamp;
-use super::walk::walk;
+use super::scoreboard::SentRange;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -37,11 +37,11 @@ pub(super) struct Rack {
     persists: u8,
 }
 
-walk!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mult, persists });
+fields!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mult, persists });
 
 /// What an acknowledgment says besides numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heard {
+pub(super) struct AckInfo {
     pub(super) now: Instant,
     /// TSecr, if timestamps are in use.
     pub(super) echoed: Option<u32>,
@@ -65,31 +65,30 @@ impl Rack {
         }
     }
 
-    /// `stretch` has arrived (RFC 8985 section 6.2, steps 2 and 3).
-    pub(super) fn delivered(&mut self, stretch: &Stretch, heard: &Heard) {
-        if stretch.end.after(self.fack) {
-            self.fack = stretch.end;
-        } else if !stretch.again {
+    /// `range` has arrived (RFC 8985 section 6.2, steps 2 and 3).
+    pub(super) fn delivered(&mut self, range: &SentRange, info: &AckInfo) {
+        if range.end.after(self.fack) {
+            self.fack = range.end;
+        } else if !range.retransmitted {
             self.reordering = true;
         }
-        let rtt = heard.now.since(stretch.sent_at);
-        if stretch.again {
+        let rtt = info.now.since(range.sent_at);
+        if range.retransmitted {
             // It may be the first copy that has arrived.
-            let earlier =
-                |echoed: u32| (echoed.wrapping_sub(timestamp(stretch.sent_at)) as i32) < 0;
-            if heard.echoed.is_some_and(earlier) || rtt < heard.min_rtt {
+            let earlier = |echoed: u32| (echoed.wrapping_sub(timestamp(range.sent_at)) as i32) < 0;
+            if info.echoed.is_some_and(earlier) || rtt < info.min_rtt {
                 return;
             }
         }
         self.rtt = rtt;
-        if (self.sent_at, true) <= (stretch.sent_at, stretch.end.after(self.end)) {
-            self.sent_at = stretch.sent_at;
-            self.end = stretch.end;
+        if (self.sent_at, true) <= (range.sent_at, range.end.after(self.end)) {
+            self.sent_at = range.sent_at;
+            self.end = range.end;
         }
     }
 
     /// Acknowledgments that nobody looked at reached `una`.
-    pub(super) fn passed(&mut self, una: SeqNum) {
+    pub(super) fn on_passed(&mut self, una: SeqNum) {
         self.fack = self.fack.max(una);
         if self.widened && una.at_or_after(self.round) {
             self.widened = false;
@@ -97,7 +96,7 @@ impl Rack {
     }
 
     /// Something was sent again in vain (RFC 2883): what counted as lost was late (RFC 8985 section 6.2, step 4).
-    pub(super) fn sent_in_vain(&mut self, nxt: SeqNum) {
+    pub(super) fn on_spurious_retransmit(&mut self, nxt: SeqNum) {
         if !self.widened {
             self.widened = true;
             self.round = nxt;
@@ -107,7 +106,7 @@ impl Rack {
     }
 
     /// What counted as lost, and left again, was only passed by others (RFC 8985 section 6.2, step 3).
-    pub(super) const fn reorders(&mut self) {
+    pub(super) const fn on_reordering(&mut self) {
         self.reordering = true;
     }
 
@@ -129,10 +128,10 @@ impl Rack {
         quarter.times(u64::from(self.mult)).min(srtt)
     }
 
-    /// When a stretch is lost unless it arrives before; `None` if nothing that left after it has arrived
+    /// When a range is lost unless it arrives before; `None` if nothing that left after it has arrived
     /// (RFC 8985 section 6.2, step 5).
-    pub(super) fn deadline(&self, stretch: &Stretch, window: Duration) -> Option<Instant> {
-        let later = (stretch.sent_at, stretch.end.after(self.end)) > (self.sent_at, false);
-        (!later && self.sent_at != Instant::ZERO).then(|| stretch.sent_at + self.rtt + window)
+    pub(super) fn deadline(&self, range: &SentRange, window: Duration) -> Option<Instant> {
+        let later = (range.sent_at, range.end.after(self.end)) > (self.sent_at, false);
+        (!later && self.sent_at != Instant::ZERO).then(|| range.sent_at + self.rtt + window)
     }
 }

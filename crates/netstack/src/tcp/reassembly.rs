@@ -1,17 +1,17 @@
-//! Which octets beyond `rcv_nxt` are there already (RFC 9293 section 3.10.7.4, seventh step).
+//! Which bytes beyond `rcv_nxt` are there already (RFC 9293 section 3.10.7.4, seventh step).
 //!
-//! Only their places are kept: the octets themselves stand in the receive ring. What a new stretch adds
-//! is told as gaps, each octet in exactly one of them.
+//! Only their places are kept: the bytes themselves stand in the receive ring. What a new stretch adds
+//! is told as gaps, each byte in exactly one of them.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use super::walk::walk;
+use super::fields::fields;
 use crate::digest::Sack;
 
 /// Stretches that are remembered; what would need one more is dropped and sent again by the peer. A megabyte in
 /// flight may lose a third of its segments before that.
-pub(super) const RANGES: usize = 256;
+pub(super) const MAX_RANGES: usize = 256;
 
 /// Accepted stretches of the receive stream beyond its gap-free part, ascending, apart from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub(super) const RANGES: usize = 256;
 pub(super) struct Reassembly {
     /// Begin and end as stream offsets.
     ranges: Vec<(u64, u64)>,
-    /// An octet of each of the stretches that changed last, newest first; 0 for none.
+    /// A byte of each of the stretches that changed last, newest first; 0 for none.
     newest: [u64; Sack::MOST],
 }
 
-walk!(Reassembly, "reassembly", { ranges, newest });
+fields!(Reassembly, "reassembly", { ranges, newest });
 
 impl Reassembly {
     /// With nothing out of order.
@@ -45,15 +45,15 @@ impl Reassembly {
         self.ranges.last().map_or(0, |range| range.1)
     }
 
-    /// The stretch around an octet.
-    fn around(&self, octet: u64) -> Option<(u64, u64)> {
-        let at = self.ranges.partition_point(|range| range.1 <= octet);
-        self.ranges.get(at).copied().filter(|r| r.0 <= octet)
+    /// The stretch around a byte.
+    fn around(&self, byte: u64) -> Option<(u64, u64)> {
+        let at = self.ranges.partition_point(|range| range.1 <= byte);
+        self.ranges.get(at).copied().filter(|r| r.0 <= byte)
     }
 
     /// The stretches that changed last, the newest first.
     pub(super) fn newest(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.newest.iter().filter_map(|&octet| self.around(octet))
+        self.newest.iter().filter_map(|&byte| self.around(byte))
     }
 
     /// What of `start..end` is there already: the first stretch of it.
@@ -63,14 +63,14 @@ impl Reassembly {
         (from < end).then(|| (from.max(start), to.min(end)))
     }
 
-    /// Takes octets `start..end`, `start` lying beyond the gap-free part, and calls `gap` for each
+    /// Takes bytes `start..end`, `start` lying beyond the gap-free part, and calls `gap` for each
     /// stretch that was not there. Returns false, and takes nothing, if there is no room to remember it.
     pub(super) fn insert(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> bool {
         debug_assert!(start < end, "empty stretch {start}..{end}");
         // first..last: the stretches that touch the new one and become one with it.
         let first = self.ranges.partition_point(|range| range.1 < start);
         let last = self.ranges.partition_point(|range| range.0 <= end);
-        if first == last && self.ranges.len() == RANGES {
+        if first == last && self.ranges.len() == MAX_RANGES {
             return false;
         }
         let touched = &self.ranges[first..last];
@@ -83,7 +83,7 @@ impl Reassembly {
         true
     }
 
-    /// Takes octets `start..end`, `start` being the end of the gap-free part; calls `gap` as above and
+    /// Takes bytes `start..end`, `start` being the end of the gap-free part; calls `gap` as above and
     /// returns where the gap-free part ends now.
     pub(super) fn advance(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> u64 {
         let last = self.ranges.partition_point(|range| range.0 <= end);
@@ -102,9 +102,9 @@ impl Reassembly {
         let mut newest = [0; Sack::MOST];
         newest[0] = range.0;
         let older = self.newest.into_iter();
-        let older = older.filter(|&octet| octet != 0 && !(range.0..range.1).contains(&octet));
-        for (place, octet) in newest[1..].iter_mut().zip(older) {
-            *place = octet;
+        let older = older.filter(|&byte| byte != 0 && !(range.0..range.1).contains(&byte));
+        for (place, byte) in newest[1..].iter_mut().zip(older) {
+            *place = byte;
         }
         self.newest = newest;
     }
@@ -153,12 +153,12 @@ mod tests {
     #[test]
     fn one_stretch_too_many_is_refused_but_one_that_joins_is_not() {
         let mut r = Reassembly::new();
-        for i in 1..=RANGES as u64 {
+        for i in 1..=MAX_RANGES as u64 {
             assert!(insert(&mut r, i * 10, i * 10 + 5).is_some());
         }
         assert_eq!(insert(&mut r, 10_000, 10_001), None);
         assert_eq!(insert(&mut r, 15, 20), Some(vec![(15, 20)]));
-        assert_eq!(r.ranges.len(), RANGES - 1);
+        assert_eq!(r.ranges.len(), MAX_RANGES - 1);
         assert_eq!(r.advance(0, 1, |_, _| ()), 1);
     }
 
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_octet_is_told_once(
+        fn every_byte_is_delivered_once(
             stretches in proptest::collection::vec((0u64..300, 1u64..60), 1..80),
         ) {
             let mut r = Reassembly::new();

@@ -7,13 +7,13 @@
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use super::congestion::Verdict;
-use super::flight::{Fate, Flight, Stretch};
-use super::rack::{Heard, Rack};
+use super::congestion::AckAction;
+use super::fields::{field_variants, fields};
+use super::rack::{AckInfo, Rack};
 use super::retransmit::{Expiry, Timer};
-use super::snd::Due;
+use super::scoreboard::{RangeState, Scoreboard, SentRange};
+use super::send_space::Due;
 use super::undo::Cause;
-use super::walk::{walk, walk_variants};
 
 use super::{Cx, Tcb};
 use crate::digest::{Options, Segment};
@@ -36,42 +36,46 @@ const PROBE_MIN: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
-pub(super) enum Tail {
+pub(super) enum TailProbe {
     /// None.
     None,
     /// One that carried new text.
     New,
     /// One that repeated the last segment: TLP.is_retrans.
-    Again,
+    Retransmit,
 }
 
-walk_variants!(Tail { None, New, Again });
+field_variants!(TailProbe {
+    None,
+    New,
+    Retransmit
+});
 
 /// How losses are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Recovery {
     rack: Rack,
-    tail: Tail,
+    tail_probe: TailProbe,
     /// TLP.end_seq, while a probe is out.
-    tail_end: SeqNum,
+    tail_probe_end: SeqNum,
 }
 
-walk!(Recovery, "recovery", { rack, tail, tail_end });
+fields!(Recovery, "recovery", { rack, tail_probe, tail_probe_end });
 
 /// What an acknowledgment told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    /// Octets that arrived and were not known to (DeliveredData, RFC 6937 section 3).
+pub(super) struct AckReport {
+    /// Bytes that arrived and were not known to (DeliveredData, RFC 6937 section 3).
     delivered: u32,
     /// What came twice (RFC 2883).
-    pub(super) twice: Option<(SeqNum, SeqNum)>,
+    pub(super) dsack: Option<(SeqNum, SeqNum)>,
     /// Whether something arrived that counted as lost and had not left again.
-    late: bool,
+    spurious: bool,
     /// Whether there were blocks of what arrived.
     blocks: bool,
     /// Whether a recovery was under way.
-    mending: bool,
+    recovering: bool,
 }
 
 impl Recovery {
@@ -79,159 +83,168 @@ impl Recovery {
     pub(super) const fn new(una: SeqNum) -> Self {
         Recovery {
             rack: Rack::new(una),
-            tail: Tail::None,
-            tail_end: una,
+            tail_probe: TailProbe::None,
+            tail_probe_end: una,
         }
     }
 
     /// Segments pass each other on this path.
     pub(super) const fn reorders(&mut self) {
-        self.rack.reorders();
+        self.rack.on_reordering();
     }
 }
 
-impl Look {
+impl AckReport {
     /// Whether something arrived that counted as lost and had not left again.
-    pub(super) const fn is_late(&self) -> bool {
-        self.late
+    pub(super) const fn has_spurious(&self) -> bool {
+        self.spurious
     }
 }
 
 impl Tcb {
     /// Whether nothing is known to be lost or out of order: then an acknowledgment is a number and no more.
-    pub(super) fn is_calm(&self) -> bool {
-        self.flight.is_calm()
+    pub(super) fn is_clean(&self) -> bool {
+        self.scoreboard.is_clean()
             && self.congestion.is_open()
-            && self.recovery.tail == Tail::None
-            && !self.undo.awaits(self.snd.una)
+            && self.recovery.tail_probe == TailProbe::None
+            && !self.undo.is_awaiting(self.snd.una)
     }
 
-    /// Octets that are in the network as far as we know: `pipe` of RFC 6675 section 2.
+    /// Bytes that are in the network as far as we know: `pipe` of RFC 6675 section 2.
     pub(super) fn pipe(&self) -> u32 {
         let sent = self.snd.nxt.since(self.snd.una);
-        sent.saturating_sub(self.flight.sacked() + self.flight.lost())
+        sent.saturating_sub(self.scoreboard.sacked() + self.scoreboard.lost())
     }
 
-    /// Starts the retransmission timer, or, while all is `calm`, that of a probe if it is earlier (RFC 8985
+    /// Starts the retransmission timer, or, while all is `clean`, that of a probe if it is earlier (RFC 8985
     /// section 7.2).
     #[inline]
-    pub(super) fn arm(&mut self, calm: bool, now: Instant) {
+    pub(super) fn arm(&mut self, clean: bool, now: Instant) {
         let r = &mut self.retransmit;
         let mut pause = r.rto;
         r.expiry = Expiry::Timeout;
-        if calm && self.rcv.sack_permitted && r.srtt != Duration::ZERO {
+        if clean && self.rcv.sack_permitted && r.srtt != Duration::ZERO {
             r.expiry = Expiry::TailProbe;
             let single = self.snd.nxt.since(self.snd.una) <= u32::from(self.snd.mss);
-            let patience = if single {
+            let window = if single {
                 MAX_ACK_DELAY
             } else {
                 Duration::ZERO
             };
-            pause = (r.srtt.times(2).max(PROBE_MIN) + patience).min(pause);
+            pause = (r.srtt.times(2).max(PROBE_MIN) + window).min(pause);
         }
         self.timers.start(Timer::Retransmit, now + pause);
     }
 
     /// Takes over what `seg` says of the text in flight, before SND.UNA moves to its acknowledgment.
-    pub(super) fn look(&mut self, seg: &Segment<'_>, cx: &Cx<'_, impl EffectSink>) -> Look {
+    pub(super) fn process_blocks(
+        &mut self,
+        seg: &Segment<'_>,
+        cx: &Cx<'_, impl EffectSink>,
+    ) -> AckReport {
         let echoed = self.echoed(seg);
         let Tcb {
-            flight,
+            scoreboard,
             recovery,
             snd,
             ..
         } = self;
-        let heard = Heard {
+        let info = AckInfo {
             now: cx.now,
             echoed,
             min_rtt: self.retransmit.min_rtt,
         };
         let rack = &mut recovery.rack;
-        flight.acked(snd.una, |_| ());
-        rack.passed(snd.una);
-        let before = flight.sacked();
+        scoreboard.acked(snd.una, |_| ());
+        rack.on_passed(snd.una);
+        let before = scoreboard.sacked();
         let una = snd.una.max(seg.ack);
         let mut late = false;
-        let mut delivered = |stretch: &Stretch, rack: &mut Rack| {
-            late |= stretch.fate == Fate::Lost && !stretch.again;
-            rack.delivered(stretch, &heard);
+        let mut delivered = |range: &SentRange, rack: &mut Rack| {
+            late |= range.state == RangeState::Lost && !range.retransmitted;
+            rack.delivered(range, &info);
         };
-        flight.acked(una, |stretch| delivered(stretch, rack));
-        rack.passed(una);
-        let mut look = Look {
+        scoreboard.acked(una, |range| delivered(range, rack));
+        rack.on_passed(una);
+        let mut report = AckReport {
             delivered: 0,
-            twice: None,
-            late: false,
+            dsack: None,
+            spurious: false,
             blocks: false,
-            mending: !self.congestion.is_open(),
+            recovering: !self.congestion.is_open(),
         };
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
             // In ascending order: what an earlier acknowledgment should have told is no reordering.
             let mut blocks = *sack;
-            let sent = Sent {
+            let sent = SackBounds {
                 una,
                 nxt: snd.nxt,
                 ack: seg.ack,
                 behind: snd.wnd_max,
             };
-            look.twice = sent.twice(sack.blocks());
+            report.dsack = sent.dsack(sack.blocks());
             for &(left, right) in blocks.sorted_from(una) {
                 if sent.is_in_flight((left, right)) {
-                    look.blocks = true;
-                    flight.sack(left, right, |stretch| delivered(stretch, rack));
+                    report.blocks = true;
+                    scoreboard.sack(left, right, |range| delivered(range, rack));
                 }
             }
         }
-        look.late = late;
-        let moved = una.since(snd.una) + flight.sacked();
-        look.delivered = moved.saturating_sub(before);
-        look
+        report.spurious = late;
+        let moved = una.since(snd.una) + scoreboard.sacked();
+        report.delivered = moved.saturating_sub(before);
+        report
     }
 
     /// After SND.UNA has moved: finds what is lost, and how much may leave.
-    pub(super) fn respond(&mut self, seg: &Segment<'_>, look: Look, cx: &Cx<'_, impl EffectSink>) {
-        if look.twice.is_some() {
-            self.recovery.rack.sent_in_vain(self.snd.nxt);
+    pub(super) fn respond(
+        &mut self,
+        seg: &Segment<'_>,
+        report: AckReport,
+        cx: &Cx<'_, impl EffectSink>,
+    ) {
+        if report.dsack.is_some() {
+            self.recovery.rack.on_spurious_retransmit(self.snd.nxt);
         }
-        if self.congestion.is_open() && look.mending {
+        if self.congestion.is_open() && report.recovering {
             self.recovery.rack.recovered();
         }
-        self.end_tail_probe(seg, &look);
+        self.end_tail_probe(seg, &report);
         if self.snd.una == self.snd.max {
             return;
         }
         let wait = self.detect(cx.now);
-        self.recover(look.delivered);
+        self.recover(report.delivered);
         if self.timers.runs(Timer::Retransmit) {
-            if look.delivered > 0 {
-                self.arm(self.is_calm(), cx.now);
+            if report.delivered > 0 {
+                self.arm(self.is_clean(), cx.now);
             }
         } else if self.snd.una != self.snd.nxt && !self.persists() {
             // Everything in flight is reported to have arrived, and was while the window was closed. The peer may take
             // that back (RFC 2018 section 8).
             self.arm(false, cx.now);
         }
-        self.wait_for_late(wait);
+        self.arm_reordering_timer(wait);
     }
 
     /// Marks as lost what should have arrived by now (RFC 8985 section 6.2, step 5). Returns when to look again, if
     /// something may just be late.
     fn detect(&mut self, now: Instant) -> Option<Instant> {
         let Tcb {
-            flight,
+            scoreboard,
             recovery,
             retransmit,
             snd,
             ..
         } = self;
-        let many = flight.sacked() > GAP_SEGMENTS * u32::from(snd.mss);
+        let many = scoreboard.sacked() > GAP_SEGMENTS * u32::from(snd.mss);
         let mending = !self.congestion.is_open() || snd.una.before(self.congestion.recover());
         let sure = many || mending;
-        let patience = recovery
+        let window = recovery
             .rack
             .window(sure, retransmit.min_rtt, retransmit.srtt);
         let mut wait: Option<Instant> = None;
-        flight.lose(|stretch| match recovery.rack.deadline(stretch, patience) {
+        scoreboard.mark_lost(|range| match recovery.rack.deadline(range, window) {
             Some(at) if at <= now => true,
             Some(at) => {
                 wait = wait.max(Some(at));
@@ -243,11 +256,11 @@ impl Tcb {
     }
 
     /// Something may be late only: looks again then.
-    fn wait_for_late(&mut self, at: Option<Instant>) {
+    fn arm_reordering_timer(&mut self, at: Option<Instant>) {
         if let Some(at) = at
             && self.timers.runs(Timer::Retransmit)
         {
-            self.retransmit.expiry = Expiry::Late;
+            self.retransmit.expiry = Expiry::Reordering;
             self.timers.start(Timer::Retransmit, at);
         }
     }
@@ -256,27 +269,27 @@ impl Tcb {
     fn recover(&mut self, delivered: u32) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
-        if self.flight.lost() > 0 && is_new {
+        if self.scoreboard.lost() > 0 && is_new {
             let flight = self.snd.nxt.since(una);
             self.congestion.enter(self.snd.nxt, flight, mss);
-            self.fell(Cause::Loss);
-            self.recovery.tail = Tail::None;
+            self.on_reduction(Cause::Loss);
+            self.recovery.tail_probe = TailProbe::None;
         }
         let pipe = self.pipe();
         self.congestion.reduce(delivered, pipe, mss);
     }
 
     /// What was late did not come (RFC 8985 section 6.3).
-    pub(super) fn on_late<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
-        self.flight.acked(self.snd.una, |_| ());
+    pub(super) fn on_reordering_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        self.scoreboard.acked(self.snd.una, |_| ());
         let wait = self.detect(cx.now);
         self.recover(0);
         self.arm(false, cx.now);
-        self.wait_for_late(wait);
+        self.arm_reordering_timer(wait);
     }
 
     /// No acknowledgment for two round trips: the end of what was sent may be lost (RFC 8985 section 7.3).
-    pub(super) fn on_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+    pub(super) fn on_tail_probe_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.snd.due == Due::Nothing {
             self.snd.due = Due::TailProbe;
         }
@@ -284,50 +297,54 @@ impl Tcb {
     }
 
     /// A probe left, and ended at `end`.
-    pub(super) const fn probed(&mut self, tail: Tail, end: SeqNum) {
-        self.leave_road();
-        self.recovery.tail = tail;
-        self.recovery.tail_end = end;
+    pub(super) const fn probed(&mut self, tail: TailProbe, end: SeqNum) {
+        self.close_fast_path();
+        self.recovery.tail_probe = tail;
+        self.recovery.tail_probe_end = end;
     }
 
     /// Whether a tail loss probe is what is needed: nobody knows of a loss, and no probe is out.
     pub(super) fn may_probe(&self) -> bool {
-        self.is_calm() && self.snd.una != self.snd.nxt
+        self.is_clean() && self.snd.una != self.snd.nxt
     }
 
     /// RFC 8985 section 7.4.2.
-    fn end_tail_probe(&mut self, seg: &Segment<'_>, look: &Look) {
-        let end = self.recovery.tail_end;
-        if self.recovery.tail == Tail::None || seg.ack.before(end) {
+    fn end_tail_probe(&mut self, seg: &Segment<'_>, report: &AckReport) {
+        let end = self.recovery.tail_probe_end;
+        if self.recovery.tail_probe == TailProbe::None || seg.ack.before(end) {
             return;
         }
-        let again = self.recovery.tail == Tail::Again;
-        if again && look.twice.map(|(_, right)| right) != Some(end) {
+        let again = self.recovery.tail_probe == TailProbe::Retransmit;
+        if again && report.dsack.map(|(_, right)| right) != Some(end) {
             if seg.ack.after(end) {
                 // The probe mended a loss that nobody else noticed.
                 let mss = u32::from(self.snd.mss);
-                self.congestion.notice(self.snd.nxt, mss);
-            } else if look.delivered > 0 || look.blocks {
+                self.congestion.on_congestion_mark(self.snd.nxt, mss);
+            } else if report.delivered > 0 || report.blocks {
                 // The original or the probe: the next acknowledgment tells.
                 return;
             }
         }
-        self.recovery.tail = Tail::None;
+        self.recovery.tail_probe = TailProbe::None;
     }
 
     /// The timer says that all is lost (RFC 6298 section 5.4): everything that did not arrive is.
-    pub(super) fn lose_all(&mut self) {
-        self.flight.acked(self.snd.una, |_| ());
-        if self.flight.first().is_some_and(|s| s.fate == Fate::Sacked) {
-            self.flight.forget_sacks();
+    pub(super) fn mark_all_lost(&mut self) {
+        self.scoreboard.acked(self.snd.una, |_| ());
+        if self
+            .scoreboard
+            .first()
+            .is_some_and(|s| s.state == RangeState::Sacked)
+        {
+            self.scoreboard.clear_sacks();
         }
-        self.flight.lose(|_| true);
-        self.recovery.tail = Tail::None;
+        self.scoreboard.mark_lost(|_| true);
+        self.recovery.tail_probe = TailProbe::None;
     }
 
     /// Nothing will be sent any more.
-    pub(super) fn forget_flight(&mut self) {
-        self.flight = Flight::new();
+    pub(super) fn clear_scoreboard(&mut self) {
+        self.scoreboard = Scoreboard::new();
     }
 
     /// A duplicate acknowledgment of a peer that does not say what arrived.
@@ -336,19 +353,19 @@ impl Tcb {
         let flight = snd.max.since(snd.una);
         let mss = u32::from(snd.mss);
         let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
-        if verdict == Verdict::Resend {
-            self.fell(Cause::Loss);
+        if verdict == AckAction::Resend {
+            self.on_reduction(Cause::Loss);
         }
-        self.obey(verdict);
+        self.apply_action(verdict);
     }
 
     /// Sends the first segment again if the verdict says so.
     #[inline]
-    pub(super) fn obey(&mut self, verdict: Verdict) {
-        if verdict == Verdict::Resend {
+    pub(super) fn apply_action(&mut self, verdict: AckAction) {
+        if verdict == AckAction::Resend {
             let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
-            self.flight.acked(una, |_| ());
-            self.flight.lose_first(mss);
+            self.scoreboard.acked(una, |_| ());
+            self.scoreboard.mark_first_lost(mss);
             self.snd.due = Due::Resend;
         }
     }
@@ -356,22 +373,22 @@ impl Tcb {
 
 /// What a block of an acknowledgment may report. Its edges are any two numbers, of which no comparison by itself says
 /// much: each is looked at as a distance from one that is known.
-struct Sent {
+struct SackBounds {
     /// SND.UNA once the segment counts.
     una: SeqNum,
     /// Where text begins that was never sent.
     nxt: SeqNum,
     /// SEG.ACK.
     ack: SeqNum,
-    /// How far before SEG.ACK a copy of something may arrive, in octets: the widest window there ever was.
+    /// How far before SEG.ACK a copy of something may arrive, in bytes: the widest window there ever was.
     behind: u32,
 }
 
-impl Sent {
+impl SackBounds {
     /// Whether a block reports that something in flight arrived: it lies behind SND.UNA, which would be larger else,
     /// and is not empty (RFC 2018 sections 3 and 4).
     fn is_in_flight(&self, (left, right): (SeqNum, SeqNum)) -> bool {
-        // The octet of a window probe may be acknowledged before it counts as sent.
+        // The byte of a window probe may be acknowledged before it counts as sent.
         let all = self.nxt.max(self.una).since(self.una);
         let (left, right) = (left.since(self.una), right.since(self.una));
         0 < left && left < right && right <= all
@@ -379,7 +396,7 @@ impl Sent {
 
     /// What came twice, if the first block says that: it lies before the acknowledgment, by a window at most, or within
     /// the second one, which is in flight (RFC 2883 section 4).
-    fn twice(&self, blocks: &[(SeqNum, SeqNum)]) -> Option<(SeqNum, SeqNum)> {
+    fn dsack(&self, blocks: &[(SeqNum, SeqNum)]) -> Option<(SeqNum, SeqNum)> {
         let &(left, right) = blocks.first()?;
         let (begin, end) = (self.ack.since(left), self.ack.since(right));
         let is_old = end < begin && begin <= self.behind;
@@ -397,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_what_a_second_block_reports_may_reach_from_its_beginning_to_its_end() {
-        let sent = Sent {
+        let sent = SackBounds {
             una: SeqNum(1),
             nxt: SeqNum(10_001),
             ack: SeqNum(1),
@@ -405,7 +422,7 @@ mod tests {
         };
         let twice = |left: u32, right: u32| {
             let blocks = [(left, right), (3001, 5001)].map(|(l, r)| (SeqNum(l), SeqNum(r)));
-            sent.twice(&blocks).is_some()
+            sent.dsack(&blocks).is_some()
         };
         for (left, right) in [(3001, 4001), (4001, 5001), (3001, 5001)] {
             assert!(twice(left, right), "{left} to {right}");

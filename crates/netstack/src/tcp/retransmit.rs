@@ -1,16 +1,16 @@
 //! Timers: the retransmission timeout of RFC 6298, probes of a closed window, delayed acknowledgments,
 //! the end of TIME-WAIT.
 //!
-//! There is no queue of segments: what is sent again is cut anew from the send stream, where `flight.rs` says.
+//! There is no queue of segments: what is sent again is cut anew from the send stream, where `scoreboard.rs` says.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use super::snd::Due;
+use super::fields::{field_variants, fields};
+use super::send_space::Due;
 use super::undo::Cause;
-use super::walk::{walk, walk_variants};
 
-use super::window::AckDue;
+use super::receive_space::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
@@ -68,9 +68,9 @@ pub(super) enum Timer {
 
 impl Timer {
     /// How many there are that start and stop with the segments of a transfer.
-    const QUICK: usize = 3;
+    const FAST_TIMERS: usize = 3;
     /// How many there are besides.
-    const SLOW: usize = 3;
+    const SLOW_TIMERS: usize = 3;
 }
 
 /// What the retransmission timer waits for.
@@ -83,13 +83,13 @@ pub(super) enum Expiry {
     /// One of the end of what was sent (RFC 8985 section 7).
     TailProbe,
     /// Segments that others have passed (RFC 8985 section 6.2).
-    Late,
+    Reordering,
 }
 
-walk_variants!(Expiry {
+field_variants!(Expiry {
     Timeout,
     TailProbe,
-    Late
+    Reordering
 });
 
 /// When each timer expires; [`Instant::NEVER`] for those that do not run.
@@ -99,19 +99,19 @@ pub(super) struct Timers {
     /// The earliest of `at`, kept current.
     pub(super) next: Instant,
     /// The quick ones, and behind them the earliest of the slow ones.
-    pub(super) at: [Instant; Timer::QUICK + 1],
-    slow: [Instant; Timer::SLOW],
+    pub(super) at: [Instant; Timer::FAST_TIMERS + 1],
+    slow: [Instant; Timer::SLOW_TIMERS],
 }
 
-walk!(Timers, "timers", { next, at, slow });
+fields!(Timers, "timers", { next, at, slow });
 
 impl Timers {
     /// None runs.
     pub(super) const fn new() -> Self {
         Timers {
             next: Instant::NEVER,
-            at: [Instant::NEVER; Timer::QUICK + 1],
-            slow: [Instant::NEVER; Timer::SLOW],
+            at: [Instant::NEVER; Timer::FAST_TIMERS + 1],
+            slow: [Instant::NEVER; Timer::SLOW_TIMERS],
         }
     }
 
@@ -124,7 +124,7 @@ impl Timers {
     /// When `timer` expires.
     #[inline]
     fn at(&self, timer: Timer) -> Instant {
-        match (timer as usize).checked_sub(Timer::QUICK) {
+        match (timer as usize).checked_sub(Timer::FAST_TIMERS) {
             None => self.at[timer as usize],
             Some(slow) => self.slow[slow],
         }
@@ -141,10 +141,10 @@ impl Timers {
     pub(super) fn start(&mut self, timer: Timer, at: Instant) {
         let mut at = at;
         let mut place = timer as usize;
-        if let Some(slow) = place.checked_sub(Timer::QUICK) {
+        if let Some(slow) = place.checked_sub(Timer::FAST_TIMERS) {
             self.slow[slow] = at;
             let [a, b, c] = self.slow;
-            (at, place) = (a.min(b).min(c), Timer::QUICK);
+            (at, place) = (a.min(b).min(c), Timer::FAST_TIMERS);
         }
         let before = core::mem::replace(&mut self.at[place], at);
         if before == self.next {
@@ -210,7 +210,7 @@ pub(super) struct Retransmit {
     unanswered: Instant,
 }
 
-walk!(Retransmit, "retransmit", {
+fields!(Retransmit, "retransmit", {
     rto, srtt, rttvar, min_rtt, min_rtt_at, timed_at, timed, timing, measured, expiry,
     retries, probes, unanswered,
 });
@@ -324,7 +324,7 @@ impl Tcb {
         if self.timers.next() > now {
             return;
         }
-        self.leave_road();
+        self.close_fast_path();
         if self.timers.take(Timer::Linger, now) {
             // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of a FIN-WAIT-2 without reader.
             self.enter(State::Closed);
@@ -345,8 +345,8 @@ impl Tcb {
         if self.timers.take(Timer::Retransmit, now) {
             match self.retransmit.expiry {
                 Expiry::Timeout => self.on_retransmit_timeout(cx),
-                Expiry::TailProbe => self.on_tail(cx),
-                Expiry::Late => self.on_late(cx),
+                Expiry::TailProbe => self.on_tail_probe_timeout(cx),
+                Expiry::Reordering => self.on_reordering_timeout(cx),
             }
         }
     }
@@ -364,10 +364,10 @@ impl Tcb {
         self.waits_since(cx.now.before(self.retransmit.rto), cx);
         self.retransmit.back_off();
         if self.retransmit.retries > limit {
-            return self.fail(self.silence(), cx);
+            return self.fail_with(self.timeout_event(), cx);
         }
         if !handshake {
-            self.suspect_size(cx.now);
+            self.detect_black_hole(cx.now);
         }
         let snd = &mut self.snd;
         snd.due = Due::Nothing;
@@ -380,12 +380,12 @@ impl Tcb {
         self.congestion
             .on_timeout(snd.max, flight, u32::from(snd.mss), first);
         if first {
-            self.fell(Cause::Timeout);
+            self.on_reduction(Cause::Timeout);
         }
-        self.lose_all();
+        self.mark_all_lost();
     }
 
-    /// The window stayed closed: asks for it with one octet, or with what it allows (RFC 9293
+    /// The window stayed closed: asks for it with one byte, or with what it allows (RFC 9293
     /// section 3.8.6.1). A peer that answers may keep it closed for ever, one that does not fails.
     fn on_persist_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.waits_since(cx.now, cx);
@@ -393,7 +393,7 @@ impl Tcb {
         retransmit.retries = retransmit.retries.saturating_add(1);
         retransmit.probes = retransmit.probes.saturating_add(1);
         if retransmit.retries > DATA_RETRIES {
-            return self.fail(self.silence(), cx);
+            return self.fail_with(self.timeout_event(), cx);
         }
         if self.snd.una != self.snd.end {
             self.snd.due = Due::Probe;
@@ -419,14 +419,14 @@ impl Tcb {
     /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was an answer since it was started.
     fn on_user_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.retransmit.retries > 0 {
-            self.fail(self.silence(), cx);
+            self.fail_with(self.timeout_event(), cx);
         }
     }
 
     /// The connection is over, and its socket shall know why.
-    pub(super) fn fail<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
+    pub(super) fn fail_with<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
         self.enter(State::Closed);
-        self.tell(event, cx);
+        self.notify(event, cx);
     }
 }
 
@@ -465,7 +465,7 @@ mod tests {
         assert!(!r.measured);
         r.on_sent(SeqNum(20), Instant::from_millis(1000));
         r.on_ack(SeqNum(20), None, Instant::from_millis(1100));
-        assert!(!r.measured, "its octets are not acknowledged yet");
+        assert!(!r.measured, "its bytes are not acknowledged yet");
         r.on_ack(SeqNum(21), None, Instant::from_millis(1200));
         assert_eq!(r.srtt, Duration::from_millis(200));
     }

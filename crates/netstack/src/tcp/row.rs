@@ -1,22 +1,23 @@
-//! Segments that came together and are not merged: the short road, walked once for all of them.
+//! Rows: segments that arrive together and are not merged, on the fast path at once.
 //!
-//! What comes of such a row is what comes of its segments one by one: every second one is acknowledged, each number and
-//! each window is what it would be, and the state at the end is the same, bit for bit. What only the last of them
-//! decides is written once, and what their acknowledgments have in common is said once. Where anything but that could
-//! come of it, the row is refused, and its segments go one by one. A property test holds both equal.
+//! The result of a row equals that of its segments one by one: every second one is acknowledged,
+//! with the same numbers and windows, and the final state is the same, bit for bit. What only the
+//! last segment decides is computed once, and what the acknowledgments have in common is stored
+//! once. If anything else could result, the row is refused, and its segments are processed one by
+//! one. A property test compares both.
 
 use arrayvec::ArrayVec;
 
+use super::receive_space::{AckContents, AckDue, ReceiveSpace};
 use super::retransmit::Timer;
 use super::send::Outgoing;
-use super::snd::Snd;
-use super::window::{AckDue, Rcv, Tells};
+use super::send_space::SendSpace;
 use super::{Cx, DELAYED_ACK, Tcb, positions};
 use crate::config::Limits;
 use crate::digest::{Flags, Segment};
-use crate::effect::{Deliver, EffectSink, MOST_TOLD, Row, Told};
+use crate::effect::{Deliver, EffectSink, MAX_ROW_ACKS, Row, RowAck};
 
-/// Octets of the segments of a row.
+/// Bytes of the segments of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lengths {
     /// How many segments there are.
@@ -42,11 +43,11 @@ impl Lengths {
 }
 
 impl Tcb {
-    /// Takes a row of segments if each would be as expected when its turn comes; returns false, with nothing changed, if
-    /// not. `whole` is what they would be as a run. `fold` goes over the state behind each of them, with the number of
-    /// the next frame.
+    /// Takes a row of segments if each of them would be as expected in its turn; otherwise returns
+    /// false and changes nothing. `whole` is the row as one run. `fold` is updated with the state
+    /// after each segment and the number of the next frame.
     #[inline(always)]
-    pub(crate) fn predicted_row<S: EffectSink>(
+    pub(crate) fn try_fast_path_row<S: EffectSink>(
         &mut self,
         whole: &Segment<'_>,
         lengths: Lengths,
@@ -55,20 +56,21 @@ impl Tcb {
     ) -> bool {
         let last = lengths.last();
         let Lengths { count, each, .. } = lengths;
-        // What acknowledges nothing new leaves the send side as it is.
-        if self.expects(whole) != Some(0) || !self.has_sent_all() {
+        // An acknowledgment of nothing new leaves the send side unchanged.
+        if self.expected_ack(whole) != Some(0) || !self.has_sent_all() {
             return false;
         }
         let rcv = &self.rcv;
         if last == 0 || each > u32::from(cx.limits.mss()) || whole.followed {
             return false;
         }
-        if rcv.ack == AckDue::Now || rcv.tells != Tells(0) {
+        if rcv.ack == AckDue::Now || rcv.ack_contents != AckContents(0) {
             return false;
         }
         let owed = rcv.ack == AckDue::Delayed;
         let is_behind = whole.seq.after(rcv.last_ack_sent);
-        // What the first acknowledgment echoes is what all of them echo, and the second segment's time is noted at the latest.
+        // All acknowledgments echo the timestamp that the first one echoes, and the timestamp of
+        // the second segment is recorded at the latest.
         if let Some((ts_val, _)) = whole.timestamps
             && is_behind
             && (ts_val != rcv.ts_recent || !owed || count < 2)
@@ -76,7 +78,7 @@ impl Tcb {
             return false;
         }
         let most = u64::from(count).div_ceil(2);
-        if cx.frames.room() < most || most > MOST_TOLD as u64 {
+        if cx.frames.room() < most || most > MAX_ROW_ACKS as u64 {
             return false;
         }
 
@@ -87,7 +89,7 @@ impl Tcb {
         );
         let rcv = &mut self.rcv;
         if let Some((ts_val, _)) = whole.timestamps {
-            rcv.note_timestamp(rcv.last_ack_sent, ts_val, cx.now);
+            rcv.record_timestamp(rcv.last_ack_sent, ts_val, cx.now);
         }
         let deliver = Deliver {
             conn: self.conn,
@@ -104,15 +106,15 @@ impl Tcb {
             deliver,
             count,
             all: lengths.all,
-            told: ArrayVec::new(),
-            is_first_told: owed,
+            acks: ArrayVec::new(),
+            is_first_acked: owed,
             like: self.transmit(what, next, (whole.seq, 0), None, cx.now),
         };
         let rcv = &mut self.rcv;
-        *fold = rcv.walk(lengths, &self.snd, next, *fold, cx.limits, &mut row.told);
-        cx.frames.next += row.told.len() as u64;
+        *fold = rcv.apply_row(lengths, &self.snd, next, *fold, cx.limits, &mut row.acks);
+        cx.frames.next += row.acks.len() as u64;
         if rcv.ack == AckDue::Delayed {
-            // Should the rest have been damaged on its way, the timer brings the acknowledgment.
+            // If the following segments were damaged, the timer triggers the acknowledgment.
             self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
         } else {
             self.timers.stop(Timer::DelayedAck);
@@ -122,18 +124,19 @@ impl Tcb {
     }
 }
 
-impl Rcv {
-    /// Takes the segments in, one by one, and says what the acknowledgments of every second one tell. `next` is the number
-    /// of the next frame. Returns `fold` with all states on the way.
+impl ReceiveSpace {
+    /// Takes the segments one by one, and returns in `acks` what the acknowledgments of every
+    /// second one contain. `next` is the number of the next frame. Returns `fold`, updated with all
+    /// states in between.
     #[inline(never)]
-    fn walk(
+    fn apply_row(
         &mut self,
         lengths: Lengths,
-        snd: &Snd,
+        snd: &SendSpace,
         mut next: u64,
         mut fold: u64,
         limits: &Limits,
-        told: &mut ArrayVec<Told, MOST_TOLD>,
+        acks: &mut ArrayVec<RowAck, MAX_ROW_ACKS>,
     ) -> u64 {
         let mut owed = self.ack == AckDue::Delayed;
         let mut len = lengths.each;
@@ -145,7 +148,7 @@ impl Rcv {
             self.offset += u64::from(len);
             if owed {
                 let wnd = self.advertise(limits, false);
-                told.push(Told {
+                acks.push(RowAck {
                     ack: self.nxt,
                     wnd,
                     window_end: self.offset + u64::from(self.wnd()),
@@ -157,7 +160,7 @@ impl Rcv {
         }
         self.ack = if owed { AckDue::Delayed } else { AckDue::None };
         self.deliveries += u64::from(lengths.count);
-        if let Some(last) = told.last() {
+        if let Some(last) = acks.last() {
             self.last_ack_sent = last.ack;
         }
         fold

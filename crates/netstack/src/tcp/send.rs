@@ -1,14 +1,14 @@
 //! What may leave now, and the frames that carry it (RFC 9293 section 3.8).
 //!
 //! [`Tcb::finish`] is the only place where frames of a connection get their numbers. What is lost leaves before what
-//! was never sent, which stands between `snd_nxt` and the end of what was written. SYN and FIN are octets of that
+//! was never sent, which stands between `snd_nxt` and the end of what was written. SYN and FIN are bytes of that
 //! sequence space too.
 
-use super::predict::Road;
-use super::recovery::Tail;
+use super::fast_path::FastPath;
+use super::receive_space::{AckContents, AckDue};
+use super::recovery::TailProbe;
 use super::retransmit::{Expiry, Timer, timestamp};
-use super::snd::{Allowed, Due};
-use super::window::{AckDue, Tells};
+use super::send_space::{Allowed, Due};
 use super::{Cx, State, Tcb};
 use crate::digest::{Flags, Sack, SynOptions};
 use crate::effect::{Effect, EffectSink, Transmit};
@@ -20,18 +20,18 @@ use crate::time::Instant;
 pub struct Finish {
     /// More frames could leave, but numbers ran out (credit or quantum): call again when there is credit.
     pub blocked: bool,
-    /// Acknowledged octets wait for frames to be sent: call again when `sent` has moved.
+    /// Acknowledged bytes wait for frames to be sent: call again when `sent` has moved.
     pub waits_for_sent: bool,
 }
 
 /// What became of what was lost.
-enum Lost {
+enum Resent {
     /// All of it has left, and so many frames more may.
-    Left(u32),
+    All(u32),
     /// The windows do not let more leave.
-    Waits,
+    WindowClosed,
     /// There is no room for more.
-    Blocked,
+    NoRoom,
 }
 
 /// Frames that are to leave, but for what every segment of the connection says.
@@ -62,22 +62,22 @@ impl Outgoing {
 }
 
 impl Tcb {
-    /// Ends a request for this connection: completes its delivery, gives acknowledged octets back, lets
+    /// Ends a request for this connection: completes its delivery, gives acknowledged bytes back, lets
     /// leave what may, acknowledges what must be.
     #[inline(always)]
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
-        if cx.held.len != 0 {
+        if cx.pending_delivery.len != 0 {
             let rcv = &mut self.rcv;
-            cx.push_held(self.conn, rcv.deliveries, rcv.offset, true);
+            cx.push_pending_delivery(self.conn, rcv.deliveries, rcv.offset, true);
             rcv.deliveries += 1;
         }
         let mut finish = Finish::default();
         if !self.has_sent_all() {
-            finish = self.finish_sending(&mut cx.aside());
+            finish = self.finish_sending(&mut cx.outside_fast_path());
         } else if self.rcv.ack == AckDue::Now {
             finish.blocked = !self.send_ack(cx);
         }
-        self.look_for_road();
+        self.update_fast_path();
         finish
     }
 
@@ -85,13 +85,14 @@ impl Tcb {
     #[inline(always)]
     pub(super) fn has_sent_all(&self) -> bool {
         let snd = &self.snd;
-        snd.nxt == snd.end && snd.una_offset == snd.released && !self.owes_more()
+        snd.nxt == snd.end && snd.una_offset == snd.released && !self.has_control_to_send()
     }
 
     /// Whether something leaves besides new text.
     #[inline(always)]
-    fn owes_more(&self) -> bool {
-        self.snd.due != Due::Nothing || (self.road == Road::Long && self.flight.lost() > 0)
+    fn has_control_to_send(&self) -> bool {
+        self.snd.due != Due::Nothing
+            || (self.fast_path == FastPath::Closed && self.scoreboard.lost() > 0)
     }
 
     /// The rest of [`Tcb::finish`], if there is any.
@@ -101,7 +102,7 @@ impl Tcb {
         if self.snd.una_offset != self.snd.released {
             finish.waits_for_sent = self.release(cx);
         }
-        if self.snd.nxt != self.snd.end || self.owes_more() {
+        if self.snd.nxt != self.snd.end || self.has_control_to_send() {
             finish.blocked = self.send(cx);
         }
         if self.rcv.ack == AckDue::Now && !finish.blocked {
@@ -110,7 +111,7 @@ impl Tcb {
         finish
     }
 
-    /// Gives acknowledged octets back when no frame that is still to be built reads them: when all that
+    /// Gives acknowledged bytes back when no frame that is still to be built reads them: when all that
     /// were numbered before the acknowledgment are sent. Returns whether some must wait.
     fn release<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         let snd = &mut self.snd;
@@ -149,7 +150,7 @@ impl Tcb {
         match self.state {
             State::Closed => self.send_reset(room, cx),
             State::SynSent | State::SynReceived => self.send_syn(room, cx),
-            _ => self.send_text(room, cx),
+            _ => self.send_payload(room, cx),
         }
     }
 
@@ -157,25 +158,25 @@ impl Tcb {
     /// whatever acknowledgment was owed is paid.
     #[inline(always)]
     fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
-        if self.rcv.tells == Tells(0) {
+        if self.rcv.ack_contents == AckContents(0) {
             self.number(what, AckDue::None, None, cx);
         } else {
-            self.emit_and_tell(what, &mut cx.aside());
+            self.emit_with_options(what, &mut cx.outside_fast_path());
         }
     }
 
     /// [`Tcb::emit`] when there is more to tell than numbers.
     #[inline(never)]
-    fn emit_and_tell<S: EffectSink>(&mut self, mut what: Outgoing, cx: &mut Cx<'_, S>) {
+    fn emit_with_options<S: EffectSink>(&mut self, mut what: Outgoing, cx: &mut Cx<'_, S>) {
         let (mut sack, mut owed) = (None, AckDue::None);
         if what.flags.0 & (Flags::ACK.0 | Flags::SYN.0 | Flags::RST.0) == Flags::ACK.0 {
-            let tells = self.rcv.tells;
-            if tells.has(Tells::CONGESTION) {
+            let contents = self.rcv.ack_contents;
+            if contents.has(AckContents::CONGESTION) {
                 what.flags = what.flags.with(Flags::ECE);
             }
             if what.payload_len == 0 {
                 sack = self.take_sack();
-            } else if tells.has(Tells::BLOCKS) && self.rcv.ack == AckDue::Now {
+            } else if contents.has(AckContents::BLOCKS) && self.rcv.ack == AckDue::Now {
                 // The blocks would take room that text was cut for: a segment of their own carries them.
                 owed = AckDue::Now;
             }
@@ -211,7 +212,7 @@ impl Tcb {
         cx.out.push(Effect::Transmit(transmit));
     }
 
-    /// Frames that say `what`, acknowledge and let the peer send what `told` says, and tell of our receive side as it
+    /// Frames that say `what`, acknowledge and let the peer send what `acks` says, and tell of our receive side as it
     /// stands.
     #[inline(always)]
     pub(super) fn transmit(
@@ -236,7 +237,7 @@ impl Tcb {
             wnd,
             window_end: rcv.offset + u64::from(rcv.wnd()),
             window_limit: rcv.limit,
-            heading: self.heading,
+            header_version: self.header_version,
             flags: what.flags,
             ect: what.ect,
             ttl: self.snd.ttl,
@@ -317,7 +318,7 @@ impl Tcb {
     }
 
     /// Text, FIN, what is sent again, and probes.
-    fn send_text<S: EffectSink>(&mut self, mut room: u32, cx: &mut Cx<'_, S>) -> bool {
+    fn send_payload<S: EffectSink>(&mut self, mut room: u32, cx: &mut Cx<'_, S>) -> bool {
         match self.snd.due {
             Due::Nothing | Due::Reset => {}
             _ if room == 0 => return true,
@@ -338,19 +339,19 @@ impl Tcb {
                 room -= 1;
             }
         }
-        if cx.now >= self.path.raise_at {
-            self.try_larger();
+        if cx.now >= self.pmtu.raise_at {
+            self.probe_larger();
         }
         let mss = u32::from(self.snd.mss);
         let frame_len = match cx.limits.frame_payload {
             most if most > mss => most - most % mss,
             _ => mss,
         };
-        if self.flight.lost() > 0 {
+        if self.scoreboard.lost() > 0 {
             match self.send_lost(room, frame_len, cx) {
-                Lost::Left(left) => room = left,
-                Lost::Waits => return false,
-                Lost::Blocked => return true,
+                Resent::All(left) => room = left,
+                Resent::WindowClosed => return false,
+                Resent::NoRoom => return true,
             }
         }
         let snd = &self.snd;
@@ -361,47 +362,47 @@ impl Tcb {
             self.congestion.restart(mss);
         }
         let pipe = self.pipe();
-        let Allowed { octets, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe);
-        if octets == 0 && !fin {
+        let Allowed { bytes, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe);
+        if bytes == 0 && !fin {
             self.wait_for_window(cx);
             return false;
         }
         if room == 0 {
             return true;
         }
-        if self.snd.cwr && octets > mss {
+        if self.snd.cwr && bytes > mss {
             // CWR is for one segment, which no device cuts.
             self.send_frames(1, mss, mss, false, cx);
-            return self.send_text(room - 1, cx);
+            return self.send_payload(room - 1, cx);
         }
-        let frames = octets.div_ceil(frame_len).max(1);
+        let frames = bytes.div_ceil(frame_len).max(1);
         if frames > room {
             self.send_frames(room, room * frame_len, frame_len, false, cx);
             true
         } else {
-            self.send_frames(frames, octets, frame_len, fin, cx);
+            self.send_frames(frames, bytes, frame_len, fin, cx);
             false
         }
     }
 
-    /// `count` frames that carry the next `octets`, the last one FIN too.
+    /// `count` frames that carry the next `bytes`, the last one FIN too.
     fn send_frames<S: EffectSink>(
         &mut self,
         count: u32,
-        octets: u32,
+        bytes: u32,
         frame_len: u32,
         fin: bool,
         cx: &mut Cx<'_, S>,
     ) {
         let seq = self.snd.nxt;
         let again = seq != self.snd.max;
-        self.transmit_text(seq, count, octets, frame_len, fin, !again, cx);
+        self.transmit_payload(seq, count, bytes, frame_len, fin, !again, cx);
         let snd = &mut self.snd;
-        let len = octets + u32::from(fin);
+        let len = bytes + u32::from(fin);
         snd.nxt = seq + len;
-        self.flight.sent(snd.una, seq, snd.nxt, cx.now);
+        self.scoreboard.sent(snd.una, seq, snd.nxt, cx.now);
         self.congestion.on_sent(len);
-        if !octets.is_multiple_of(u32::from(snd.mss)) {
+        if !bytes.is_multiple_of(u32::from(snd.mss)) {
             snd.small = snd.nxt;
         }
         snd.max = snd.max.max(snd.nxt);
@@ -413,7 +414,7 @@ impl Tcb {
         self.timers.stop(Timer::Persist);
         let expects_end = self.retransmit.expiry == Expiry::TailProbe;
         if !self.timers.runs(Timer::Retransmit) || expects_end {
-            self.arm(self.is_calm(), cx.now);
+            self.arm(self.is_clean(), cx.now);
         }
     }
 
@@ -424,36 +425,36 @@ impl Tcb {
         mut room: u32,
         frame_len: u32,
         cx: &mut Cx<'_, S>,
-    ) -> Lost {
+    ) -> Resent {
         let mss = u32::from(self.snd.mss);
-        while let Some((begin, end)) = self.flight.first_lost() {
+        while let Some((begin, end)) = self.scoreboard.first_lost() {
             let snd = &self.snd;
             let pipe = self.pipe();
             let window = snd.wnd.saturating_sub(begin.since(snd.una));
             let usable = window.min(self.congestion.allowed(mss).saturating_sub(pipe));
-            let mut octets = end.since(begin);
-            if octets > usable {
-                octets = usable - usable % mss;
-                if octets == 0 && pipe == 0 {
-                    octets = usable;
+            let mut bytes = end.since(begin);
+            if bytes > usable {
+                bytes = usable - usable % mss;
+                if bytes == 0 && pipe == 0 {
+                    bytes = usable;
                 }
             }
-            if octets == 0 {
+            if bytes == 0 {
                 self.wait_for_window(cx);
-                return Lost::Waits;
+                return Resent::WindowClosed;
             }
             if room == 0 {
-                return Lost::Blocked;
+                return Resent::NoRoom;
             }
-            let octets = octets.min(room.saturating_mul(frame_len));
-            room -= octets.div_ceil(frame_len);
-            self.send_again(begin, octets, frame_len, cx);
+            let bytes = bytes.min(room.saturating_mul(frame_len));
+            room -= bytes.div_ceil(frame_len);
+            self.resend_range(begin, bytes, frame_len, cx);
         }
-        Lost::Left(room)
+        Resent::All(room)
     }
 
-    /// `len` octets of sequence space that were sent leave again.
-    fn send_again<S: EffectSink>(
+    /// `len` bytes of sequence space that were sent leave again.
+    fn resend_range<S: EffectSink>(
         &mut self,
         begin: SeqNum,
         len: u32,
@@ -461,12 +462,12 @@ impl Tcb {
         cx: &mut Cx<'_, S>,
     ) {
         let snd = &self.snd;
-        let octets = snd.data_from(begin).min(len);
-        let fin = octets < len;
-        let count = octets.div_ceil(frame_len).max(1);
+        let bytes = snd.data_from(begin).min(len);
+        let fin = bytes < len;
+        let count = bytes.div_ceil(frame_len).max(1);
         self.retransmit.on_resent();
-        self.transmit_text(begin, count, octets, frame_len, fin, false, cx);
-        self.flight.resent(begin, begin + len, cx.now);
+        self.transmit_payload(begin, count, bytes, frame_len, fin, false, cx);
+        self.scoreboard.on_retransmitted(begin, begin + len, cx.now);
         self.undo.resent(len, timestamp(cx.now));
         self.congestion.on_sent(len);
         self.snd.sent_at = cx.now;
@@ -477,50 +478,50 @@ impl Tcb {
         }
     }
 
-    /// The frames themselves. The last octet written is pushed (RFC 9293 section 3.9.1). Only `new` text may be marked on
+    /// The frames themselves. The last byte written is pushed (RFC 9293 section 3.9.1). Only `new` text may be marked on
     /// its way (RFC 3168 sections 6.1.5 and 6.1.6), and says CWR.
     #[expect(clippy::too_many_arguments, reason = "all of them say what leaves")]
-    fn transmit_text<S: EffectSink>(
+    fn transmit_payload<S: EffectSink>(
         &mut self,
         seq: SeqNum,
         count: u32,
-        octets: u32,
+        bytes: u32,
         frame_len: u32,
         fin: bool,
         new: bool,
         cx: &mut Cx<'_, S>,
     ) {
         let mut flags = Flags::ACK;
-        let ect = new && self.snd.ecn && octets > 0;
+        let ect = new && self.snd.ecn && bytes > 0;
         if ect && self.snd.cwr {
             self.snd.cwr = false;
             flags = flags.with(Flags::CWR);
         }
-        if octets > 0 && octets == self.snd.data_from(seq) {
+        if bytes > 0 && bytes == self.snd.data_from(seq) {
             flags = flags.with(Flags::PSH);
         }
         if fin {
             flags = flags.with(Flags::FIN);
         }
-        let text = Outgoing {
+        let payload = Outgoing {
             seq,
             flags,
             count,
-            payload_len: octets,
+            payload_len: bytes,
             payload_offset: self.snd.una_offset + u64::from(seq.since(self.snd.una)),
             frame_len,
             ect,
             syn: None,
         };
-        self.emit(text, cx);
+        self.emit(payload, cx);
     }
 
     /// The first segment that is lost, whatever the windows say (RFC 6582 section 3.2).
     fn resend_first<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         let mss = u32::from(self.snd.mss);
-        if let Some((begin, end)) = self.flight.first_lost() {
-            self.send_again(begin, end.since(begin).min(mss), mss, cx);
+        if let Some((begin, end)) = self.scoreboard.first_lost() {
+            self.resend_range(begin, end.since(begin).min(mss), mss, cx);
         }
     }
 
@@ -532,22 +533,22 @@ impl Tcb {
             return;
         }
         let snd = &self.snd;
-        self.flight.acked(snd.una, |_| ());
+        self.scoreboard.acked(snd.una, |_| ());
         let mss = u32::from(snd.mss);
-        let Allowed { octets, fin } = snd.allowed(u32::MAX, self.pipe());
-        let new = octets.min(mss);
+        let Allowed { bytes, fin } = snd.allowed(u32::MAX, self.pipe());
+        let new = bytes.min(mss);
         if new > 0 || fin {
-            self.send_frames(1, new, mss, fin && new == octets, cx);
-            self.probed(Tail::New, self.snd.nxt);
-        } else if let Some(last) = self.flight.last().copied() {
+            self.send_frames(1, new, mss, fin && new == bytes, cx);
+            self.probed(TailProbe::New, self.snd.nxt);
+        } else if let Some(last) = self.scoreboard.last().copied() {
             let len = last.len() - (last.len() - 1) / mss * mss;
-            self.send_again(last.end - len, len, mss, cx);
-            self.probed(Tail::Again, last.end);
+            self.resend_range(last.end - len, len, mss, cx);
+            self.probed(TailProbe::Retransmit, last.end);
         }
         self.arm(false, cx.now);
     }
 
-    /// What the window allows, however little, or one octet that it does not allow. The octet is not
+    /// What the window allows, however little, or one byte that it does not allow. The byte is not
     /// counted as sent, only as one that may be acknowledged.
     fn probe<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let snd = &mut self.snd;
@@ -562,15 +563,15 @@ impl Tcb {
         }
         let left = snd.data_from(nxt);
         if snd.wnd > 0 && left > 0 {
-            let octets = left.min(snd.wnd).min(mss);
-            let fin = snd.fin && octets == left && snd.wnd > left;
-            return self.send_frames(1, octets, mss, fin, cx);
+            let bytes = left.min(snd.wnd).min(mss);
+            let fin = snd.fin && bytes == left && snd.wnd > left;
+            return self.send_frames(1, bytes, mss, fin, cx);
         }
-        let octets = left.min(1);
-        let fin = octets == 0;
+        let bytes = left.min(1);
+        let fin = bytes == 0;
         snd.max = snd.max.max(nxt + 1);
         self.retransmit.on_resent();
-        self.transmit_text(nxt, 1, octets, mss, fin, false, cx);
+        self.transmit_payload(nxt, 1, bytes, mss, fin, false, cx);
     }
 
     /// [`Tcb::probe`] with what was sent before the window closed, and is lost.
@@ -578,19 +579,19 @@ impl Tcb {
         if self.pipe() > 0 {
             return;
         }
-        self.lose_all();
-        let Some((begin, end)) = self.flight.first_lost() else {
+        self.mark_all_lost();
+        let Some((begin, end)) = self.scoreboard.first_lost() else {
             return;
         };
         let snd = &self.snd;
         let window = snd.wnd.saturating_sub(begin.since(snd.una));
         let len = end.since(begin).min(window).min(u32::from(snd.mss));
         if len > 0 {
-            return self.send_again(begin, len, u32::from(snd.mss), cx);
+            return self.resend_range(begin, len, u32::from(snd.mss), cx);
         }
-        let octets = snd.data_from(begin).min(1);
+        let bytes = snd.data_from(begin).min(1);
         self.retransmit.on_resent();
-        self.transmit_text(begin, 1, octets, 1, octets == 0, false, cx);
+        self.transmit_payload(begin, 1, bytes, 1, bytes == 0, false, cx);
     }
 
     /// A segment without text from before the peer's window, which it answers with where it stands.
@@ -603,7 +604,7 @@ impl Tcb {
     /// window must be probed.
     fn wait_for_window<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.pipe() == 0 && !self.timers.runs(Timer::Persist) {
-            self.leave_road();
+            self.close_fast_path();
             self.timers.stop(Timer::Retransmit);
             self.timers
                 .start(Timer::Persist, cx.now + self.retransmit.probe_pause());

@@ -15,9 +15,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Tcb;
-use super::recovery::Look;
+use super::fields::{field_variants, fields};
+use super::recovery::AckReport;
 use super::retransmit::Timer;
-use super::walk::{walk, walk_variants};
 use crate::digest::Segment;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -33,7 +33,7 @@ pub(super) enum Cause {
     Timeout,
 }
 
-walk_variants!(Cause { Loss, Timeout });
+field_variants!(Cause { Loss, Timeout });
 
 /// What has left again since the window fell, while that may be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,13 +44,13 @@ pub(super) struct Undo {
     /// The highest number sent by then.
     max: SeqNum,
     cause: Cause,
-    /// Octets that left again, less those that came twice.
+    /// Bytes that left again, less those that came twice.
     again: u32,
     /// TSval of the first that left again.
     resent_at: Option<u32>,
 }
 
-walk!(Undo, "undo", { marker, max, cause, again, resent_at });
+fields!(Undo, "undo", { marker, max, cause, again, resent_at });
 
 impl Undo {
     pub(super) const fn new(iss: SeqNum) -> Self {
@@ -63,44 +63,47 @@ impl Undo {
         }
     }
 
-    /// `octets` leave again, with this TSval.
-    pub(super) fn resent(&mut self, octets: u32, timestamp: u32) {
-        self.again = self.again.saturating_add(octets);
+    /// `bytes` leave again, with this TSval.
+    pub(super) fn resent(&mut self, bytes: u32, timestamp: u32) {
+        self.again = self.again.saturating_add(bytes);
         self.resent_at.get_or_insert(timestamp);
     }
 
     /// Whether the next acknowledgment that moves on tells which copy has arrived.
-    pub(super) fn awaits(&self, una: SeqNum) -> bool {
+    pub(super) fn is_awaiting(&self, una: SeqNum) -> bool {
         self.resent_at.is_some() && una == self.marker
     }
 }
 
 impl Tcb {
     /// The window fell, because of what was sent so far.
-    pub(super) fn fell(&mut self, cause: Cause) {
+    pub(super) fn on_reduction(&mut self, cause: Cause) {
         self.undo = Undo {
             marker: self.snd.una,
             max: self.snd.max,
             cause,
             // A probe of the tail may be out.
-            again: self.flight.again(),
+            again: self.scoreboard.retransmitted(),
             resent_at: None,
         };
     }
 
     /// `seg` was acceptable, and `before` was SND.UNA until then: does it show that there was no loss?
-    pub(super) fn look_back(
+    pub(super) fn detect_spurious(
         &mut self,
         seg: &Segment<'_>,
-        look: &Look,
+        report: &AckReport,
         before: SeqNum,
         now: Instant,
     ) {
         if !self.congestion.may_undo() {
             return;
         }
-        if self.is_first_copy(seg, before) || self.came_all_twice(look) || self.came_late(look) {
-            self.undo_fall(now);
+        if self.is_first_copy(seg, before)
+            || self.all_duplicated(report)
+            || self.original_arrived(report)
+        {
+            self.undo_reduction(now);
         }
     }
 
@@ -115,29 +118,29 @@ impl Tcb {
                 .is_some_and(earlier)
     }
 
-    /// RFC 3708 section 2: every octet that left again was reported to have come twice.
-    fn came_all_twice(&mut self, look: &Look) -> bool {
+    /// RFC 3708 section 2: every byte that left again was reported to have come twice.
+    fn all_duplicated(&mut self, report: &AckReport) -> bool {
         let undo = &mut self.undo;
-        let Some((left, right)) = look.twice else {
+        let Some((left, right)) = report.dsack else {
             return false;
         };
         if undo.again == 0 || left.before(undo.marker) || right.after(undo.max) {
             return false;
         }
         undo.again = undo.again.saturating_sub(right.since(left));
-        undo.again == 0 && self.flight.lost() == 0
+        undo.again == 0 && self.scoreboard.lost() == 0
     }
 
     /// RFC 5682 section 3.1, step 3.b.
-    const fn came_late(&self, look: &Look) -> bool {
+    const fn original_arrived(&self, report: &AckReport) -> bool {
         matches!(self.undo.cause, Cause::Timeout)
             && self.rcv.sack_permitted
             && !self.rcv.timestamps
-            && look.is_late()
+            && report.has_spurious()
     }
 
-    fn undo_fall(&mut self, now: Instant) {
-        self.flight.forget_losses();
+    fn undo_reduction(&mut self, now: Instant) {
+        self.scoreboard.clear_losses();
         let pipe = self.pipe();
         self.congestion
             .undo(self.snd.una, pipe, u32::from(self.snd.mss));

@@ -1,18 +1,18 @@
 //! The calls of the application (RFC 9293 section 3.10): OPEN, SEND and RECEIVE as moving cursors,
 //! CLOSE, ABORT.
 
+use super::autotune::Autotune;
 use super::congestion::Congestion;
-use super::flight::Flight;
+use super::fast_path::FastPath;
 use super::keepalive::Keepalive;
-use super::path::Path;
-use super::predict::Road;
+use super::pmtu::PathMtu;
 use super::reassembly::Reassembly;
+use super::receive_space::ReceiveSpace;
 use super::recovery::Recovery;
 use super::retransmit::{Retransmit, Timer, Timers};
-use super::snd::Snd;
-use super::tuning::Tuning;
+use super::scoreboard::Scoreboard;
+use super::send_space::SendSpace;
 use super::undo::Undo;
-use super::window::Rcv;
 use super::{Challenges, Cx, State, Tcb};
 use crate::config::{Limits, Settings};
 use crate::digest::{ConnId, Flow, Mac, Segment};
@@ -23,12 +23,12 @@ use crate::time::Instant;
 /// Moves to other groups.
 impl Tcb {
     /// Whether it can go on elsewhere: the handshake is over, and it is not.
-    pub(crate) const fn may_move(&self) -> bool {
-        self.state.carries_text()
+    pub(crate) const fn may_migrate(&self) -> bool {
+        self.state.carries_data()
     }
 
     /// It is called `conn` from now on, and its frames are counted anew. All that it numbered before are sent.
-    pub(crate) const fn goes_on_as(&mut self, conn: ConnId) {
+    pub(crate) const fn complete_migration(&mut self, conn: ConnId) {
         self.conn = conn;
         self.snd.frames_end = 0;
         self.snd.release_frame = 0;
@@ -46,27 +46,27 @@ impl Tcb {
         now: Instant,
     ) -> Tcb {
         Tcb {
-            rcv: Rcv::new(limits),
-            snd: Snd::new(iss, limits.mss(), now),
+            rcv: ReceiveSpace::new(limits),
+            snd: SendSpace::new(iss, limits.mss(), now),
             state: State::SynSent,
-            road: Road::Long,
+            fast_path: FastPath::Closed,
             orphan: false,
             passive: false,
             conn,
             mac,
             flow,
-            heading: 0,
+            header_version: 0,
             timers: Timers::new(),
             congestion: Congestion::new(iss, limits.congestion),
             retransmit: Retransmit::new(),
-            flight: Flight::new(),
+            scoreboard: Scoreboard::new(),
             recovery: Recovery::new(iss),
             undo: Undo::new(iss),
             challenges: Challenges::default(),
             settings: Settings::default(),
             keepalive: Keepalive::default(),
-            tuning: Tuning::default(),
-            path: Path::new(),
+            autotune: Autotune::default(),
+            pmtu: PathMtu::new(),
             reassembly: Reassembly::new(),
         }
     }
@@ -121,7 +121,7 @@ impl Tcb {
 
     /// Whether a read cursor, of which this is the low half, is no news.
     #[inline(always)]
-    pub(crate) const fn knows_read(&self, app_read: u32) -> bool {
+    pub(crate) const fn is_read_unchanged(&self, app_read: u32) -> bool {
         app_read.wrapping_sub(self.rcv.read as u32) as i32 <= 0
     }
 
@@ -148,7 +148,7 @@ impl Tcb {
         let before = core::mem::replace(&mut self.settings, settings);
         self.snd.nodelay = settings.nodelay;
         (self.snd.ttl, self.snd.tos) = (settings.ttl, settings.tos);
-        self.heading = self.heading.wrapping_add(1);
+        self.header_version = self.header_version.wrapping_add(1);
         if settings.keepalive != before.keepalive {
             self.begin_keepalive(cx);
         }
@@ -183,7 +183,7 @@ impl Tcb {
             return;
         }
         self.orphan = true;
-        self.leave_road();
+        self.close_fast_path();
         if self.state == State::SynSent {
             return self.enter(State::Closed);
         }
@@ -192,7 +192,7 @@ impl Tcb {
             return self.reset();
         }
         self.shutdown(cx);
-        self.linger_without_reader(cx);
+        self.start_fin_wait_2_timer(cx);
     }
 
     /// ABORT (section 3.10.5): over at once, with an RST where the peer believes in a connection.
@@ -208,6 +208,6 @@ impl Tcb {
                 self.enter(State::Closed);
             }
         }
-        self.tell(Event::Aborted, cx);
+        self.notify(Event::Aborted, cx);
     }
 }

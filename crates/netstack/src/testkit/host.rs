@@ -12,13 +12,15 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use std::panic::resume_unwind;
 
 use super::Rng;
-use super::life::{End, Fuse, Life, LifeStats, Mortal, with_flip, with_fuse};
-use crate::engine::pump::moves::Note;
+use super::fault_plan::{
+    End, FaultPlan, FaultStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
+};
+use crate::engine::pump::migration::MigrationMessage;
 use crate::engine::replica::Replica;
 use crate::error::ConfigError;
-use crate::shards;
+use crate::groups;
 use crate::socket::Sockets;
-use crate::stats::{EffectStats, MemberStats, PumpStats, StateStats};
+use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 use crate::variants::replicated::{Group, Layout, Primaries, Worker};
@@ -26,8 +28,9 @@ use crate::variants::single::Single;
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
-/// How long those who wait for another worker have nothing to do, unless something comes from outside.
-const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// How long workers that wait for another one have nothing to do, unless something comes from
+/// outside.
+const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// How a stack is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,34 +72,37 @@ pub struct Stalls {
 
 /// A stack whose time, frames and order of steps are in the caller's hands.
 ///
-/// The device takes every frame and has no offloads; its Ethernet address is 02:00 followed by the IP address.
+/// The device takes every frame and has no offloads; its Ethernet address is 02:00 followed by the
+/// IP address.
 pub struct Host {
     engine: Engine,
     script: Script,
     sockets: Sockets,
     rng: Rng,
     stalls: Stalls,
-    /// Until when the worker on each seat stands still.
+    /// For each slot, until when its worker stands still.
     stalled: Vec<Instant>,
     stall_count: u64,
-    life: Life,
-    life_stats: LifeStats,
-    /// The seat whose state was changed and not repaired yet.
+    fault_plan: FaultPlan,
+    fault_stats: FaultStats,
+    /// The slot whose state was changed and is not repaired yet.
     flipped: Option<usize>,
     /// Whether it was found, and how many had been repaired when it changed.
     found: bool,
     repaired: u64,
-    /// Workers whose changed state nobody found, and between which positions what they posted may be wrong.
+    /// Workers whose changed state was not found, and the positions between which their
+    /// fingerprints may be wrong.
     changed: Vec<(usize, RangeInclusive<u64>)>,
-    /// The first position at which what the flipped one posts may be wrong.
+    /// The first position at which the changed worker's fingerprint may be wrong.
     wrong_from: u64,
-    /// Seats whose worker died, and for which another one was asked.
-    revived: u64,
-    /// Whether somebody may be about to come or go.
-    is_moving: bool,
+    /// A bit for each slot whose worker failed, and for which another one was asked.
+    replacing: u64,
+    /// Whether a worker may be about to join or leave.
+    is_membership_changing: bool,
     flip_is_due: bool,
-    /// Whether another group of the same stack may have taken in frames for it since it last found nothing to do.
-    stirred: bool,
+    /// Whether another group of the same stack may have taken in frames for it since it last found
+    /// nothing to do.
+    is_disturbed: bool,
     /// Before when nothing is to be done unless something comes from outside.
     quiet_until: Cell<Instant>,
 }
@@ -111,7 +117,7 @@ fn device_for(setup: &Setup) -> (Box<dyn Device>, Script) {
 
 enum Engine {
     Single(Box<Single>),
-    Group(Box<Group<Mortal>>),
+    Group(Box<Group<PlannedFaults>>),
 }
 
 impl fmt::Debug for Host {
@@ -124,7 +130,7 @@ impl fmt::Debug for Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert_eq!(self.unplanned_panics(), 0, "panics were caught");
+            assert_eq!(self.unexpected_panics(), 0, "panics were caught");
         }
     }
 }
@@ -135,44 +141,44 @@ impl Host {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(variant: Variant, setup: Setup, seed: u64) -> Result<Host, ConfigError> {
-        Self::with_life(variant, setup, Life::default(), seed)
+        Self::with_fault_plan(variant, setup, FaultPlan::default(), seed)
     }
 
-    /// The same; workers come, go and fail as `life` says.
+    /// The same; workers join, leave and fail as `fault_plan` says.
     ///
     /// # Errors
     /// If a setting is out of its range.
-    pub fn with_life(
+    pub fn with_fault_plan(
         variant: Variant,
         setup: Setup,
-        life: Life,
+        fault_plan: FaultPlan,
         seed: u64,
     ) -> Result<Host, ConfigError> {
         let (device, script) = device_for(&setup);
-        Self::over(variant, setup, life, (device, script), seed, seed)
+        Self::over(variant, setup, fault_plan, (device, script), seed, seed)
     }
 
-    /// A stack of several groups, each driven by itself; frames go in and out at any of them. The sockets of any are those
-    /// of all.
+    /// A stack of several groups, each driven by itself; frames go in and out at any of them. The
+    /// sockets of any are those of all.
     ///
     /// # Errors
     /// If a setting is out of its range.
     pub fn several(
         variant: Variant,
         setup: Setup,
-        life: Life,
+        fault_plan: FaultPlan,
         groups: usize,
         seed: u64,
     ) -> Result<Vec<Host>, ConfigError> {
         let (device, script) = device_for(&setup);
-        let parts = shards::divide(setup, groups, device, shards::INBOX)?;
+        let parts = groups::divide(setup, groups, device, groups::INBOX)?;
         let mut seeds = Rng::new(seed);
         let hosts = parts.into_iter().map(|(setup, part)| {
             let own = (Box::new(part) as Box<dyn Device>, script.clone());
-            Self::over(variant, setup, life, own, seed, seeds.next())
+            Self::over(variant, setup, fault_plan, own, seed, seeds.next())
         });
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
-        let sockets = shards::sockets(hosts.iter().map(|host| host.sockets.clone()));
+        let sockets = groups::sockets(hosts.iter().map(|host| host.sockets.clone()));
         for host in &mut hosts {
             host.sockets = sockets.clone();
         }
@@ -183,13 +189,13 @@ impl Host {
     fn over(
         variant: Variant,
         setup: Setup,
-        life: Life,
+        fault_plan: FaultPlan,
         (device, script): (Box<dyn Device>, Script),
         layout_seed: u64,
         seed: u64,
     ) -> Result<Host, ConfigError> {
         let mut rng = Rng::new(layout_seed);
-        let (engine, sockets, seats) = match variant {
+        let (engine, sockets, slots) = match variant {
             Variant::Single => {
                 let single = Single::new(setup, device)?;
                 let sockets = single.sockets();
@@ -199,8 +205,8 @@ impl Host {
                 // Small pieces, so that a short run crosses many boundaries.
                 let layout = Layout {
                     replicas,
-                    seats: replicas + life.free,
-                    confirm: life.flips_ppm > 0,
+                    replica_slots: replicas + fault_plan.free_slots,
+                    confirm: fault_plan.flips_ppm > 0,
                     primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
                     log: 64 << rng.below(3),
                     request_chunk: 1 << rng.below(5),
@@ -210,10 +216,10 @@ impl Host {
                     fingerprint_every: 1 + rng.below(32),
                     ..Layout::default()
                 };
-                let group = Group::with_tampers(setup, layout, device, |_| Mortal)?;
+                let group = Group::with_fault_hooks(setup, layout, device, |_| PlannedFaults)?;
                 let sockets = group.sockets();
-                let seats = replicas + life.free;
-                (Engine::Group(Box::new(group)), sockets, seats)
+                let slots = replicas + fault_plan.free_slots;
+                (Engine::Group(Box::new(group)), sockets, slots)
             }
         };
         if seed != layout_seed {
@@ -225,19 +231,19 @@ impl Host {
             sockets,
             rng,
             stalls: Stalls::default(),
-            stalled: vec![Instant::ZERO; seats],
+            stalled: vec![Instant::ZERO; slots],
             stall_count: 0,
-            life,
-            life_stats: LifeStats::default(),
+            fault_plan,
+            fault_stats: FaultStats::default(),
             flipped: None,
             found: false,
             repaired: 0,
             changed: Vec::new(),
             wrong_from: 0,
-            revived: 0,
-            is_moving: false,
+            replacing: 0,
+            is_membership_changing: false,
             flip_is_due: false,
-            stirred: false,
+            is_disturbed: false,
             quiet_until: Cell::new(Instant::ZERO),
         })
     }
@@ -253,34 +259,35 @@ impl Host {
         self.stalls = stalls;
     }
 
-    /// How workers come, go and fail from now on. Seats, and whether states are confirmed, stay as they are.
-    pub fn set_life(&mut self, life: Life) {
-        self.life = life;
+    /// Changes how workers join, leave and fail from now on. The number of slots, and whether
+    /// states are confirmed, stay.
+    pub fn set_fault_plan(&mut self, fault_plan: FaultPlan) {
+        self.fault_plan = fault_plan;
         self.quiet_until.set(Instant::ZERO);
     }
 
-    /// What became of the workers so far.
-    pub const fn life_stats(&self) -> LifeStats {
-        self.life_stats
+    /// What happened to the workers so far.
+    pub const fn fault_stats(&self) -> FaultStats {
+        self.fault_stats
     }
 
-    /// Flips a bit of a connection in the state of some worker, as soon as there is one with a request to apply, and
-    /// another worker.
+    /// Flips a bit of a connection in the state of some worker, as soon as there is one with a
+    /// request to apply, and another worker.
     pub fn flip_soon(&mut self) {
         self.flip_is_due = true;
         self.quiet_until.set(Instant::ZERO);
     }
 
-    /// What became of the group's members so far, as it says itself.
-    pub fn member_stats(&self) -> MemberStats {
+    /// What happened to the group's replicas so far, by its own counters.
+    pub fn membership_stats(&self) -> MembershipStats {
         match &self.engine {
-            Engine::Single(_) => MemberStats::default(),
-            Engine::Group(group) => group.member_stats(),
+            Engine::Single(_) => MembershipStats::default(),
+            Engine::Group(group) => group.membership_stats(),
         }
     }
 
     /// Asks for some connection to go to another of `groups` groups.
-    pub fn move_any(&mut self, groups: usize) {
+    pub fn migrate_any(&mut self, groups: usize) {
         let at = self.rng.next();
         let to = self.rng.below(groups as u64) as u16;
         let found = self.replicas().first().and_then(|replica| {
@@ -294,7 +301,10 @@ impl Host {
                 Engine::Single(single) => single.world(),
                 Engine::Group(group) => &group.shared().world,
             };
-            world.door.notes.push(Note::Go { conn, flow, to });
+            world
+                .mailbox
+                .messages
+                .push(MigrationMessage::Start { conn, flow, to });
         }
     }
 
@@ -326,12 +336,12 @@ impl Host {
     }
 
     /// Another group of the same stack did something: there may be frames for this one.
-    pub(super) const fn stir(&mut self) {
-        self.stirred = true;
+    pub(super) const fn disturb(&mut self) {
+        self.is_disturbed = true;
     }
 
-    /// Everything that can be done at `now` by workers that do not stand still. Returns how many steps did
-    /// something.
+    /// Everything that can be done at `now` by workers that do not stand still. Returns how many
+    /// steps did something.
     pub fn turn(&mut self, now: Instant) -> usize {
         if self.is_quiet(now) {
             return 0;
@@ -340,8 +350,8 @@ impl Host {
         let quiet_until = if self.may_sleep(now) {
             self.next_event(now)
         } else if done == 0 && self.flipped.is_none() {
-            // Somebody stands still, or is about to come: the others look again now and then.
-            self.next_event(now).min(now + LOOK_AGAIN)
+            // A worker stands still, or is about to join: the others check again now and then.
+            self.next_event(now).min(now + STEAL_CHECK_INTERVAL)
         } else {
             now
         };
@@ -355,23 +365,23 @@ impl Host {
             Engine::Single(single) => single.world(),
             Engine::Group(group) => &group.shared().world,
         };
-        !self.stirred
+        !self.is_disturbed
             && now < self.quiet_until.get()
             && self.script.unclaimed() == 0
-            && !world.has_news()
+            && !world.has_work()
     }
 
     /// Whether threads that ran this stack would sleep until its next event, all of them.
     fn may_sleep(&mut self, now: Instant) -> bool {
-        let waits = self.is_moving || self.flipped.is_some() || self.flip_is_due;
-        if self.stirred || waits || self.receives(now) {
+        let waits = self.is_membership_changing || self.flipped.is_some() || self.flip_is_due;
+        if self.is_disturbed || waits || self.receives(now) {
             return false;
         }
         match &mut self.engine {
             Engine::Single(single) => !single.pumps().1.has_work(),
             Engine::Group(group) => {
                 let mut workers = group.workers().iter_mut();
-                !workers.any(|worker| worker.has_work() || worker.is_behind())
+                !workers.any(|worker| worker.has_work() || worker.has_pending_effects())
             }
         }
     }
@@ -407,7 +417,7 @@ impl Host {
                     return done;
                 }
                 if single.turn(now) == 0 {
-                    self.stirred = false;
+                    self.is_disturbed = false;
                     return done;
                 }
                 done += 1;
@@ -420,8 +430,8 @@ impl Host {
         let (mut done, mut fruitless) = (0, 0);
         let mut awake = self.awake(now);
         loop {
-            // Whoever comes, goes or falls asleep is news.
-            let mut changed = self.live();
+            // A worker that joins, leaves or falls asleep is news.
+            let mut changed = self.apply_fault_plan();
             if changed {
                 awake = self.awake(now);
             }
@@ -430,12 +440,12 @@ impl Host {
                 return done;
             }
             if fruitless < FRUITLESS * live {
-                let seat = nth(awake, self.rng.below(live as u64));
+                let replica = nth(awake, self.rng.below(live as u64));
                 if self.rng.chance(self.stalls.ppm) {
-                    self.stalled[seat] = now + pause(&self.stalls, &mut self.rng);
+                    self.stalled[replica] = now + pause(&self.stalls, &mut self.rng);
                     self.stall_count += 1;
                     changed = true;
-                } else if self.step(seat, now) {
+                } else if self.step(replica, now) {
                     done += 1;
                     fruitless = 0;
                 } else {
@@ -446,26 +456,27 @@ impl Host {
             } else {
                 let mut round = 0;
                 for i in 0..live {
-                    let seat = nth(awake, i as u64);
-                    round += self.risk(seat, Fuse::Never, |worker, _| worker.turn(now));
+                    let replica = nth(awake, i as u64);
+                    round += self
+                        .run_with_fault(replica, PanicPoint::Never, |worker, _| worker.turn(now));
                 }
-                round += self.come_and_go();
+                round += self.admit_and_remove();
                 if round == 0 {
-                    self.stirred = false;
+                    self.is_disturbed = false;
                     return done;
                 }
                 done += round;
                 fruitless = 0;
                 changed = true;
             }
-            if self.is_moving || changed {
-                self.come_and_go();
+            if self.is_membership_changing || changed {
+                self.admit_and_remove();
                 awake = self.awake(now);
             }
         }
     }
 
-    /// The seats of workers that do not stand still, a bit each.
+    /// The slots of workers that do not stand still, a bit each.
     fn awake(&mut self, now: Instant) -> u64 {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
@@ -475,21 +486,24 @@ impl Host {
         awake.fold(0_u64, |mask, id| mask | 1 << id)
     }
 
-    /// One step of the worker on seat `seat`. Says whether it did something.
-    fn step(&mut self, seat: usize, now: Instant) -> bool {
-        let mut fuse = Fuse::Never;
-        if self.rng.chance(self.life.panics_ppm) && self.flipped.is_none() && self.staying() > 1 {
-            fuse = match self.rng.below(3) {
-                0 => Fuse::Applying,
-                _ => Fuse::Performing(self.rng.below(4)),
+    /// One step of worker `replica`. Returns whether it did something.
+    fn step(&mut self, replica: usize, now: Instant) -> bool {
+        let mut panic_point = PanicPoint::Never;
+        if self.rng.chance(self.fault_plan.panics_ppm)
+            && self.flipped.is_none()
+            && self.remaining() > 1
+        {
+            panic_point = match self.rng.below(3) {
+                0 => PanicPoint::Applying,
+                _ => PanicPoint::Performing(self.rng.below(4)),
             };
         }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let step = self.rng.below(8);
-        if self.rng.below(8) > 0 && !self.promises(seat, step, now) {
+        if self.rng.below(8) > 0 && !self.may_find_work(replica, step, now) {
             return false;
         }
-        let what = |worker: &mut Worker<Mortal>, rng: &mut Rng| match step {
+        let what = |worker: &mut Worker<PlannedFaults>, rng: &mut Rng| match step {
             0 => did(worker.pump(now)),
             1 => {
                 let from = worker.replica().position();
@@ -502,113 +516,116 @@ impl Host {
             6 => did(worker.send_one()),
             _ => worker.turn(now) > 0,
         };
-        self.risk(seat, fuse, what)
+        self.run_with_fault(replica, panic_point, what)
     }
 
-    /// Whether step `step` of the worker on seat `seat` may find something to do. Most of the others are spared.
-    fn promises(&mut self, seat: usize, step: u64, now: Instant) -> bool {
+    /// Whether step `step` of worker `replica` may find something to do. Most of the others are
+    /// spared.
+    fn may_find_work(&mut self, replica: usize, step: u64, now: Instant) -> bool {
         let Engine::Group(group) = &mut self.engine else {
             return false;
         };
         let mut workers = group.workers().iter_mut();
-        let works = step > 0 && workers.any(|worker| worker.id() == seat && worker.has_work());
+        let works = step > 0 && workers.any(|worker| worker.id() == replica && worker.has_work());
         works || matches!(step, 0 | 7) && self.receives(now)
     }
 
-    /// Lets the worker on seat `seat` do `what`, which may end in a panic: then it is no more.
-    fn risk<R: Default>(
+    /// Lets worker `replica` do `what`, which may end in a panic: then it is gone.
+    fn run_with_fault<R: Default>(
         &mut self,
-        seat: usize,
-        fuse: Fuse,
-        what: impl FnOnce(&mut Worker<Mortal>, &mut Rng) -> R,
+        replica: usize,
+        panic_point: PanicPoint,
+        what: impl FnOnce(&mut Worker<PlannedFaults>, &mut Rng) -> R,
     ) -> R {
         let (Engine::Group(group), rng) = (&mut self.engine, &mut self.rng) else {
             return R::default();
         };
         let workers = group.workers();
-        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == seat) else {
+        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == replica) else {
             return R::default();
         };
-        if fuse == Fuse::Never && self.flipped != Some(seat) {
+        if panic_point == PanicPoint::Never && self.flipped != Some(replica) {
             return what(worker, rng);
         }
-        match with_fuse(fuse, || what(worker, rng)) {
+        match with_panic_at(panic_point, || what(worker, rng)) {
             End::Done(done) => return done,
-            End::Planted if fuse == Fuse::Applying => self.life_stats.deaths_applying += 1,
-            End::Planted => self.life_stats.deaths_performing += 1,
-            End::Other(panic) => self.unwound(seat, panic),
+            End::Injected if panic_point == PanicPoint::Applying => {
+                self.fault_stats.failures_applying += 1
+            }
+            End::Injected => self.fault_stats.failures_performing += 1,
+            End::Other(panic) => self.after_panic(replica, panic),
         }
-        self.bury(seat);
+        self.remove_worker(replica);
         R::default()
     }
 
-    /// The worker on seat `seat` panicked, as one may whose state was changed.
-    fn unwound(&mut self, seat: usize, panic: Box<dyn core::any::Any + Send>) {
-        if self.flipped != Some(seat) {
+    /// Handles a panic of worker `replica`, which may panic because its state was changed.
+    fn after_panic(&mut self, replica: usize, panic: Box<dyn core::any::Any + Send>) {
+        if self.flipped != Some(replica) {
             resume_unwind(panic);
         }
         self.flipped = None;
         // It may have been in the middle of a request.
-        let upto = self.position_of(seat) + 1;
-        self.changed.push((seat, self.wrong_from..=upto));
-        self.life_stats.unwound += 1;
+        let upto = self.position_of(replica) + 1;
+        self.changed.push((replica, self.wrong_from..=upto));
+        self.fault_stats.unwound += 1;
     }
 
-    /// How far the worker on seat `seat` has applied the log; 0 if there is none.
-    fn position_of(&mut self, seat: usize) -> u64 {
+    /// How far worker `replica` has applied the log; 0 if there is none.
+    fn position_of(&mut self, replica: usize) -> u64 {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
         };
         let mut workers = group.workers().iter();
-        let worker = workers.find(|worker| worker.id() == seat);
+        let worker = workers.find(|worker| worker.id() == replica);
         worker.map_or(0, |worker| worker.replica().position())
     }
 
-    /// The worker on seat `seat` is no more. Mostly another one is to take its place.
-    fn bury(&mut self, seat: usize) {
+    /// Removes worker `replica`. Mostly another one is to take its slot.
+    fn remove_worker(&mut self, replica: usize) {
         let Engine::Group(group) = &mut self.engine else {
             return;
         };
         let found = group
             .workers()
             .iter()
-            .position(|worker| worker.id() == seat);
+            .position(|worker| worker.id() == replica);
         let Some(index) = found else { return };
         let left = group.workers()[index].has_left();
-        self.is_moving = true;
+        self.is_membership_changing = true;
         drop(group.take(index));
-        self.stalled[seat] = Instant::ZERO;
+        self.stalled[replica] = Instant::ZERO;
         if left {
-            self.life_stats.leaves += 1;
-        } else if self.rng.chance(750_000) && group.join(Some(seat), Mortal).is_ok() {
-            self.revived |= 1 << seat;
+            self.fault_stats.leaves += 1;
+        } else if self.rng.chance(750_000) && group.join(Some(replica), PlannedFaults).is_ok() {
+            self.replacing |= 1 << replica;
         }
     }
 
     /// Workers that have a state, and were not asked to leave.
-    fn staying(&mut self) -> usize {
+    fn remaining(&mut self) -> usize {
         let Engine::Group(group) = &mut self.engine else {
             return 1;
         };
         let workers = group.workers().iter();
-        workers.filter(|worker| worker.is_member()).count()
+        workers.filter(|worker| worker.is_active()).count()
     }
 
-    /// Somebody may come, go or fail before the next step. Says whether somebody did.
-    fn live(&mut self) -> bool {
+    /// A worker may join, leave or fail before the next step. Returns whether one did.
+    fn apply_fault_plan(&mut self) -> bool {
         if self.flipped.is_some() {
-            // With one of three wrong, nobody else may go missing; others may come.
-            self.look_after_the_flipped();
-            return self.rng.chance(self.life.joins_ppm) && self.join();
+            // With one of three wrong, no other worker may be gone; others may join.
+            self.check_flipped_replica();
+            return self.rng.chance(self.fault_plan.joins_ppm) && self.join();
         }
-        if self.flip_is_due && self.staying() > 1 {
-            let before = self.life_stats.flips;
+        if self.flip_is_due && self.remaining() > 1 {
+            let before = self.fault_stats.flips;
             self.flip_any();
-            self.flip_is_due = self.life_stats.flips == before;
+            self.flip_is_due = self.fault_stats.flips == before;
             return true;
         }
-        let life = self.life;
-        if life.is_still() {
+        let fault_plan = self.fault_plan;
+        if fault_plan.is_empty() {
             return false;
         }
         let mut at = self.rng.below(1_000_000) as u32;
@@ -617,44 +634,44 @@ impl Host {
             at = at.saturating_sub(ppm).max(if is { u32::MAX } else { 0 });
             is
         };
-        let (joins, leaves) = (is(life.joins_ppm), is(life.leaves_ppm));
-        let (dies, flips) = (is(life.deaths_ppm), is(life.flips_ppm));
+        let (joins, leaves) = (is(fault_plan.joins_ppm), is(fault_plan.leaves_ppm));
+        let (dies, flips) = (is(fault_plan.failures_ppm), is(fault_plan.flips_ppm));
         if !(joins || leaves || dies || flips) {
             return false;
         }
-        let staying = self.staying();
+        let staying = self.remaining();
         let Engine::Group(group) = &mut self.engine else {
             return false;
         };
-        self.is_moving = true;
+        self.is_membership_changing = true;
         let any = self.rng.below(group.workers().len() as u64) as usize;
-        let seat = group.workers()[any].id();
+        let replica = group.workers()[any].id();
         if joins {
             self.join();
         } else if leaves {
             // The last one stays.
-            let _ = group.leave(Some(seat));
+            let _ = group.leave(Some(replica));
         } else if dies && staying > 1 {
-            self.life_stats.deaths += 1;
-            self.bury(seat);
+            self.fault_stats.failures += 1;
+            self.remove_worker(replica);
         } else if flips && staying == group.workers().len() && group.joining() == 0 {
             let position = group.workers()[any].replica().position();
             let voters = group.workers().iter();
-            // Those who were given their states farther on cannot say who is right here.
+            // Workers that were given their states farther on have no vote here.
             if voters.filter(|worker| worker.since() <= position).count() >= 3 {
-                self.flip(seat);
+                self.flip(replica);
             }
         }
         true
     }
 
-    /// Somebody joins, if a seat is free. Says whether somebody does.
+    /// A worker joins, if a slot is free. Returns whether one does.
     fn join(&mut self) -> bool {
         let Engine::Group(group) = &mut self.engine else {
             return false;
         };
-        let joins = group.join(None, Mortal).is_ok();
-        self.is_moving |= joins;
+        let joins = group.join(None, PlannedFaults).is_ok();
+        self.is_membership_changing |= joins;
         joins
     }
 
@@ -663,108 +680,109 @@ impl Host {
             return;
         };
         let any = self.rng.below(group.workers().len() as u64) as usize;
-        let seat = group.workers()[any].id();
-        self.flip(seat);
+        let replica = group.workers()[any].id();
+        self.flip(replica);
     }
 
-    /// A bit of the state of the worker on seat `seat` flips before it applies its next request, if it can.
-    fn flip(&mut self, seat: usize) {
+    /// A bit of the state of worker `replica` flips before it applies its next request, if it can.
+    fn flip(&mut self, replica: usize) {
         let Engine::Group(group) = &mut self.engine else {
             return;
         };
-        self.repaired = group.member_stats().repaired;
+        self.repaired = group.membership_stats().repaired;
         let (nth, bit) = (self.rng.next(), self.rng.next() as u32);
         let workers = group.workers();
-        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == seat) else {
+        let Some(worker) = workers.iter_mut().find(|worker| worker.id() == replica) else {
             return;
         };
         let before = worker.replica().position();
         let (flipped, end) = with_flip(nth, bit, || worker.apply());
         if flipped {
-            (self.flipped, self.wrong_from) = (Some(seat), before + 1);
+            (self.flipped, self.wrong_from) = (Some(replica), before + 1);
             self.found = false;
-            self.life_stats.flips += 1;
+            self.fault_stats.flips += 1;
         }
         if let End::Other(panic) = end {
-            self.unwound(seat, panic);
-            self.bury(seat);
+            self.after_panic(replica, panic);
+            self.remove_worker(replica);
         }
     }
 
     /// Whether the worker whose state was changed is right again.
-    fn look_after_the_flipped(&mut self) {
-        let (Some(seat), Engine::Group(group)) = (self.flipped, &mut self.engine) else {
+    fn check_flipped_replica(&mut self) {
+        let (Some(id), Engine::Group(group)) = (self.flipped, &mut self.engine) else {
             return;
         };
         let workers = group.workers();
-        let Some(flipped) = workers.iter().find(|worker| worker.id() == seat) else {
+        let Some(flipped) = workers.iter().find(|worker| worker.id() == id) else {
             return;
         };
-        if !flipped.is_member() {
-            self.life_stats.found += u64::from(!self.found);
+        if !flipped.is_active() {
+            self.fault_stats.found += u64::from(!self.found);
             self.found = true;
             return;
         }
         if self.found {
             // It has a state again.
             self.flipped = None;
-            self.life_stats.repairs += group.member_stats().repaired - self.repaired;
+            self.fault_stats.repairs += group.membership_stats().repaired - self.repaired;
             return;
         }
         // Seldom, since it takes long.
         if self.rng.below(64) == 0 {
             let replica = flipped.replica();
-            let others = workers.iter().filter(|worker| worker.id() != seat);
-            let mut there = others.filter(|other| other.replica().position() == replica.position());
+            let others = workers.iter().filter(|worker| worker.id() != id);
+            let mut alike = others.filter(|other| other.replica().position() == replica.position());
             // What it posted meanwhile may still be held against it.
-            let overwritten = there.next().is_some_and(|other| {
+            let overwritten = alike.next().is_some_and(|other| {
                 other.replica().whole_fingerprint() == replica.whole_fingerprint()
                     && flipped.posted_alike(other, self.wrong_from)
             });
             if overwritten {
                 self.flipped = None;
                 self.changed
-                    .push((seat, self.wrong_from..=replica.position()));
-                self.life_stats.overwritten += 1;
+                    .push((id, self.wrong_from..=replica.position()));
+                self.fault_stats.overwritten += 1;
             }
         }
     }
 
-    /// Whether somebody waits for a state, or was asked to leave.
-    fn is_anybody_about_to_move(&mut self) -> bool {
+    /// Whether a worker waits for a state, or was asked to leave.
+    fn is_membership_changing(&mut self) -> bool {
         let Engine::Group(group) = &mut self.engine else {
             return false;
         };
-        group.joining() > 0 || group.workers().iter().any(|worker| !worker.is_member())
+        group.joining() > 0 || group.workers().iter().any(|worker| !worker.is_active())
     }
 
-    /// Those who were given a state sit down, and those who have left go. Returns how many sat down.
-    fn come_and_go(&mut self) -> usize {
+    /// Admits workers that were given a state, and removes those that have left. Returns how many
+    /// were admitted.
+    fn admit_and_remove(&mut self) -> usize {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
         };
-        if !self.is_moving {
+        if !self.is_membership_changing {
             return 0;
         }
         let before = group.workers().len();
-        let came = group.seat();
+        let came = group.admit();
         for worker in &group.workers()[before..] {
-            let revived = self.revived >> worker.id() & 1;
-            self.revived &= !(1 << worker.id());
-            self.life_stats.joins += 1;
-            self.life_stats.revivals += revived;
+            let replacing = self.replacing >> worker.id() & 1;
+            self.replacing &= !(1 << worker.id());
+            self.fault_stats.joins += 1;
+            self.fault_stats.replacements += replacing;
         }
         let left = group.workers().iter().filter(|worker| worker.has_left());
         let left = left.fold(0_u64, |mask, worker| mask | 1 << worker.id());
         for i in 0..left.count_ones() {
-            self.bury(nth(left, u64::from(i)));
+            self.remove_worker(nth(left, u64::from(i)));
         }
-        self.is_moving = self.is_anybody_about_to_move();
+        self.is_membership_changing = self.is_membership_changing();
         came
     }
 
-    /// The first moment after `now` at which [`Host::turn`] has something to do though nothing comes from
-    /// outside.
+    /// The first moment after `now` at which [`Host::turn`] has something to do if nothing comes
+    /// from outside.
     pub fn next_event(&mut self, now: Instant) -> Instant {
         let (mut next, all_awake) = self
             .stalled
@@ -801,13 +819,13 @@ impl Host {
                 let flipped = self.flipped;
                 let workers = group.workers().iter();
                 let knowing =
-                    workers.filter(|worker| worker.is_member() && Some(worker.id()) != flipped);
+                    workers.filter(|worker| worker.is_active() && Some(worker.id()) != flipped);
                 knowing.map(Worker::replica).collect()
             }
         }
     }
 
-    /// How many requests were applied, by who has come farthest.
+    /// How many requests were applied, by the replica that is farthest.
     pub fn position(&mut self) -> u64 {
         match &mut self.engine {
             Engine::Single(single) => single.replica().position(),
@@ -821,17 +839,17 @@ impl Host {
         }
     }
 
-    /// How many panics ended a connection that were not planted: none, unless there is a bug. Not asked of a replica whose
-    /// state was changed.
-    pub fn unplanned_panics(&mut self) -> u64 {
+    /// How many unplanned panics ended a connection: none, unless there is a bug. A replica whose
+    /// state was changed is not asked.
+    pub fn unexpected_panics(&mut self) -> u64 {
         let replicas = self.replicas().into_iter();
-        let counts = replicas.map(Replica::unplanned_panics);
+        let counts = replicas.map(Replica::unexpected_panics);
         counts.max().unwrap_or(0)
     }
 
-    /// Checks that the replicas agree: all posted fingerprints, every field of those that have come equally far, that
-    /// no primary found work that could not be, and that no panic was caught but those that were planted. Returns how
-    /// much was compared.
+    /// Checks that the replicas agree: all posted fingerprints, every field of those that have come
+    /// equally far, that no primary found work that could not be, and that no panic was caught but
+    /// those that were planted. Returns how much was compared.
     ///
     /// # Errors
     /// What differs.
@@ -840,7 +858,7 @@ impl Host {
         if diverged > 0 {
             return Err(format!("{diverged} effects found their work impossible"));
         }
-        let panics = self.unplanned_panics();
+        let panics = self.unexpected_panics();
         if panics > 0 {
             return Err(format!("{panics} panics were caught"));
         }
@@ -865,19 +883,19 @@ impl Host {
         Ok(compared)
     }
 
-    /// Whether a change explains it: the others agree without those who were changed. Who would make up a majority with
-    /// them may have left since.
+    /// Whether a change explains the mismatch: the others agree without the workers that were
+    /// changed. Workers that would make up a majority with them may have left since.
     fn was_changed(&self, mismatch: &Mismatch) -> bool {
         let position = mismatch.position;
-        let is_flipped = |seat| self.flipped == Some(seat) && position >= self.wrong_from;
-        let changed = |seat: usize| {
+        let is_flipped = |replica| self.flipped == Some(replica) && position >= self.wrong_from;
+        let changed = |replica: usize| {
             let was = |(who, when): &(usize, RangeInclusive<u64>)| {
-                *who == seat && when.contains(&position)
+                *who == replica && when.contains(&position)
             };
-            is_flipped(seat) || self.changed.iter().any(was)
+            is_flipped(replica) || self.changed.iter().any(was)
         };
         let posted = mismatch.fingerprints.iter();
-        let mut others = posted.filter(|(seat, _)| !changed(*seat));
+        let mut others = posted.filter(|(replica, _)| !changed(*replica));
         let first = others.next().map(|(_, print)| *print);
         others.all(|(_, print)| Some(*print) == first)
     }
@@ -894,7 +912,7 @@ impl Host {
             Engine::Single(single) => single.effect_stats(),
             Engine::Group(group) => {
                 let mut sum = EffectStats::default();
-                // Of those who are gone, too.
+                // Also by workers that are gone.
                 for stats in group.shared().shares() {
                     sum.prepared += stats.prepared;
                     sum.stored_ahead += stats.stored_ahead;

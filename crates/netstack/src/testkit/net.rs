@@ -7,8 +7,8 @@ use core::ops::ControlFlow;
 use dominoes_drivers::Frame;
 use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
 
+use super::fault_plan::FaultPlan;
 use super::host::{Host, Stalls, Variant};
-use super::life::Life;
 use super::{Rng, mix};
 use crate::config::Limits;
 use crate::error::{ConfigError, SocketError};
@@ -30,11 +30,12 @@ pub struct HostConfig {
     /// How its workers stand still. Default: never.
     pub stalls: Stalls,
     /// How its workers come, go and fail. Default: never.
-    pub life: Life,
+    pub fault_plan: FaultPlan,
     /// Into how many groups its connections are divided, each of which is run so. Default 1.
     pub groups: usize,
-    /// Before so many turns of a group in a million, one of its connections is asked to go to another group.
-    pub moves_ppm: u32,
+    /// Before so many turns of a group in a million, one of its connections is asked to go to
+    /// another group.
+    pub migrations_ppm: u32,
     /// What its frames meet on their way to the switch. The seed comes from the net.
     pub up: LinkConfig,
     /// What frames for it meet on their way from the switch. The seed comes from the net.
@@ -48,9 +49,9 @@ impl HostConfig {
             variant,
             limits: Limits::default(),
             stalls: Stalls::default(),
-            life: Life::default(),
+            fault_plan: FaultPlan::default(),
             groups: 1,
-            moves_ppm: 0,
+            migrations_ppm: 0,
             up: LinkConfig::default(),
             down: LinkConfig::default(),
         }
@@ -68,15 +69,15 @@ impl HostConfig {
         self
     }
 
-    /// Sets [`life`](Self::life).
-    pub fn life(mut self, life: Life) -> Self {
-        self.life = life;
+    /// Sets [`fault_plan`](Self::fault_plan).
+    pub fn fault_plan(mut self, fault_plan: FaultPlan) -> Self {
+        self.fault_plan = fault_plan;
         self
     }
 
-    /// Sets [`groups`](Self::groups) and [`moves_ppm`](Self::moves_ppm).
+    /// Sets [`groups`](Self::groups) and [`migrations_ppm`](Self::migrations_ppm).
     pub fn groups(mut self, groups: usize, moves_ppm: u32) -> Self {
-        (self.groups, self.moves_ppm) = (groups, moves_ppm);
+        (self.groups, self.migrations_ppm) = (groups, moves_ppm);
         self
     }
 
@@ -123,7 +124,8 @@ impl Moment {
         self.progress
     }
 
-    /// Asks to be called again at `at` even if nothing happens. A moment that is over already does not count.
+    /// Asks to be called again at `at` even if nothing happens. A moment that is over already does
+    /// not count.
     pub fn wake_at(&mut self, at: Instant) {
         if at > self.now {
             self.wake_at = self.wake_at.min(at);
@@ -164,14 +166,15 @@ impl std::error::Error for RunError {}
 struct Station {
     /// One for each group of its stack.
     hosts: Vec<Host>,
-    moves_ppm: u32,
+    migrations_ppm: u32,
     address: Ipv4Addr,
     up: Link,
     down: Link,
 }
 
 impl Station {
-    /// Everything that its groups can do, whoever comes first. Returns how many steps did something.
+    /// Everything that its groups can do, whoever comes first. Returns how many steps did
+    /// something.
     fn turn(&mut self, now: Instant, rng: &mut Rng) -> usize {
         let groups = self.hosts.len();
         if groups == 1 {
@@ -184,8 +187,8 @@ impl Station {
             for i in 0..groups {
                 let at = (first + i) % groups;
                 let host = &mut self.hosts[at];
-                if rng.chance(self.moves_ppm) {
-                    host.move_any(groups);
+                if rng.chance(self.migrations_ppm) {
+                    host.migrate_any(groups);
                 }
                 let waiting = host.unclaimed();
                 let did = host.turn(now) + waiting - host.unclaimed().min(waiting);
@@ -193,7 +196,7 @@ impl Station {
                     // Whoever takes frames in takes them in for all.
                     let others = self.hosts.iter_mut().enumerate();
                     let others = others.filter(|(other, _)| *other != at);
-                    others.for_each(|(_, other)| other.stir());
+                    others.for_each(|(_, other)| other.disturb());
                 }
                 done += did;
             }
@@ -205,7 +208,8 @@ impl Station {
     }
 }
 
-/// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is 10.0.0.`i`/24.
+/// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is
+/// 10.0.0.`i`/24.
 pub struct Net {
     now: Instant,
     seed: u64,
@@ -260,17 +264,17 @@ impl Net {
         let address = Ipv4Addr::new(10, 0, 0, number);
         let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
         setup.limits = config.limits;
-        let (variant, life, seed) = (config.variant, config.life, self.rng.next());
+        let (variant, fault_plan, seed) = (config.variant, config.fault_plan, self.rng.next());
         let mut hosts = match config.groups {
-            1 => vec![Host::with_life(variant, setup, life, seed)?],
-            groups => Host::several(variant, setup, life, groups, seed)?,
+            1 => vec![Host::with_fault_plan(variant, setup, fault_plan, seed)?],
+            groups => Host::several(variant, setup, fault_plan, groups, seed)?,
         };
         for host in &mut hosts {
             host.set_stalls(config.stalls);
         }
         self.stations.push(Station {
             hosts,
-            moves_ppm: config.moves_ppm,
+            migrations_ppm: config.migrations_ppm,
             address,
             up: Link::new(config.up.seed(self.rng.next())),
             down: Link::new(config.down.seed(self.rng.next())),
@@ -313,24 +317,26 @@ impl Net {
     fn progress(&mut self) -> Progress {
         let mut sum = Progress::default();
         for host in self.stations.iter_mut().flat_map(|one| &mut one.hosts) {
-            let life = host.life_stats();
-            let deaths = life.deaths + life.deaths_performing + life.deaths_applying;
+            let fault_plan = host.fault_stats();
+            let failures =
+                fault_plan.failures + fault_plan.failures_performing + fault_plan.failures_applying;
             sum.stalls += host.stall_count();
-            sum.changes += life.joins + deaths;
+            sum.changes += fault_plan.joins + failures;
             sum.positions += host.position();
         }
         sum
     }
 
-    /// From now on no wire does harm, no worker stands still, and nobody comes, goes or fails; delays and rates stay.
-    pub fn mend(&mut self) {
+    /// From now on no wire does harm, no worker stands still, and nobody comes, goes or fails;
+    /// delays and rates stay.
+    pub fn clear_faults(&mut self) {
         for station in &mut self.stations {
-            station.up.mend();
-            station.down.mend();
-            station.moves_ppm = 0;
+            station.up.clear_faults();
+            station.down.clear_faults();
+            station.migrations_ppm = 0;
             for host in &mut station.hosts {
                 host.set_stalls(Stalls::default());
-                host.set_life(Life::default());
+                host.set_fault_plan(FaultPlan::default());
             }
         }
     }
@@ -339,7 +345,7 @@ impl Net {
     ///
     /// # Panics
     /// If it does not come to an end.
-    pub fn settle(&mut self) -> usize {
+    pub fn run_until_idle(&mut self) -> usize {
         let mut all = 0;
         for _ in 0..SPINNING {
             let mut done = 0;
@@ -407,7 +413,8 @@ impl Net {
         next.max(self.now)
     }
 
-    /// Lets time pass to the next event, or to `limit` if that is earlier. Returns whether it was an event.
+    /// Lets time pass to the next event, or to `limit` if that is earlier. Returns whether it was
+    /// an event.
     pub fn advance(&mut self, limit: Instant) -> bool {
         let next = self.next_event();
         let event = next <= limit && next != Instant::NEVER;
@@ -415,9 +422,9 @@ impl Net {
         event
     }
 
-    /// Runs until the applications are over, for `time` at most. `apps` does what applications can do at this moment
-    /// and says how much that was, or that all is over. It is called again when something has happened, or when it
-    /// asked for that.
+    /// Runs until the applications are over, for `time` at most. `apps` does what applications can
+    /// do at this moment and says how much that was, or that all is over. It is called again when
+    /// something has happened, or when it asked for that.
     ///
     /// # Errors
     /// As `apps` does, or if it is not over in time.
@@ -428,7 +435,7 @@ impl Net {
     ) -> Result<(), RunError> {
         let limit = self.now + time;
         loop {
-            self.settle();
+            self.run_until_idle();
             let mut moment = Moment {
                 now: self.now,
                 wake_at: Instant::NEVER,
@@ -440,7 +447,7 @@ impl Net {
                 ControlFlow::Continue(_) => continue,
             }
             // Something may have been asked of a stack even though nothing was done.
-            if self.settle() > 0 {
+            if self.run_until_idle() > 0 {
                 continue;
             }
             let until = limit.min(moment.wake_at);
@@ -459,9 +466,9 @@ impl Net {
     pub fn pass(&mut self, time: Duration) {
         let limit = self.now + time;
         loop {
-            self.settle();
+            self.run_until_idle();
             if !self.advance(limit) {
-                self.settle();
+                self.run_until_idle();
                 return;
             }
         }

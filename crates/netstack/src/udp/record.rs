@@ -1,20 +1,20 @@
 //! How a datagram stands in a socket's ring.
 //!
 //! ```text
-//! 0..4 address  4..6 port  6..8 payload octets  8 TTL  9 DSCP and ECN  10..16 zero  16.. payload, padding
+//! 0..4 address  4..6 port  6..8 payload bytes  8 TTL  9 DSCP and ECN  10..16 zero  16.. payload, padding
 //! ```
-//! The other end's address and port, payload octets and all that the application may know or choose of its packet.
+//! The other end's address and port, payload bytes and all that the application may know or choose of its packet.
 //! Everything is in network order; a record takes a multiple of [`HEADER`], so no header wraps around the ring's end.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 
-/// Octets of a header, and what records are padded to.
+/// Bytes of a header, and what records are padded to.
 pub(crate) const HEADER: usize = 16;
 
-/// Payload octets of a datagram, at most: 65,535 less the headers of IPv4 and UDP (RFC 768).
+/// Payload bytes of a datagram, at most: 65,535 less the headers of IPv4 and UDP (RFC 768).
 pub(crate) const MAX_PAYLOAD: usize = 65_535 - 20 - 8;
 
-/// Octets that a datagram with `payload` octets takes.
+/// Bytes that a datagram with `payload` bytes takes.
 #[inline]
 pub(crate) const fn len(payload: u16) -> u64 {
     (HEADER + payload as usize).next_multiple_of(HEADER) as u64
@@ -25,7 +25,7 @@ pub(crate) const fn len(payload: u16) -> u64 {
 pub(crate) struct Header {
     /// The other end.
     pub(crate) remote: SocketAddrV4,
-    /// Payload octets.
+    /// Payload bytes.
     pub(crate) len: u16,
     /// Time to live.
     pub(crate) ttl: u8,

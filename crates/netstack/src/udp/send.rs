@@ -19,7 +19,7 @@ pub(super) struct Sends {
     mac: Mac,
     ttl: u8,
     tos: u8,
-    /// Payload octets of each.
+    /// Payload bytes of each.
     lens: [u16; MAX_RUN],
     count: u8,
     /// The next one to get its frames.
@@ -94,7 +94,7 @@ impl Sends {
             self.mac
                 .0
                 .iter()
-                .fold(0, |h, octet| h << 8 | u64::from(*octet)),
+                .fold(0, |h, byte| h << 8 | u64::from(*byte)),
         ]
     }
 }

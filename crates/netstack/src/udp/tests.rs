@@ -10,7 +10,7 @@ const ID: ConnId = ConnId {
     generation: 5,
 };
 
-struct Bench {
+struct Fixture {
     sockets: Sockets,
     frames: FrameNumbers,
     limits: Limits,
@@ -18,14 +18,14 @@ struct Bench {
     out: Vec<Effect>,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let limits = Limits {
             udp_receive_buffer: 1024,
             quantum: 4,
             ..Limits::default()
         };
-        let mut bench = Bench {
+        let mut fixture = Fixture {
             sockets: Sockets::default(),
             frames: FrameNumbers {
                 next: 0,
@@ -37,11 +37,11 @@ impl Bench {
             stats: StateStats::default(),
             out: Vec::new(),
         };
-        bench.command(Body::Bind {
+        fixture.command(Body::Bind {
             socket: ID,
             port: 53,
         });
-        bench
+        fixture
     }
 
     fn with(&mut self, what: impl FnOnce(&mut Sockets, &mut Cx<'_, Vec<Effect>>)) -> Vec<Effect> {
@@ -125,70 +125,70 @@ fn sends(effects: Vec<Effect>) -> Vec<SendDatagrams> {
 
 #[test]
 fn datagrams_are_queued_one_behind_the_other_and_bad_ones_are_not() {
-    let mut bench = Bench::new();
-    let first = bench.arrive(&[10, 20, 0], 0b101, 0).unwrap();
+    let mut fixture = Fixture::new();
+    let first = fixture.arrive(&[10, 20, 0], 0b101, 0).unwrap();
     assert_eq!((first.take, first.offset, first.end), (0b101, 0, 32 + 16));
-    let second = bench.arrive(&[1], 1, 0).unwrap();
+    let second = fixture.arrive(&[1], 1, 0).unwrap();
     assert_eq!((second.offset, second.delivery), (48, 1));
-    assert_eq!(bench.stats.bad_datagrams, 1);
-    assert_eq!(bench.stats.datagrams, 4);
+    assert_eq!(fixture.stats.bad_datagrams, 1);
+    assert_eq!(fixture.stats.datagrams, 4);
 }
 
 #[test]
 fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
-    let mut bench = Bench::new();
-    let queued = bench.arrive(&[496, 496, 0, 16], 0b1111, 0).unwrap();
+    let mut fixture = Fixture::new();
+    let queued = fixture.arrive(&[496, 496, 0, 16], 0b1111, 0).unwrap();
     assert_eq!((queued.take, queued.end), (0b0011, 1024));
-    assert_eq!(bench.stats.queue_full, 2);
-    assert_eq!(bench.arrive(&[0], 1, 0), None);
-    let next = bench.arrive(&[0], 1, 512).unwrap();
+    assert_eq!(fixture.stats.queue_full, 2);
+    assert_eq!(fixture.arrive(&[0], 1, 0), None);
+    let next = fixture.arrive(&[0], 1, 512).unwrap();
     assert_eq!(
         (next.offset, next.delivery),
         (1024, 1),
         "a run of which nothing is taken has no number"
     );
     // A cursor that was overtaken moves nothing back.
-    assert_eq!(bench.arrive(&[480], 1, 0).unwrap().end, 1024 + 16 + 496);
+    assert_eq!(fixture.arrive(&[480], 1, 0).unwrap().end, 1024 + 16 + 496);
 }
 
 #[test]
 fn nothing_arrives_at_a_socket_that_is_another_or_gone() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     assert_eq!(
-        bench.command(Body::Unbind { socket: ID }),
+        fixture.command(Body::Unbind { socket: ID }),
         [Effect::Unbound { socket: ID }]
     );
-    assert_eq!(bench.arrive(&[1], 1, 0), None);
-    assert_eq!(bench.stats.no_socket, 1);
+    assert_eq!(fixture.arrive(&[1], 1, 0), None);
+    assert_eq!(fixture.stats.no_socket, 1);
     let next = ConnId {
         generation: 6,
         ..ID
     };
-    bench.command(Body::Bind {
+    fixture.command(Body::Bind {
         socket: next,
         port: 53,
     });
-    assert_eq!(bench.arrive(&[1], 1, 0), None);
+    assert_eq!(fixture.arrive(&[1], 1, 0), None);
 }
 
 #[test]
 fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
-    let mut bench = Bench::new();
-    let first = bench.send(0, &[100, 200, 300]);
+    let mut fixture = Fixture::new();
+    let first = fixture.send(0, &[100, 200, 300]);
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].first_frame, first[0].count), (0, 3));
-    let second = bench.send(672, &[0; 8]);
+    let second = fixture.send(672, &[0; 8]);
     // Four is the quantum; what is left waits for its turn.
     assert_eq!((second[0].first_frame, second[0].count), (3, 4));
     assert_eq!(second[0].idents.nth(0), first[0].idents.nth(3));
-    let served = bench.sent(3);
+    let served = fixture.sent(3);
     let upto = record::len(100) + record::len(200) + record::len(300);
     assert_eq!(served[0], Effect::Sent { socket: ID, upto });
     let rest = sends(served);
     assert_eq!((rest[0].first_frame, rest[0].count), (7, 4));
     assert_eq!(rest[0].offset, 672 + 4 * 16);
     assert_eq!(
-        bench.sent(11),
+        fixture.sent(11),
         [Effect::Sent {
             socket: ID,
             upto: 672 + 8 * 16
@@ -198,11 +198,11 @@ fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
 
 #[test]
 fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
-    let mut bench = Bench::new();
-    // 8 + 8000 octets in pieces of 1480.
-    let first = bench.send(0, &[8000, 5]);
+    let mut fixture = Fixture::new();
+    // 8 + 8000 bytes in pieces of 1480.
+    let first = fixture.send(0, &[8000, 5]);
     assert_eq!((first[0].count, first[0].fragment), (4, Some(0)));
-    let rest = sends(bench.sent(4));
+    let rest = sends(fixture.sent(4));
     assert_eq!((rest[0].count, rest[0].fragment), (2, Some(4)));
     assert_eq!((rest[1].count, rest[1].fragment), (1, None));
     assert_eq!(rest[0].idents, first[0].idents);
@@ -212,18 +212,18 @@ fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
 
 #[test]
 fn a_closing_socket_is_gone_when_everything_is_sent() {
-    let mut bench = Bench::new();
-    bench.send(0, &[1; 8]);
-    assert_eq!(bench.command(Body::Unbind { socket: ID }), []);
-    assert_eq!(sends(bench.sent(4)).len(), 1);
-    let end = bench.sent(8);
+    let mut fixture = Fixture::new();
+    fixture.send(0, &[1; 8]);
+    assert_eq!(fixture.command(Body::Unbind { socket: ID }), []);
+    assert_eq!(sends(fixture.sent(4)).len(), 1);
+    let end = fixture.sent(8);
     assert_eq!(end.last(), Some(&Effect::Unbound { socket: ID }));
-    assert_eq!(bench.sockets.next_sent(), u64::MAX);
+    assert_eq!(fixture.sockets.next_sent(), u64::MAX);
 }
 
 #[test]
 fn a_skipped_part_of_the_ring_returns_at_once() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let body = Body::Sends {
         socket: ID,
         remote: (Ipv4Addr::UNSPECIFIED, 0).into_v4(),
@@ -233,7 +233,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
         ttl: 0,
         tos: 0,
     };
-    let effects = bench.command(body);
+    let effects = fixture.command(body);
     assert_eq!(
         effects,
         [Effect::Sent {

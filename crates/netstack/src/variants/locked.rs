@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 use crossbeam_utils::CachePadded;
-use dominoes::Role;
+use dominoes::Exclusive;
 use dominoes_drivers::Device;
 
 use crate::config::{Limits, setters};
@@ -155,7 +155,7 @@ impl State {
         } = self;
         let begin = effects.len();
         let sink = &mut OfOne { effects, begin };
-        let mut carried = Carried {
+        let mut carried = BatchRequests {
             items,
             reached: 0,
             newest,
@@ -167,7 +167,7 @@ impl State {
 }
 
 /// What a worker carries through the lock.
-struct Carried<'a> {
+struct BatchRequests<'a> {
     items: &'a mut [Item],
     /// How many of them were begun.
     reached: usize,
@@ -176,7 +176,7 @@ struct Carried<'a> {
     stats: &'a mut LockStats,
 }
 
-impl Requests<OfOne<'_>> for Carried<'_> {
+impl Requests<OfOne<'_>> for BatchRequests<'_> {
     fn advance(&mut self) -> bool {
         let more = self.reached < self.items.len();
         self.reached += usize::from(more);
@@ -237,14 +237,14 @@ struct Shared<K: LockKind> {
     world: Arc<World>,
     layout: Layout,
     state: CachePadded<K::Of<State>>,
-    rx: Role<RxSide>,
-    tx: Role<TxPump>,
+    rx: Exclusive<RxSide>,
+    tx: Exclusive<TxPump>,
     /// Which worker took the transmit pump over last.
     sending: CachePadded<AtomicUsize>,
     /// When the state wants to hear of time, as of the last release of the lock.
     deadline: CachePadded<AtomicU64>,
     /// For each worker, the position of the oldest request it carries.
-    carried: Box<[CachePadded<AtomicU64>]>,
+    oldest_carried: Box<[CachePadded<AtomicU64>]>,
     /// Runs on their way back to the pump.
     back: SegQueue<Vec<Run>>,
 }
@@ -287,14 +287,14 @@ impl<K: LockKind> Group<K> {
             world: base.world,
             layout,
             state: CachePadded::new(K::Of::new(state)),
-            rx: Role::new(RxSide {
+            rx: Exclusive::new(RxSide {
                 pump: base.rx,
                 next: 0,
             }),
-            tx: Role::new(base.tx),
+            tx: Exclusive::new(base.tx),
             sending: CachePadded::new(AtomicUsize::new(layout.workers - 1)),
             deadline: CachePadded::new(AtomicU64::new(Instant::NEVER.as_nanos())),
-            carried: (0..layout.workers)
+            oldest_carried: (0..layout.workers)
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
             back: SegQueue::new(),
@@ -445,7 +445,7 @@ impl<K: LockKind> Worker<K> {
         if let Some(runs) = self.batch.finish() {
             self.shared.back.push(runs);
             // ORDERING: Release, pairs with the Acquire in `Intake::performed`.
-            self.shared.carried[self.id].store(IDLE, Ordering::Release);
+            self.shared.oldest_carried[self.id].store(IDLE, Ordering::Release);
         }
     }
 

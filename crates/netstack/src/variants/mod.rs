@@ -1,12 +1,13 @@
-//! Several ways to run one protocol: who calls prepare, apply and perform, and where.
+//! Several ways to run one protocol: where prepare, apply and perform are called.
 //!
 //! | variant | what it is |
 //! |---|---|
 //! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
 //! | `locked` (a feature) | one state, one lock around it, any thread processes any packet |
-//! | [`replicated`] | one log, a copy of the state per thread, costly work by each request's primary |
+//! | [`replicated`] | one log, a copy of the state per thread, costly work by primaries |
 //!
-//! None of them holds a protocol rule. All can be driven by hand: time is an argument, every step is a call.
+//! None of them contains a protocol rule. All can be driven by hand: time is an argument, every
+//! step is a call.
 
 #[cfg(feature = "locked")]
 pub mod locked;
@@ -19,30 +20,30 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use crate::config::{Limits, setters};
-use crate::digest::Shard;
+use crate::digest::GroupIndex;
 use crate::engine::balance::Balance;
 use crate::engine::processor::{Inline, Processor};
 use crate::engine::pump::{RxPump, TxPump};
 use crate::engine::record::Recorder;
 use crate::engine::tx::TxRing;
-use crate::engine::world::{Front, World};
+use crate::engine::world::{StackShared, World};
 use crate::error::ConfigError;
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{Route, Site};
 use crate::keys::Keys;
 use crate::wire::MAX_HEADERS;
 
-/// The costly steps of every variant as they stand, to be measured alone.
+/// The costly steps of every variant, each by itself, so that it can be measured.
 pub mod kernel {
     use dominoes_drivers::Frame;
 
     use crate::engine::processor::{Processor, StreamId};
     use crate::engine::{perform, prepare, stream};
 
-    /// Asks the processor to fetch `octets` into its nearest cache; waits for nothing.
+    /// Asks the processor to fetch `bytes` into its nearest cache; waits for nothing.
     #[inline]
-    pub fn prefetch(octets: &[u8]) {
-        stream::prefetch(octets);
+    pub fn prefetch(bytes: &[u8]) {
+        stream::prefetch(bytes);
     }
 
     /// Whether the TCP checksum of a frame (Ethernet, IPv4) is right.
@@ -51,28 +52,29 @@ pub mod kernel {
         prepare::is_good(frame)
     }
 
-    /// Copies the end of a frame (Ethernet, IPv4, TCP) to `to` while its TCP checksum is verified. Says whether that is right;
-    /// of a frame that is not as long as it says, it is not.
+    /// Copies the payload at the end of a frame (Ethernet, IPv4, TCP) to `to` while its TCP
+    /// checksum is verified. Returns whether the checksum is right; false if the frame is shorter
+    /// than its headers say.
     #[inline]
     pub fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> bool {
         prepare::verify_and_copy(frame, to) == Some(true)
     }
 
-    /// How many of these frames (Ethernet, IPv4), one run, have a right TCP checksum. While one is summed, the next
-    /// one is on its way from memory.
+    /// How many of these frames (Ethernet, IPv4), one run, have a right TCP checksum. While one is
+    /// summed, the next one is fetched from memory.
     #[inline]
     pub fn verify_all(frames: &[Frame]) -> usize {
         prepare::verdict(frames).count_ones() as usize
     }
 
-    /// Copies `text` behind the headers of a frame (Ethernet, IPv4, TCP, none with options; the TCP checksum
-    /// field is zero), and stores the TCP checksum.
+    /// Copies `payload` behind the headers of a frame (Ethernet, IPv4, TCP, none with options; the
+    /// TCP checksum field is zero), and stores the TCP checksum.
     ///
     /// # Panics
-    /// If the frame is not as long as headers and text together.
+    /// If the frame is not as long as headers and payload together.
     #[inline]
-    pub fn fill(frame: &mut [u8], text: &[u8]) {
-        perform::fill(frame, text);
+    pub fn fill(frame: &mut [u8], payload: &[u8]) {
+        perform::fill(frame, payload);
     }
 
     /// Whether the UDP checksum of a frame (Ethernet, IPv4) is right, or its sender computed none.
@@ -81,29 +83,31 @@ pub mod kernel {
         prepare::datagram_is_good(frame)
     }
 
-    /// Copies `text` behind the headers of a frame (Ethernet, IPv4 without options, UDP), and stores the UDP checksum.
+    /// Copies `payload` behind the headers of a frame (Ethernet, IPv4 without options, UDP), and
+    /// stores the UDP checksum.
     ///
     /// # Panics
-    /// If the frame is not as long as headers and text together.
+    /// If the frame is not as long as headers and payload together.
     #[inline]
-    pub fn fill_datagram(frame: &mut [u8], text: &[u8]) {
-        perform::fill_datagram(frame, text);
+    pub fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
+        perform::fill_datagram(frame, payload);
     }
 
-    /// As [`fill`], with what an inline processor makes of `text`, which begins at `offset` of `stream`. On
-    /// receive there is nothing between: [`Processor::receive`] reads the frame and writes the ring.
+    /// As [`fill`], but stores what an inline processor makes of `payload`, which begins at
+    /// `offset` of `stream`. On receive no such call is needed: [`Processor::receive`] reads the
+    /// frame and writes the ring.
     ///
     /// # Panics
-    /// If the frame is not as long as headers and text together.
+    /// If the frame is not as long as headers and payload together.
     #[inline]
     pub fn fill_processed(
         frame: &mut [u8],
-        text: &[u8],
+        payload: &[u8],
         processor: &dyn Processor,
         stream: &StreamId,
         offset: u64,
     ) {
-        perform::fill_processed(frame, text, processor, stream, offset);
+        perform::fill_processed(frame, payload, processor, stream, offset);
     }
 }
 
@@ -121,38 +125,39 @@ pub mod kernel {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setup {
-    /// Bounds that belong to the log.
+    /// Bounds on what the log holds.
     pub limits: Limits,
-    /// Our address.
+    /// The stack's address.
     pub address: Ipv4Addr,
     /// Length of the network's prefix in bits, 0 to 32.
     pub prefix: u8,
-    /// Who forwards what is for other networks and has no route of its own.
+    /// Default gateway. None by default.
     pub gateway: Option<Ipv4Addr>,
-    /// Who forwards what is for certain networks. Default: nobody.
+    /// Routes to certain networks through other gateways. None by default.
     pub routes: Vec<Route>,
-    /// How much is kept of datagrams that come in fragments.
+    /// How much is kept of datagrams that arrive in fragments.
     pub reassembly: ReassemblyLimits,
-    /// Key of every number that strangers must not predict: sequence numbers, timestamps, identifications, ports, cookies.
-    /// Should be unpredictable, and another one at every start.
+    /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
+    /// identifications, ports, cookies. Should be unpredictable, and another one at every start.
     pub secret: [u64; 2],
     /// Whether segments that arrive together may be merged into runs. Default: yes.
     pub merge: bool,
-    /// Whether our address is announced in the beginning (RFC 5227 section 2.3). Default: no; [`Stack`](crate::Stack)
-    /// does it.
+    /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
+    /// [`Stack`](crate::Stack) does it.
     pub announce: bool,
     /// Where the log is recorded, if it is.
     pub recorder: Option<Recorder>,
-    /// What primaries do to every octet of every stream, besides copying it. Default: nothing.
+    /// What primaries do to every byte of every stream, besides copying it. Default: nothing.
     pub processor: Option<Arc<dyn Processor>>,
-    /// Whether connections go to other groups that are less busy, and only then is another replica tried that would need a
-    /// core of theirs. It does something where there are several groups. Default: no.
+    /// Whether connections may move to other groups that are less busy, and another replica is
+    /// tried only if it needs no core of such a group. It has an effect if there are several
+    /// groups. Default: no.
     pub balance: bool,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
-    /// Which of several groups it is for, and the desk that they have in common.
-    pub(crate) shard: Shard,
-    pub(crate) front: Arc<Front>,
+    /// Which of several groups it is for, and what they share.
+    pub(crate) group: GroupIndex,
+    pub(crate) shared: Arc<StackShared>,
 }
 
 impl Setup {
@@ -172,8 +177,8 @@ impl Setup {
             processor: None,
             balance: false,
             salt: 0,
-            shard: Shard::ONLY,
-            front: Arc::default(),
+            group: GroupIndex::ONLY,
+            shared: Arc::default(),
         }
     }
 
@@ -253,7 +258,10 @@ impl Setup {
                 allowed: "false without the feature `migration` of dominoes-netstack",
             });
         }
-        if !self.front.fits(limits, self.shard.of, delivery_slots) {
+        if !self
+            .shared
+            .has_dimensions(limits, self.group.count, delivery_slots)
+        {
             return Err(ConfigError::OutOfRange {
                 field: "connections, buffers and log",
                 value: delivery_slots as u64,
@@ -283,7 +291,7 @@ impl Setup {
             delivery_slots,
             ring,
             rx.waker(),
-            (self.front, self.shard),
+            (self.shared, self.group),
         );
         world.streams.inline = inline;
         world.keys = Keys::new(self.secret);
@@ -300,9 +308,9 @@ impl Setup {
         rx.merge = self.merge;
         rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
-        rx.belong_to(self.shard);
-        if self.balance && self.shard.of > 1 {
-            rx.balance = Some(Balance::new(self.shard.index));
+        rx.join_groups(self.group);
+        if self.balance && self.group.count > 1 {
+            rx.balance = Some(Balance::new(self.group.index));
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base { world, rx, tx })

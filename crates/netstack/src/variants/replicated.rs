@@ -1,44 +1,48 @@
 //! One log, a copy of the state per worker, and costly work by each request's primary alone.
 //!
-//! A [`Group`] is a log with its workers. A [`Worker`] owns one replica of the state; its steps can be called
-//! one by one, in any order and interleaving, from one thread or many. [`Worker::turn`] is the order that
-//! threads use:
+//! A [`Group`] is a log with its workers. A [`Worker`] owns one replica of the state. Its steps can
+//! be called one by one, in any order and interleaving, from one thread or many. [`Worker::turn`]
+//! is the order that threads use:
 //!
-//! 1. with the receive pump, if this worker held it last, publish what came in;
-//! 2. prepare requests that are this worker's to perform, ahead of everything else, while their payload
-//!    stays in the cache;
+//! 1. with the receive pump, if no other worker has it, publish what came in;
+//! 2. prepare this worker's requests, ahead of everything else, while their payload is in the
+//!    cache;
 //! 3. apply the ready prefix of the log;
-//! 4. perform those effects whose primary this worker is;
-//! 5. with the transmit pump, if this worker held it last, send what is ready;
-//! 6. if there was nothing to do, prepare the next request for the one who is late, or take a pump over.
+//! 4. perform the effects whose primary this worker is;
+//! 5. with the transmit pump, if no other worker has it, send what is ready;
+//! 6. steal late work; if there was nothing to do, prepare the next request for a worker that is
+//!    late.
 //!
-//! No step waits for another worker. Who is primary of what is a choice ([`Primaries`]); outgoing frames always have
-//! theirs by chunks of their own number, so that one request that causes many frames is many workers' work.
+//! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
+//! frames are assigned by chunks of their own numbers, so that many workers share the work of a
+//! request that causes many frames.
 
-mod alone;
-mod handover;
-mod hands;
-mod judge;
-mod kept;
-mod late;
-mod members;
-mod primaries;
-mod proof;
-mod staff;
-mod tamper;
+mod assign;
+mod autoscale;
+mod divergence;
+mod epochs;
+mod execute;
+mod fault_hooks;
+mod join_check;
+mod membership;
+mod pending;
+mod slots;
+mod solo;
+mod steal;
 mod worker;
 
-pub use handover::{Door, Joining};
-use handover::{Ledger, NOBODY, Snapshot};
-use kept::{EFFECT_BITS, Kept};
-use members::{Crews, MAX_SEATS, Roll, seats};
-pub use primaries::Primaries;
-use primaries::{Assigned, Naming};
-use staff::{Done, Order, Staff};
+pub use assign::Primaries;
+use assign::{PrimaryNamer, WorkAssignment};
+use autoscale::{Autoscaler, ScaleDecision, WorkDone};
+use epochs::{Epochs, MAX_REPLICAS, replicas};
 #[cfg(feature = "testkit")]
-pub use tamper::Tamper;
+pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
-use tamper::Tamper;
+use fault_hooks::FaultHooks;
+use membership::MembershipTable;
+use pending::{EFFECT_BITS, PendingEffects};
+pub use slots::{JoiningWorker, MembershipHandle};
+use slots::{NEVER_ACTIVE, SlotTable, Snapshot};
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -46,8 +50,8 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 use dominoes::{
-    Attachments, EventCount, Fingerprints, Mismatch, Publisher, Role, Seq, Spin, Stocker, Units,
-    Verdicts,
+    Attachments, EventCount, Exclusive, Fingerprints, Mismatch, Publisher, Seq, Spin, Stocker,
+    Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -61,13 +65,13 @@ use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
 use crate::engine::replica::Replica;
 use crate::engine::world::World;
-use crate::error::{ConfigError, MembersError};
+use crate::error::{ConfigError, MembershipError};
 use crate::socket::Sockets;
-use crate::stats::{EffectStats, MemberStats, PostedStats, PumpStats};
+use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
-/// How a group is laid out. Nothing here changes what it computes.
+/// The layout of a group. Nothing here changes what the group computes.
 ///
 /// ```
 /// use dominoes_netstack::variants::replicated::{Layout, Primaries};
@@ -78,22 +82,23 @@ use crate::variants::Setup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// Workers at the beginning, and so copies of the state; 1 to 56. Default 2.
+    /// Workers at the beginning, each with a copy of the state; 1 to 56. Default 2.
     pub replicas: usize,
-    /// Workers that there can be at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Below `replicas`: as many as
-    /// that. Default 0.
-    pub seats: usize,
-    /// Whether the group chooses by itself how many of its seats work, 1 to all; it begins with `replicas`. The others rest,
-    /// without a state, until those that work have too much to do and one more is found to bring something. Default
-    /// false: whoever is there works.
-    pub adapt: bool,
-    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs. Default false: a turn of it
-    /// does everything at once, as [`single`](crate::variants::single) does, until somebody joins.
+    /// The most workers at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Values below
+    /// `replicas` count as `replicas`. Default 0.
+    pub replica_slots: usize,
+    /// Whether the group chooses how many workers are active, 1 to all of its slots; it begins with
+    /// `replicas`. The others are parked, without a state, until the active ones have too much to
+    /// do and one more improves throughput. Default false: every worker is active.
+    pub autoscale: bool,
+    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs.
+    /// Default false: such a worker does everything at once, as [`single`](crate::variants::single)
+    /// does, until another one joins.
     pub always_log: bool,
-    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound; it gets its state from those that
-    /// are left. Default true.
+    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound. It gets its
+    /// state from the others. Default true.
     pub revive: bool,
-    /// Who performs what requests ask for. Default [`Primaries::ByPublisher`].
+    /// The policy that assigns requests and frames to workers. Default [`Primaries::ByPublisher`].
     pub primaries: Primaries,
     /// Requests in flight, a power of two, at least 16. Default 512.
     pub log: usize,
@@ -101,24 +106,28 @@ pub struct Layout {
     pub request_chunk: usize,
     /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
-    /// Payload octets that a worker prepares ahead of performing them; part of its L2. Default 256 KiB.
+    /// Payload bytes that a worker prepares ahead of performing them; part of its L2 cache. Default
+    /// 256 KiB.
     pub ahead_bytes: usize,
-    /// How late a worker may be before others do its work: they have applied so many requests behind the chunk
-    /// in question. Default 256.
+    /// How late a worker may be before others do its work: when they have applied so many requests
+    /// behind the chunk in question. Default 256.
     pub steal_after: usize,
-    /// ... or nothing of what is due has been done for so long, by the time that workers are told. Default 200 us.
+    /// How late a worker may be, in time: when nothing of what is due was done for so long, by the
+    /// clock that the workers are given. Default 200 us.
     pub patience: Duration,
-    /// Frames that must be ready behind one that is not before they are sent past it. Above `tx_slots`: never.
-    /// Default 256.
+    /// Frames that must be ready behind one that is not before they are sent past it. Above
+    /// `tx_slots`: never. Default 256.
     pub past_hole: usize,
-    /// ... and turns of the transmit pump that must have found it missing: time for others to build it. Default 256.
+    /// Turns of the transmit pump that must also have found it missing: time for others to build
+    /// it. Default 256.
     pub hole_turns: u32,
     /// Requests between two posted fingerprints. Default 64.
     pub fingerprint_every: u64,
-    /// Whether a worker performs nothing before a majority of the workers has posted the same fingerprint as itself, at
-    /// every position. Then a state that was changed behind a worker's back, as by a bit of memory that flips, does no
-    /// harm outside if there are three or more; with two there is no majority, and both go on. A worker that
-    /// stands still holds up the others if they are no majority without it. Default false.
+    /// Whether a worker performs nothing before a majority of the workers has posted the same
+    /// fingerprint as itself, at every position. Then a state that was changed behind a worker's
+    /// back, as by a bit of memory that flips, does no harm outside if there are three or more
+    /// replicas; with two there is no majority, and both go on. A worker that stands still holds up
+    /// the others if they are no majority without it. Default false.
     pub confirm: bool,
 }
 
@@ -126,8 +135,8 @@ impl Default for Layout {
     fn default() -> Self {
         Layout {
             replicas: 2,
-            seats: 0,
-            adapt: false,
+            replica_slots: 0,
+            autoscale: false,
             always_log: false,
             revive: true,
             primaries: Primaries::ByPublisher,
@@ -148,8 +157,8 @@ impl Default for Layout {
 impl Layout {
     setters! {
         replicas: usize;
-        seats: usize;
-        adapt: bool;
+        replica_slots: usize;
+        autoscale: bool;
         always_log: bool;
         revive: bool;
         primaries: Primaries;
@@ -165,9 +174,9 @@ impl Layout {
         confirm: bool;
     }
 
-    /// Seats that there are: places of workers, taken or not.
-    fn seat_count(&self) -> usize {
-        self.seats.max(self.replicas)
+    /// The number of replica slots, used or not.
+    fn slot_count(&self) -> usize {
+        self.replica_slots.max(self.replicas)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -178,11 +187,11 @@ impl Layout {
                 allowed,
             })
         };
-        if !(1..=MAX_SEATS).contains(&self.replicas) {
+        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
             return fail("replicas", self.replicas, "1 to 56");
         }
-        if self.seats > MAX_SEATS {
-            return fail("seats", self.seats, "0 to 56");
+        if self.replica_slots > MAX_REPLICAS {
+            return fail("replica_slots", self.replica_slots, "0 to 56");
         }
         if !self.log.is_power_of_two() || self.log < 16 {
             return fail("log", self.log, "a power of two, at least 16");
@@ -197,8 +206,12 @@ impl Layout {
         if !self.frame_chunk.is_power_of_two() {
             return fail("frame_chunk", self.frame_chunk, "a power of two");
         }
-        if self.primaries == Primaries::ByLoad && self.seat_count() > 8 {
-            return fail("seats", self.seat_count(), "1 to 8 with primaries by load");
+        if self.primaries == Primaries::ByLoad && self.slot_count() > 8 {
+            return fail(
+                "replica_slots",
+                self.slot_count(),
+                "1 to 8 with primaries by load",
+            );
         }
         if self.fingerprint_every == 0 {
             return fail("fingerprint_every", 0, "at least 1");
@@ -207,7 +220,7 @@ impl Layout {
     }
 }
 
-/// Beside a verdict: the payload was stored while it was verified.
+/// A bit beside a verdict: the payload was stored while it was verified.
 const STORED: u16 = 1 << 13;
 const _: () = assert!(MAX_RUN <= 13);
 
@@ -219,31 +232,31 @@ pub(crate) struct Shared {
     layout: Layout,
     verdicts: Verdicts,
     attachments: Arc<Attachments<Run>>,
-    pub(crate) rx: Role<RxSide>,
-    pub(crate) tx: Role<TxPump>,
-    /// For each worker, how far what it is primary for is performed in each chunk of requests, transmissions
-    /// aside.
+    pub(crate) rx: Exclusive<RxSide>,
+    pub(crate) tx: Exclusive<TxPump>,
+    /// For each slot, how far the requests that it is primary of are performed in each chunk,
+    /// transmissions aside.
     requests: Box<[Units]>,
-    /// How far each chunk of frames is built, in rows of those that have one primary.
-    frames: [Units; Assigned::FRAME_ROWS],
-    assigned: Assigned,
-    /// For each seat, the position below which its share of the effects is performed.
+    /// How far each chunk of frames is built, in rows of frames with the same primary.
+    frames: [Units; WorkAssignment::FRAME_ROWS],
+    assignment: WorkAssignment,
+    /// For each slot, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
-    /// For each worker, the position below which it saw all effects performed.
+    /// For each slot, the position below which its worker saw that all effects are performed.
     verified: Box<[CachePadded<AtomicU64>]>,
-    /// Who sits where.
-    roll: CachePadded<Roll>,
-    ledger: Ledger,
+    /// Which slots are active, leaving, parked and so on.
+    membership: CachePadded<MembershipTable>,
+    slots: SlotTable,
     posts: Fingerprints,
-    /// For each worker, what it performed.
+    /// For each slot, what its workers performed.
     shares: Box<[CachePadded<PostedStats>]>,
-    /// For each seat, how long turns took that found something to do, ns.
+    /// For each slot, how long turns took that found something to do, in ns.
     busy: Box<[CachePadded<AtomicU64>]>,
-    /// Where workers wait that do not hold the pump.
-    pub(crate) bell: EventCount,
-    /// Where workers wait that rest.
-    pub(crate) rest: EventCount,
-    /// The log, to be looked at.
+    /// Workers that do not have the receive pump sleep on this.
+    pub(crate) work_event: EventCount,
+    /// Parked workers sleep on this.
+    pub(crate) unpark_event: EventCount,
+    /// The log, for reading its counters.
     pub(crate) log: dominoes::Log<Request, Spin>,
 }
 
@@ -252,8 +265,8 @@ pub(crate) struct RxSide {
     pub(crate) pump: RxPump,
     publisher: Publisher<Request, Spin>,
     stocker: Stocker<Run>,
-    naming: Naming,
-    staff: Staff,
+    namer: PrimaryNamer,
+    autoscaler: Autoscaler,
 }
 
 impl RxSide {
@@ -263,7 +276,7 @@ impl RxSide {
             publisher_id: id as u8,
             publisher: &mut self.publisher,
             stocker: &mut self.stocker,
-            naming: &mut self.naming,
+            namer: &mut self.namer,
         };
         (&mut self.pump, log)
     }
@@ -278,46 +291,53 @@ impl Shared {
         self.shares.iter().map(|share| share.load()).collect()
     }
 
-    /// The position below which each of these seats says that its share is performed.
+    /// The position below which each of these slots reports its share as performed.
     fn performed_by(&self, owners: u64) -> Seq {
-        let performed = seats(owners).map(|id| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::after_performing`: what it says is done.
+        let performed = replicas(owners).map(|id| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::report_progress`: what is
+            // reported is done.
             self.performed[id].load(Ordering::Acquire)
         });
         performed.min().unwrap_or(0)
     }
 
-    /// Whether worker `id` says that its share of the request at `seq` is performed.
-    fn has_told(&self, id: usize, seq: Seq) -> bool {
+    /// Whether worker `id` reports its share of the request at `seq` as performed.
+    fn has_reported(&self, id: usize, seq: Seq) -> bool {
         // ORDERING: Acquire, as in `performed_by`.
         self.performed[id].load(Ordering::Acquire) > seq
     }
 
-    /// Asks whether more should work, or fewer, and lets it be so.
+    /// Asks the autoscaler whether one worker more or less should be active, and changes that.
     #[cold]
-    fn look_at_staff(&self, staff: &mut Staff, balance: Option<&Balance>, now: Instant) {
-        let mut done = Done::default();
+    fn autoscale(&self, autoscaler: &mut Autoscaler, balance: Option<&Balance>, now: Instant) {
+        let mut done = WorkDone::default();
         for (share, busy) in self.shares.iter().zip(&self.busy) {
             let share = share.load();
-            done.octets += share.delivered_bytes + share.sent_bytes;
+            done.payload_bytes += share.delivered_bytes + share.sent_bytes;
             done.requests += share.requests;
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
-        let members = u64::from(self.roll.crew().count_ones());
-        // Of several groups, one takes no core that another one needs.
-        let may = balance.is_none_or(Balance::may_recruit);
-        match staff.look(now, done, members, may && self.roll.resting() != 0) {
-            Order::Nothing if members > 1 && balance.is_some_and(Balance::should_rest) => {
-                self.send_to_rest();
+        let active = u64::from(self.membership.staying().count_ones());
+        // A group must not take a core that another group needs.
+        let may_unpark = balance.is_none_or(Balance::may_unpark);
+        match autoscaler.decide(
+            now,
+            done,
+            active,
+            may_unpark && self.membership.parked() != 0,
+        ) {
+            ScaleDecision::Keep if active > 1 && balance.is_some_and(Balance::should_park) => {
+                self.park_last();
             }
-            Order::Nothing => {}
-            Order::Recruit => self.recruit(),
-            Order::Rest => self.send_to_rest(),
+            ScaleDecision::Keep => {}
+            ScaleDecision::Unpark => self.unpark_one(),
+            ScaleDecision::Park => self.park_last(),
         }
     }
 
-    /// Finds out the verdict of the request at `seq`. Says whether that was to be done: where payload is stored on the way,
-    /// it is done once, and `on_begin` is told before.
+    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
+    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
+    /// `on_begin` is called before.
     fn prepare(
         &self,
         seq: Seq,
@@ -368,8 +388,8 @@ struct GroupLog<'a> {
     shared: &'a Shared,
     publisher: &'a mut Publisher<Request, Spin>,
     stocker: &'a mut Stocker<Run>,
-    naming: &'a mut Naming,
-    /// Who holds the pump.
+    namer: &'a mut PrimaryNamer,
+    /// The worker that has the pump.
     publisher_id: u8,
 }
 
@@ -382,7 +402,7 @@ impl Log for GroupLog<'_> {
         let mut request = *request;
         let seq = self.stocker.next_seq();
         request.digest.primary = self
-            .naming
+            .namer
             .name(self.shared, seq, self.publisher_id, &request);
         let stocked = self.stocker.put(seq, run);
         assert!(stocked.is_ok(), "published without room at {seq}");
@@ -414,18 +434,23 @@ impl Log for GroupLog<'_> {
 
     fn performed(&self) -> u64 {
         let verified = self.shared.verified.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::help_now`: what it saw done is done.
+            // ORDERING: Acquire, pairs with the Release in `Worker::report_verified`: what it saw
+            // done is done.
             word.load(Ordering::Acquire)
         });
-        verified.fold(self.shared.performed_by(self.shared.roll.known()), u64::max)
+        verified.fold(
+            self.shared
+                .performed_by(self.shared.membership.ever_active()),
+            u64::max,
+        )
     }
 }
 
 /// A log and its workers.
-pub struct Group<T: Tamper = ()> {
+pub struct Group<T: FaultHooks = ()> {
     shared: Arc<Shared>,
     workers: Vec<Worker<T>>,
-    joining: Vec<Joining<T>>,
+    joining: Vec<JoiningWorker<T>>,
 }
 
 impl Group {
@@ -434,26 +459,26 @@ impl Group {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(setup: Setup, layout: Layout, device: Box<dyn Device>) -> Result<Self, ConfigError> {
-        Self::with_tampers(setup, layout, device, |_| ())
+        Self::with_fault_hooks(setup, layout, device, |_| ())
     }
 }
 
-impl<T: Tamper> Group<T> {
-    /// A group in which worker i is tampered with by `tamper(i)`.
+impl<T: FaultHooks> Group<T> {
+    /// A group in which worker i has the fault hooks `hooks(i)`.
     ///
     /// # Errors
     /// If a setting is out of its range.
-    pub fn with_tampers(
+    pub fn with_fault_hooks(
         setup: Setup,
         layout: Layout,
         device: Box<dyn Device>,
-        tamper: impl Fn(usize) -> T,
+        hooks: impl Fn(usize) -> T,
     ) -> Result<Self, ConfigError> {
         layout.check()?;
-        // As many slots as requests in flight: everything beside them, and the delivery slots of every
-        // connection, are as many.
+        // As many slots as requests in flight: everything beside them, and the delivery slots of
+        // every connection, are as many.
         let slots = layout.log;
-        let places = layout.seat_count();
+        let slot_count = layout.slot_count();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
         let mut base = setup.build(device, slots)?;
         base.tx
@@ -470,45 +495,52 @@ impl<T: Tamper> Group<T> {
             layout,
             verdicts: Verdicts::new(slots),
             attachments,
-            rx: Role::new(RxSide {
+            rx: Exclusive::new(RxSide {
                 pump: base.rx,
                 publisher,
                 stocker,
-                naming: Naming::new(&layout),
-                staff: Staff::new(),
+                namer: PrimaryNamer::new(&layout),
+                autoscaler: Autoscaler::new(),
             }),
-            tx: Role::new(base.tx),
-            requests: (0..places)
+            tx: Exclusive::new(base.tx),
+            requests: (0..slot_count)
                 .map(|_| Units::new(slots / layout.request_chunk, request_shift))
                 .collect(),
             frames: core::array::from_fn(|_| {
                 Units::new(frame_words, layout.frame_chunk.trailing_zeros())
             }),
-            assigned: Assigned::new(&layout, slots / layout.request_chunk, frame_words),
-            performed: (0..places)
-                .map(|id| if id < layout.replicas { 0 } else { NOBODY })
-                .map(|told| CachePadded::new(AtomicU64::new(told)))
+            assignment: WorkAssignment::new(&layout, slots / layout.request_chunk, frame_words),
+            performed: (0..slot_count)
+                .map(|id| {
+                    if id < layout.replicas {
+                        0
+                    } else {
+                        NEVER_ACTIVE
+                    }
+                })
+                .map(|position| CachePadded::new(AtomicU64::new(position)))
                 .collect(),
-            verified: (0..places)
+            verified: (0..slot_count)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
-            roll: CachePadded::new(Roll::new(
-                places,
+            membership: CachePadded::new(MembershipTable::new(
+                slot_count,
                 layout.replicas,
                 slots / layout.request_chunk,
-                layout.adapt,
+                layout.autoscale,
             )),
-            ledger: Ledger::new(places, layout.replicas, layout.adapt),
+            slots: SlotTable::new(slot_count, layout.replicas, layout.autoscale),
             posts: if layout.confirm {
-                // Workers may be a log apart, and one may look at positions that are a log older than its own.
-                Fingerprints::new(places, 4 * slots, 1)
+                // Workers may be a log apart, and one may read positions that are a log older than
+                // its own.
+                Fingerprints::new(slot_count, 4 * slots, 1)
             } else {
-                Fingerprints::new(places, POSTS, layout.fingerprint_every)
+                Fingerprints::new(slot_count, POSTS, layout.fingerprint_every)
             },
-            shares: (0..places).map(|_| CachePadded::default()).collect(),
-            busy: (0..places).map(|_| CachePadded::default()).collect(),
-            bell: EventCount::new(),
-            rest: EventCount::new(),
+            shares: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            busy: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            work_event: EventCount::new(),
+            unpark_event: EventCount::new(),
             log: log.clone(),
         });
         let mut workers = Vec::new();
@@ -526,15 +558,15 @@ impl<T: Tamper> Group<T> {
                 Snapshot {
                     replica: Replica::new(shared.world.limits),
                     log: subscription,
-                    kept: Kept::default(),
-                    crews: Crews::new(layout.replicas),
+                    pending: PendingEffects::default(),
+                    epochs: Epochs::new(layout.replicas),
                 },
-                tamper(id),
+                hooks(id),
             ));
         }
-        if layout.adapt {
-            let others = layout.replicas..places;
-            workers.extend(others.map(|id| Worker::resting(id, Arc::clone(&shared), tamper(id))));
+        if layout.autoscale {
+            let parked = layout.replicas..slot_count;
+            workers.extend(parked.map(|id| Worker::parked(id, Arc::clone(&shared), hooks(id))));
         }
         Ok(Group {
             shared,
@@ -543,59 +575,60 @@ impl<T: Tamper> Group<T> {
         })
     }
 
-    /// Where workers come and go once these are with their threads.
-    pub fn door(&self) -> Door {
-        Door::new(&self.shared)
+    /// A handle by which workers join and leave once these workers run on threads.
+    pub fn membership(&self) -> MembershipHandle {
+        MembershipHandle::new(&self.shared)
     }
 
-    /// Another worker, on seat `seat` or on any that is free. It sits among the workers once one of them has had a
-    /// step, or more than half of three and more, and [`seat`](Self::seat) was called.
+    /// Adds a worker, in slot `replica` or in any free one. It is among the workers once one of
+    /// them has given it a state, more than half of three or more have attested to that state, and
+    /// [`admit`](Self::admit) was called.
     ///
     /// # Errors
-    /// If no seat is free, or no worker is left.
-    pub fn join(&mut self, seat: Option<usize>, tamper: T) -> Result<usize, MembersError> {
-        let joining = Joining::new(&self.shared, seat, tamper)?;
-        let seat = joining.seat();
+    /// If no slot is free, or no worker is left.
+    pub fn join(&mut self, replica: Option<usize>, hooks: T) -> Result<usize, MembershipError> {
+        let joining = JoiningWorker::new(&self.shared, replica, hooks)?;
+        let replica = joining.replica();
         self.joining.push(joining);
-        Ok(seat)
+        Ok(replica)
     }
 
-    /// How many wait for a state.
+    /// How many workers wait for a state.
     pub fn joining(&self) -> usize {
         self.joining.len()
     }
 
-    /// Lets those sit who were given a state. Returns how many.
-    pub fn seat(&mut self) -> usize {
+    /// Adds the workers that got their state. Returns how many.
+    pub fn admit(&mut self) -> usize {
         let before = self.workers.len();
         for joining in &mut self.joining {
-            self.workers.extend(joining.try_sit());
+            self.workers.extend(joining.try_join());
         }
-        self.joining.retain(Joining::is_waiting);
+        self.joining.retain(JoiningWorker::is_waiting);
         self.workers.len() - before
     }
 
-    /// Asks the worker on seat `seat` to leave, or the one on the last seat. It performs its share first; then
-    /// [`Worker::has_left`] says so.
+    /// Asks the worker in slot `replica` to leave, or the one in the last slot. It performs its
+    /// share first; then [`Worker::has_left`] returns true.
     ///
     /// # Errors
     /// If there is no such worker, or it is the last.
-    pub fn leave(&mut self, seat: Option<usize>) -> Result<usize, MembersError> {
-        self.shared.dismiss(seat)
+    pub fn leave(&mut self, replica: Option<usize>) -> Result<usize, MembershipError> {
+        self.shared.request_leave(replica)
     }
 
-    /// Sends the last worker to rest, as [`Layout::adapt`] does, unless it is the only one: it performs its share, and gives
-    /// its state away.
-    pub fn send_to_rest(&mut self) {
-        self.shared.send_to_rest();
+    /// Parks the last worker, as [`Layout::autoscale`] does, unless it is the only one. It performs
+    /// its share first, and then gives up its state.
+    pub fn park(&mut self) {
+        self.shared.park_last();
     }
 
-    /// Lets a worker that rests come back. It works once it was given a state.
-    pub fn recruit(&mut self) {
-        self.shared.recruit();
+    /// Unparks a parked worker. It is active once it was given a state.
+    pub fn unpark(&mut self) {
+        self.shared.unpark_one();
     }
 
-    /// Takes a worker out; what it leaves undone is everybody's when it is dropped.
+    /// Takes a worker out. When it is dropped, any other worker may do its share.
     ///
     /// # Panics
     /// If there is no worker `index`.
@@ -603,9 +636,9 @@ impl<T: Tamper> Group<T> {
         self.workers.remove(index)
     }
 
-    /// What became of the members so far.
-    pub fn member_stats(&self) -> MemberStats {
-        self.shared.member_stats()
+    /// How many replicas joined, left, failed, and so on, so far.
+    pub fn membership_stats(&self) -> MembershipStats {
+        self.shared.membership_stats()
     }
 
     /// The workers, to be driven by hand, in the order in which they came.
@@ -618,29 +651,31 @@ impl<T: Tamper> Group<T> {
         self.workers
     }
 
-    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again, nothing will happen before
-    /// [`Group::next_deadline`] unless a frame or an application comes.
+    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
+    /// nothing will happen before [`Group::next_deadline`] unless a frame comes or an application
+    /// acts.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
 
-    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    /// The latest time at which the group must be given the time: the earliest
+    /// [`Worker::next_deadline`].
     pub fn next_deadline(&self) -> Instant {
         let deadlines = self.workers.iter().map(Worker::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 
-    /// Publishes an entry of a recorded log as if it came from the pump, and works until everything it asks
-    /// for is done and sent.
+    /// Publishes an entry of a recorded log as if it came from the pump, and works until everything
+    /// it asks for is done and sent.
     ///
-    /// What applications had read by then is up to the caller, who reads through the sockets.
+    /// The caller must reproduce what applications had read by then, through the sockets.
     pub fn replay(&mut self, entry: &Entry) {
         while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
-            let members = || self.workers.iter().filter(|worker| worker.is_member());
-            let index = entry.request.digest.primary as usize % members().count().max(1);
-            let id = members().nth(index).map_or(0, Worker::id);
+            let active = || self.workers.iter().filter(|worker| worker.is_active());
+            let index = entry.request.digest.primary as usize % active().count().max(1);
+            let id = active().nth(index).map_or(0, Worker::id);
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(&entry.request, entry.verdict, run);
@@ -653,31 +688,33 @@ impl<T: Tamper> Group<T> {
         Sockets::new(&self.shared.world)
     }
 
-    /// Compares the posted fingerprints at equal positions; says how many could be compared.
+    /// Compares the posted fingerprints at equal positions. Returns how many could be compared.
     ///
     /// # Errors
-    /// The first position at which two replicas differ, and which.
+    /// The first position at which two replicas differ, and which ones.
     pub fn compare(&self) -> Result<usize, Mismatch> {
         self.shared.compare()
     }
 
-    /// Frames that were sent past one that was not built yet; `None` while somebody has the transmit pump.
+    /// Frames that were sent past one that was not built yet. `None` while a worker has the
+    /// transmit pump.
     pub fn sent_past_holes(&self) -> Option<u64> {
         Some(self.shared.tx.try_take()?.transmitter.passed())
     }
 
-    /// Notes frames from now on, in the order in which the device takes them: their numbers, `None` for one that the pump
-    /// built by itself. Returns those noted so far; `None` while somebody has the transmit pump.
+    /// Records frames from now on, in the order in which the device takes them: their numbers, or
+    /// `None` for one that the pump built by itself. Returns those recorded so far; `None` while a
+    /// worker has the transmit pump.
     pub fn take_frame_order(&self) -> Option<Vec<Option<u64>>> {
         Some(self.shared.tx.try_take()?.transmitter.journal())
     }
 
-    /// The recording so far, which ends with this.
+    /// Ends the recording and returns it.
     pub fn take_recorder(&mut self) -> Option<Recorder> {
         self.shared.rx.try_take()?.pump.take_recorder()
     }
 
-    /// What the pump saw; `None` while somebody holds it.
+    /// What the pump counted. `None` while a worker has it.
     pub fn pump_stats(&self) -> Option<PumpStats> {
         self.shared.rx.try_take().map(|rx| rx.pump.stats)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use crate::config::Limits;
-use crate::engine::direct::Direct;
+use crate::engine::direct::DirectLog;
 use crate::engine::perform::Template;
 use crate::engine::pump::{Log, RxPump, TxPump};
 use crate::engine::record::{Entry, Recorder};
@@ -26,7 +26,7 @@ pub struct Single {
     tx: TxPump,
     world: Arc<World>,
     replica: Replica,
-    direct: Direct,
+    direct: DirectLog,
     template: Template,
     stats: EffectStats,
 }
@@ -50,7 +50,7 @@ impl Single {
         Ok(Single {
             replica: Replica::new(base.world.limits),
             world: base.world,
-            direct: Direct::default(),
+            direct: DirectLog::default(),
             template: Template::default(),
             stats: EffectStats::default(),
             rx: base.rx,
@@ -112,7 +112,7 @@ impl Single {
         self.rx.take_recorder()
     }
 
-    /// Octets of text that came in segments; and frames that came.
+    /// Bytes of text that came in segments; and frames that came.
     pub(crate) fn received(&self) -> (u64, u64) {
         (self.rx.received, self.rx.stats.frames)
     }

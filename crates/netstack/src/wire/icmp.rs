@@ -41,7 +41,7 @@ pub(crate) struct UdpError {
     pub(crate) remote: SocketAddrV4,
 }
 
-/// Octets of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812 section 4.3.2.3).
+/// Bytes of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812 section 4.3.2.3).
 const QUOTE: usize = 576 - 20 - 8;
 
 /// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may be longer than
@@ -88,7 +88,7 @@ pub(crate) fn error_about(
 ) -> Option<Vec<u8>> {
     let link = sw::EthernetFrame::new_checked(frame).ok()?;
     let packet = link.payload();
-    // The quoted packet may have been cut off behind its first octets.
+    // The quoted packet may have been cut off behind its first bytes.
     let ip = sw::Ipv4Packet::new_unchecked(packet.get(..20)?);
     let header_len = usize::from(ip.header_len());
     let from = ip.src_addr();

@@ -6,7 +6,7 @@ use smoltcp::wire as sw;
 
 use super::ETHERNET_HEADER;
 
-/// Octets of an Ethernet and an IPv4 header without options.
+/// Bytes of an Ethernet and an IPv4 header without options.
 pub(crate) const IP_HEADERS: usize = ETHERNET_HEADER + 20;
 
 /// Protocol numbers.
@@ -26,11 +26,11 @@ pub(crate) struct IpHeaders {
     pub(crate) tos: u8,
     /// Identification: the same in all fragments of a datagram, and in no other for long (RFC 6864).
     pub(crate) ident: u16,
-    /// Place of a fragment in its datagram, in octets.
+    /// Place of a fragment in its datagram, in bytes.
     pub(crate) offset: u32,
     /// Whether fragments follow.
     pub(crate) more: bool,
-    /// Octets behind the header.
+    /// Bytes behind the header.
     pub(crate) payload_len: usize,
 }
 
@@ -68,13 +68,13 @@ pub(crate) struct FragmentHeader {
     pub(crate) dst: Ipv4Addr,
     pub(crate) protocol: u8,
     pub(crate) ident: u16,
-    /// Place in its datagram, in octets.
+    /// Place in its datagram, in bytes.
     pub(crate) offset: u32,
     pub(crate) more: bool,
     pub(crate) ecn: u8,
-    /// Octets of the frame before the payload.
+    /// Bytes of the frame before the payload.
     pub(crate) head: usize,
-    /// Octets of the frame up to its end.
+    /// Bytes of the frame up to its end.
     pub(crate) end: usize,
 }
 

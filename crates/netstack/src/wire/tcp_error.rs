@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
-/// An ICMP error that quotes the beginning of a TCP segment: 20 octets of IPv4 header and 8 behind it, at least.
+/// An ICMP error that quotes the beginning of a TCP segment: 20 bytes of IPv4 header and 8 behind it, at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TcpError {
     /// Who is told.
@@ -87,12 +87,12 @@ mod tests {
         let mut frame = segment[..ETHERNET_HEADER + 20].to_vec();
         frame.extend([3, 4, 0, 0, 0, 0, 0x05, 0x14]);
         frame.extend(&segment[ETHERNET_HEADER..ETHERNET_HEADER + 28]);
-        mend(&mut frame);
+        fix_checksums(&mut frame);
         frame
     }
 
     /// Makes both checksums right, and the outer addresses.
-    fn mend(frame: &mut [u8]) {
+    fn fix_checksums(frame: &mut [u8]) {
         let len = frame.len() - ETHERNET_HEADER;
         let mut ip = sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]);
         ip.set_total_len(len as u16);
@@ -126,7 +126,7 @@ mod tests {
         assert!(!matches!(parse(&damaged), Ok(Packet::TcpError(_))));
         let mut short = error();
         short.truncate(ETHERNET_HEADER + 20 + 8 + 27);
-        mend(&mut short);
+        fix_checksums(&mut short);
         assert!(!matches!(parse(&short), Ok(Packet::TcpError(_))));
     }
 
@@ -138,7 +138,7 @@ mod tests {
             frame[at] = value;
             frame.truncate(len);
             if right && at > ETHERNET_HEADER && frame.len() >= ETHERNET_HEADER + 28 {
-                mend(&mut frame);
+                fix_checksums(&mut frame);
             }
             let _ = parse(&frame);
         }

@@ -8,7 +8,7 @@ use smoltcp::wire as sw;
 use super::ip::{IP_HEADERS, UDP, set_piece};
 use super::{ETHERNET_HEADER, Malformed, Packet};
 
-/// Octets of a UDP header.
+/// Bytes of a UDP header.
 pub(crate) const UDP_HEADER: usize = 8;
 
 /// The headers of a UDP datagram.
@@ -22,7 +22,7 @@ pub(crate) struct Udp {
     pub(crate) src_port: u16,
     /// Receiver's port.
     pub(crate) dst_port: u16,
-    /// Payload octets.
+    /// Payload bytes.
     pub(crate) payload_len: u16,
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn udp_piece(frame: &[u8], part: Range<usize>) -> Option<Vec<u8>> {
 pub(crate) struct UdpHeaders {
     pub(crate) src_port: u16,
     pub(crate) dst_port: u16,
-    /// Octets behind the header.
+    /// Bytes behind the header.
     pub(crate) payload_len: usize,
 }
 
@@ -239,7 +239,7 @@ mod tests {
     proptest! {
         /// The short road says what the long one says, or nothing, whatever is damaged; and what parses can be read.
         #[test]
-        fn both_roads_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
+        fn both_paths_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
             let mut frame = frame(b"hello, world");
             let at = at % frame.len();
             frame[at] = value;

@@ -489,7 +489,7 @@ mod tests {
                     } else {
                         Patch::with_mark(&built).marked(&mut f, &numbers, seq ^ 0x00ff_1234);
                     }
-                    assert!(checksum_is_good(&f), "{len} octets, {seq:#x}");
+                    assert!(checksum_is_good(&f), "{len} bytes, {seq:#x}");
                     assert_eq!(
                         TcpHeader::read(&f).map(|s| (s.seq, s.ack)),
                         Some((seq, ack))

@@ -114,7 +114,7 @@ impl PeerTx {
     }
 
     /// Publishes to the other half what the last frames of connection `index` changed.
-    fn settle(&mut self, index: usize) {
+    fn publish_progress(&mut self, index: usize) {
         let connection = &self.connections[index];
         if let Some((ack, wnd)) = connection.last {
             let edge = ack.wrapping_add(u32::from(wnd) << connection.scale);
@@ -148,7 +148,7 @@ impl PeerTx {
             return Self::fault(&faults.unexpected);
         }
         if index != self.current {
-            self.settle(self.current);
+            self.publish_progress(self.current);
             self.current = index;
         }
         let faults = &self.shared.faults;
@@ -273,7 +273,7 @@ impl DeviceTx for PeerTx {
         for frame in frames {
             self.frame(frame);
         }
-        self.settle(self.current);
+        self.publish_progress(self.current);
         self.stats.frames += frames.len() as u64;
         Ok(frames.len())
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Pure acknowledgments in circulation.
 const ACKS: usize = 4096;
 /// Calls without news after which a segment by itself is acknowledged.
-pub(super) const PATIENCE: u32 = 64;
+pub(super) const ACK_AFTER_IDLE_CLAIMS: u32 = 64;
 /// Segments of one connection in a row, if there are several.
 const BURST: usize = 8;
 /// Segments between two ticks of the peer's timestamp clock: about a millisecond.
@@ -248,7 +248,7 @@ impl PeerRx {
 
     /// Acknowledges every second segment.
     fn acknowledgments(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) {
-        // ORDERING: Acquire, pairs with the Release in `PeerTx::settle`.
+        // ORDERING: Acquire, pairs with the Release in `PeerTx::publish_progress`.
         let received = self.shared.connections[index]
             .received
             .load(Ordering::Acquire);
@@ -269,7 +269,7 @@ impl PeerRx {
             0
         };
         sending.received = received;
-        if sending.silence >= PATIENCE && received > sending.acked && out.len() < max {
+        if sending.silence >= ACK_AFTER_IDLE_CLAIMS && received > sending.acked && out.len() < max {
             self.acknowledge(index, received, out);
         }
     }
@@ -295,7 +295,7 @@ impl PeerRx {
         let count = left.min(max - out.len());
         let any = !self.data[kind].is_empty();
         if self.role == Role::Both && count > 0 && any {
-            // ORDERING: Acquire, pairs with the Release in `PeerTx::settle`.
+            // ORDERING: Acquire, pairs with the Release in `PeerTx::publish_progress`.
             let received = &self.shared.connections[index].received;
             sending.acked = received.load(Ordering::Acquire);
         }

@@ -1,5 +1,5 @@
 use super::headers::{Ends, HEADERS_LEN, Numbers, Patch, TcpHeader, flags};
-use super::sender::PATIENCE;
+use super::sender::ACK_AFTER_IDLE_CLAIMS;
 use super::*;
 use crate::{Frame, TxChecksum, TxFrame, TxMeta};
 
@@ -93,7 +93,7 @@ fn the_receiver_acknowledges_every_second_segment_and_a_last_one_late() {
         .map(|f| TcpHeader::read(f).unwrap().ack)
         .collect();
     assert_eq!(acks, [100 + 2 * 1448, 100 + 4 * 1448]);
-    let late = (0..PATIENCE)
+    let late = (0..ACK_AFTER_IDLE_CLAIMS)
         .map(|_| claim(&mut rx, 32).len())
         .sum::<usize>();
     assert_eq!(late, 1);

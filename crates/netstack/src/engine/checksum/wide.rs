@@ -1,6 +1,6 @@
 //! For x86-64 with AVX2 or AVX-512: little more than three instructions for a vector, than four with a copy.
 //!
-//! Octets are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071 section 1), but is
+//! Bytes are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071 section 1), but is
 //! lost. How many there were is told by the size of what was added, which need not be known well for that: the mean of
 //! a group's highest words, one `vpavgw` for a vector, says it to far less than half a carry.
 
@@ -11,16 +11,16 @@ use pulp::x86::{V3, V4};
 
 /// Vectors of a group, whose mean is taken at once.
 const GROUP: usize = 4;
-/// Octets after which the carries are counted. Half of one is 2^15 in the highest words, and what is added there of a
+/// Bytes after which the carries are counted. Half of one is 2^15 in the highest words, and what is added there of a
 /// vector is wrong by less than four: there may be thousands of them.
 const BLOCK: usize = 1 << 16;
 
-/// What a processor can do with `N` octets at once, as 64-bit numbers side by side.
+/// What a processor can do with `N` bytes at once, as 64-bit numbers side by side.
 pub(in crate::engine) trait Vectors<const N: usize>: Copy {
     type Vector: Copy;
 
     fn zero(self) -> Self::Vector;
-    fn load(self, octets: &[u8; N]) -> Self::Vector;
+    fn load(self, bytes: &[u8; N]) -> Self::Vector;
     fn store(self, vector: Self::Vector, place: &mut [u8; N]);
     /// Sums, which wrap around.
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
@@ -32,8 +32,8 @@ pub(in crate::engine) trait Vectors<const N: usize>: Copy {
     fn share(self, vector: Self::Vector) -> Self::Vector;
     /// The sum of all that was added up in `sum`, where `means` are the sums of the highest words of each group's mean.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
-    /// Sums less than `N` octets.
-    fn sum_last(self, octets: &[u8]) -> u64;
+    /// Sums less than `N` bytes.
+    fn sum_last(self, bytes: &[u8]) -> u64;
     /// Sums and copies them.
     fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64;
 }
@@ -47,8 +47,8 @@ impl Vectors<32> for V3 {
     }
 
     #[inline(always)]
-    fn load(self, octets: &[u8; 32]) -> __m256i {
-        pulp::cast(*octets)
+    fn load(self, bytes: &[u8; 32]) -> __m256i {
+        pulp::cast(*bytes)
     }
 
     #[inline(always)]
@@ -91,8 +91,8 @@ impl Vectors<32> for V3 {
     }
 
     #[inline(always)]
-    fn sum_last(self, octets: &[u8]) -> u64 {
-        super::sum_short(octets)
+    fn sum_last(self, bytes: &[u8]) -> u64 {
+        super::sum_short(bytes)
     }
 
     #[inline(always)]
@@ -125,8 +125,8 @@ impl Vectors<64> for V4 {
     }
 
     #[inline(always)]
-    fn load(self, octets: &[u8; 64]) -> __m512i {
-        pulp::cast(*octets)
+    fn load(self, bytes: &[u8; 64]) -> __m512i {
+        pulp::cast(*bytes)
     }
 
     #[inline(always)]
@@ -168,9 +168,9 @@ impl Vectors<64> for V4 {
 
     /// Half a vector is worth another one.
     #[inline(always)]
-    fn sum_last(self, octets: &[u8]) -> u64 {
+    fn sum_last(self, bytes: &[u8]) -> u64 {
         let half: V3 = *self;
-        words(half, octets)
+        words(half, bytes)
     }
 
     #[inline(always)]
@@ -283,7 +283,7 @@ impl<V: Copy> Sums<V> {
     }
 }
 
-/// At most [`BLOCK`] octets.
+/// At most [`BLOCK`] bytes.
 #[inline(always)]
 fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 {
     let zero = cpu.zero();
@@ -294,18 +294,18 @@ fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 
     let (groups, last) = vectors.as_chunks::<GROUP>();
     for group in groups {
         let mut vectors = [zero; GROUP];
-        for (vector, octets) in vectors.iter_mut().zip(group) {
-            *vector = cpu.load(octets);
+        for (vector, bytes) in vectors.iter_mut().zip(group) {
+            *vector = cpu.load(bytes);
         }
         sums.group(cpu, vectors);
     }
-    for octets in last {
-        sums.single(cpu, cpu.load(octets));
+    for bytes in last {
+        sums.single(cpu, cpu.load(bytes));
     }
     cpu.total(sums.sum, sums.means)
 }
 
-/// At most [`BLOCK`] octets.
+/// At most [`BLOCK`] bytes.
 #[inline(always)]
 fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut [[u8; N]]) -> u64 {
     let zero = cpu.zero();
@@ -317,14 +317,14 @@ fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut 
     let (into, rest) = to.as_chunks_mut::<GROUP>();
     for (group, into) in groups.iter().zip(into) {
         let mut vectors = [zero; GROUP];
-        for (vector, (octets, place)) in vectors.iter_mut().zip(group.iter().zip(into)) {
-            *vector = cpu.load(octets);
+        for (vector, (bytes, place)) in vectors.iter_mut().zip(group.iter().zip(into)) {
+            *vector = cpu.load(bytes);
             cpu.store(*vector, place);
         }
         sums.group(cpu, vectors);
     }
-    for (octets, place) in last.iter().zip(rest) {
-        let vector = cpu.load(octets);
+    for (bytes, place) in last.iter().zip(rest) {
+        let vector = cpu.load(bytes);
         cpu.store(vector, place);
         sums.single(cpu, vector);
     }

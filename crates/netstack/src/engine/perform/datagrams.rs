@@ -12,7 +12,7 @@ use crate::stats::EffectStats;
 use crate::udp::record::{self, Header};
 use crate::wire::{self, IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
 
-/// Octets of a frame before a UDP payload.
+/// Bytes of a frame before a UDP payload.
 const HEADERS: usize = IP_HEADERS + UDP_HEADER;
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
@@ -202,9 +202,9 @@ fn first_piece(
     wire::set_udp_checksum(head, sum.finish());
 }
 
-/// Copies `text` behind the headers that `frame` begins with, and stores the checksum: what [`build_datagram`] costs
+/// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what [`build_datagram`] costs
 /// besides writing headers.
-pub(crate) fn fill_datagram(frame: &mut [u8], text: &[u8]) {
+pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(HEADERS);
     let [.., a, b, c, d, e, f, g, h] = head[..IP_HEADERS] else {
         return;
@@ -212,9 +212,9 @@ pub(crate) fn fill_datagram(frame: &mut [u8], text: &[u8]) {
     let udp = &mut head[IP_HEADERS..];
     udp[6..8].fill(0);
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], UDP, UDP_HEADER + text.len())
+        .pseudo_header([a, b, c, d], [e, f, g, h], UDP, UDP_HEADER + payload.len())
         .add(udp)
-        .add_copy(text, rest);
+        .add_copy(payload, rest);
     wire::set_udp_checksum(udp, sum.finish());
 }
 

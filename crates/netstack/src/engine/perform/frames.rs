@@ -20,7 +20,7 @@ const CHECKSUM_AT: u16 = 16;
 /// bulk transfer the next one has the same.
 #[derive(Debug)]
 pub(crate) struct Template {
-    of: Option<Alike>,
+    key: Option<TemplateKey>,
     bytes: [u8; PLAIN],
     /// What stands there, with zeros for these.
     head: Head,
@@ -29,7 +29,7 @@ pub(crate) struct Template {
 /// The headers of a frame.
 #[derive(Clone, Copy, Debug, Default)]
 struct Head {
-    /// Octets of all of them.
+    /// Bytes of all of them.
     len: usize,
     /// The sum of the pseudo header, folded.
     pseudo: u16,
@@ -37,14 +37,14 @@ struct Head {
     sum: Sum,
 }
 
-/// Octets of all headers, at most, without options but timestamps.
+/// Bytes of all headers, at most, without options but timestamps.
 const PLAIN: usize = ETHERNET_HEADER + 20 + 32;
 
 /// What frames with the same headers have in common.
 #[derive(Clone, Copy, Debug)]
-struct Alike {
+struct TemplateKey {
     conn: ConnId,
-    heading: u32,
+    header_version: u32,
     len: u32,
     flags: Flags,
     ect: bool,
@@ -54,7 +54,7 @@ struct Alike {
 impl Default for Template {
     fn default() -> Self {
         Template {
-            of: None,
+            key: None,
             bytes: [0; PLAIN],
             head: Head::default(),
         }
@@ -83,7 +83,7 @@ impl Template {
     /// Becomes the headers of frames of `t`.
     #[inline(always)]
     fn fit(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) {
-        if !self.of.is_some_and(|of| of.is_like(t, flags, len)) {
+        if !self.key.is_some_and(|of| of.matches(t, flags, len)) {
             self.make(world, t, flags, len);
         }
     }
@@ -111,9 +111,9 @@ impl Template {
         };
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
         self.bytes.copy_from_slice(&bytes[..PLAIN]);
-        self.of = Some(Alike {
+        self.key = Some(TemplateKey {
             conn: t.conn,
-            heading: t.heading,
+            header_version: t.header_version,
             len,
             flags,
             ect: t.ect,
@@ -122,12 +122,12 @@ impl Template {
     }
 }
 
-impl Alike {
+impl TemplateKey {
     /// Whether a frame of `t` is one of them.
     #[inline(always)]
-    fn is_like(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
+    fn matches(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
         self.conn == t.conn
-            && self.heading == t.heading
+            && self.header_version == t.header_version
             && self.len == len
             && self.flags == flags
             && self.ect == t.ect
@@ -224,22 +224,22 @@ fn complete_bare(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
 }
 
 /// Builds the acknowledgments of a row in their slots.
-pub(crate) fn build_told(
+pub(crate) fn build_row_acks(
     world: &World,
     row: &Row,
     template: &mut Template,
     stats: &mut EffectStats,
 ) {
-    let Row { like, told, .. } = row;
-    let Some(last) = told.last() else { return };
+    let Row { like, acks, .. } = row;
+    let Some(last) = acks.last() else { return };
     template.fit(world, like, like.flags, 0);
-    for (frame, told) in (like.first_frame..).zip(told) {
+    for (frame, acks) in (like.first_frame..).zip(acks) {
         let Ok(mut claim) = world.tx.claim(frame) else {
             stats.diverged += 1;
             continue;
         };
         let buffer = claim.buffer();
-        let head = template.write(like.seq, told.ack, told.wnd, buffer);
+        let head = template.write(like.seq, acks.ack, acks.wnd, buffer);
         let meta = complete_bare(world, &head, buffer);
         claim.publish(head.len, head.len, meta);
         stats.frames += 1;
@@ -261,11 +261,11 @@ pub(crate) fn build(
     if t.payload_len == 0 {
         return build_bare(world, t, template, stats);
     }
-    build_with_text(world, t, i, template, stats);
+    build_with_payload(world, t, i, template, stats);
 }
 
 /// Builds frame `i`, which carries something.
-fn build_with_text(
+fn build_with_payload(
     world: &World,
     t: &Transmit,
     i: u32,
@@ -284,7 +284,7 @@ fn build_with_text(
     let inline = world.streams.inline.as_ref();
     // Nothing needs the text itself, so it can be sent from where it lies.
     let carried = if world.tx_checksum && inline.is_none() {
-        stream.carried(offset, len as usize)
+        stream.borrow_payload(offset, len as usize)
     } else {
         None
     };
@@ -302,11 +302,11 @@ fn build_with_text(
     let seq = t.seq + i * t.frame_len;
     let head = template.emit(world, t, seq, flags, len, buffer);
     let total = head.len + len as usize;
-    let text = &mut buffer[head.len..total];
+    let payload = &mut buffer[head.len..total];
     let mut meta = TxMeta::default();
     let checksum = if world.tx_checksum {
         if carried.is_none() {
-            copy_text(world, t, &stream, offset, text);
+            copy_payload(world, t, &stream, offset, payload);
         }
         meta = unfinished();
         meta.gso = (len > u32::from(t.mss)).then_some(Gso {
@@ -316,16 +316,16 @@ fn build_with_text(
         });
         head.pseudo
     } else if inline.is_some() {
-        copy_text(world, t, &stream, offset, text);
+        copy_payload(world, t, &stream, offset, payload);
         // What a processor wrote is in the nearest cache now.
-        head.sum.add(text).finish()
+        head.sum.add(payload).finish()
     } else {
         let parts = stream.sending(offset, len as usize);
-        head.sum.add_copies(parts, text).finish()
+        head.sum.add_copies(parts, payload).finish()
     };
     wire::set_tcp_checksum(buffer, checksum);
     match carried {
-        Some(carried) => claim.publish_carried(head.len, carried, meta),
+        Some(carried) => claim.publish_with_payload(head.len, carried, meta),
         None => claim.publish(head.len, total, meta),
     }
     if last {
@@ -336,12 +336,18 @@ fn build_with_text(
 }
 
 /// Copies what a frame carries into it, by way of the inline processor if there is one.
-fn copy_text(world: &World, t: &Transmit, stream: &StreamRef<'_>, offset: u64, text: &mut [u8]) {
+fn copy_payload(
+    world: &World,
+    t: &Transmit,
+    stream: &StreamRef<'_>,
+    offset: u64,
+    payload: &mut [u8],
+) {
     if let Some(inline) = &world.streams.inline {
-        return inline.send(stream, &processor::sent(t), offset, text);
+        return inline.send(stream, &processor::sent(t), offset, payload);
     }
-    let (a, b) = stream.sending(offset, text.len());
-    let (front, back) = text.split_at_mut(a.len());
+    let (a, b) = stream.sending(offset, payload.len());
+    let (front, back) = payload.split_at_mut(a.len());
     front.copy_from_slice(a);
     back.copy_from_slice(b);
 }
@@ -376,35 +382,35 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     }
 }
 
-/// Copies `text` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with options; the
+/// Copies `payload` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with options; the
 /// TCP checksum field is zero), and stores the checksum: what [`build`] costs besides writing headers.
-pub(crate) fn fill(frame: &mut [u8], text: &[u8]) {
+pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
     let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
         return;
     };
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
+        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + payload.len())
         .add(&head[ETHERNET_HEADER + 20..])
-        .add_copy(text, rest);
+        .add_copy(payload, rest);
     wire::set_tcp_checksum(frame, sum.finish());
 }
 
-/// As [`fill`], with what `processor` makes of `text`, which stands at `offset` of `stream`.
+/// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
 pub(crate) fn fill_processed(
     frame: &mut [u8],
-    text: &[u8],
+    payload: &[u8],
     processor: &dyn Processor,
     stream: &StreamId,
     offset: u64,
 ) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
-    processor.send(stream, offset, text, rest);
+    processor.send(stream, offset, payload, rest);
     let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
         return;
     };
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + text.len())
+        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + payload.len())
         .add(&head[ETHERNET_HEADER + 20..])
         .add(rest);
     wire::set_tcp_checksum(frame, sum.finish());

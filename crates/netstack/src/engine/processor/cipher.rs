@@ -33,15 +33,15 @@ impl Keys {
 
     /// 128 bits that stand for a stream.
     fn name(&self, stream: &StreamId) -> [u8; 16] {
-        let mut octets = [0; 16];
-        let mut put = |at: usize, with: &[u8]| octets[at..at + with.len()].copy_from_slice(with);
+        let mut bytes = [0; 16];
+        let mut put = |at: usize, with: &[u8]| bytes[at..at + with.len()].copy_from_slice(with);
         put(0, &stream.source.ip().octets());
         put(4, &stream.source.port().to_be_bytes());
         put(6, &stream.destination.ip().octets());
         put(10, &stream.destination.port().to_be_bytes());
         put(12, &stream.isn.to_be_bytes());
         SipHasher24::new_with_key(&self.names)
-            .hash(&octets)
+            .hash(&bytes)
             .as_bytes()
     }
 }
@@ -49,20 +49,20 @@ impl Keys {
 fn counter_key(key: &[u8; 32]) -> EncryptingKey {
     UnboundCipherKey::new(&AES_256, key)
         .and_then(EncryptingKey::ctr)
-        .unwrap_or_else(|_| unreachable!("a key of 32 octets is one of AES-256"))
+        .unwrap_or_else(|_| unreachable!("a key of 32 bytes is one of AES-256"))
 }
 
-/// XORs the key stream that begins with counter block `first` to `octets` (NIST SP 800-38A section 6.5).
-fn keystream(key: &EncryptingKey, first: [u8; BLOCK], octets: &mut [u8]) {
+/// XORs the key stream that begins with counter block `first` to `bytes` (NIST SP 800-38A section 6.5).
+fn keystream(key: &EncryptingKey, first: [u8; BLOCK], bytes: &mut [u8]) {
     let context = EncryptionContext::Iv128(FixedLength::from(first));
-    let done = key.less_safe_encrypt(octets, context);
+    let done = key.less_safe_encrypt(bytes, context);
     assert!(done.is_ok(), "counter mode takes any length");
 }
 
 /// AES-256 in counter mode (NIST SP 800-38A section 6.5): secrecy, no authenticity.
 ///
 /// The counter block of offset `o` is the stream's nonce plus `o / 16`: its upper 84 bits stand for the stream, the
-/// lower 44 count blocks, enough for 2^48 octets. The octets of a stream stand where the application put them, one
+/// lower 44 count blocks, enough for 2^48 bytes. The bytes of a stream stand where the application put them, one
 /// for one, so the same position is never encrypted with another text.
 ///
 /// # What it promises
@@ -140,12 +140,12 @@ impl fmt::Debug for Aes256Ctr {
 
 /// AES-256-GCM (NIST SP 800-38D) in records of a fixed length: secrecy and authenticity.
 ///
-/// Record `r` is the octets from `r * record` on. Its last 16 are the tag: what the application wrote there is
+/// Record `r` is the bytes from `r * record` on. Its last 16 are the tag: what the application wrote there is
 /// ignored, and it reads zeros there. A record is one unit (see [`Processor::unit`]); make it as long as a segment's
 /// payload, which is the MTU less 40, or less 52 where timestamps are in use.
 ///
 /// # What the application does
-/// It writes whole records, 16 octets of each left to the tag, and ends the stream after one. An unfinished
+/// It writes whole records, 16 bytes of each left to the tag, and ends the stream after one. An unfinished
 /// record is sent as far as it is written, but nobody can read it before the rest has come; a stream that ends within
 /// one ends for its reader with [`SocketError::Processing`](crate::SocketError::Processing).
 ///
@@ -156,7 +156,7 @@ impl fmt::Debug for Aes256Ctr {
 ///   sent.
 /// * Two streams of one key share a nonce if addresses, ports and number are equal, or else with a chance of
 ///   2^-56. Change the key after 2^16 connections at the latest.
-/// * The application reads no octet of a record whose tag is wrong, and none behind it; the connection is reset.
+/// * The application reads no byte of a record whose tag is wrong, and none behind it; the connection is reset.
 ///   The position is part of the nonce, so a record that was moved or comes from another stream is not
 ///   authentic either.
 pub struct Aes256Gcm {
@@ -166,12 +166,12 @@ pub struct Aes256Gcm {
 }
 
 impl Aes256Gcm {
-    /// Shortest record in octets: 2^40 of them make the longest stream that a position can name.
+    /// Shortest record in bytes: 2^40 of them make the longest stream that a position can name.
     pub const MIN_RECORD: u32 = 256;
-    /// Longest record in octets.
+    /// Longest record in bytes.
     pub const MAX_RECORD: u32 = 65_536;
 
-    /// Seals what is sent, and opens what is received, with `key`, in records of `record` octets, tag included.
+    /// Seals what is sent, and opens what is received, with `key`, in records of `record` bytes, tag included.
     /// `None` if that is not [`Self::MIN_RECORD`] to [`Self::MAX_RECORD`].
     pub fn new(key: &[u8; 32], record: u32) -> Option<Self> {
         let sealing = UnboundKey::new(&AES_256_GCM, key).ok()?;
@@ -230,7 +230,7 @@ impl Processor for Aes256Gcm {
 }
 
 impl Aes256Gcm {
-    /// Seals a record of `text` octets and a tag, or its beginning.
+    /// Seals a record of `text` bytes and a tag, or its beginning.
     fn seal(&self, nonce: [u8; NONCE], text: usize, from: &[u8], to: &mut [u8]) {
         let text = from.len().min(text);
         let (sealed, rest) = to.split_at_mut(text);
@@ -242,7 +242,7 @@ impl Aes256Gcm {
                 .seal_in_place_separate_tag(nonce, Aad::empty(), sealed);
             match tag {
                 Ok(tag) => rest.copy_from_slice(&tag.as_ref()[..rest.len()]),
-                Err(_) => unreachable!("a record is far below the 2^36 octets of GCM"),
+                Err(_) => unreachable!("a record is far below the 2^36 bytes of GCM"),
             }
         } else {
             // GCM's text is in counter mode from its nonce and a counter of 2 on (SP 800-38D section 7.1).
@@ -321,7 +321,7 @@ mod tests {
         for len in 0..=80 {
             let mut to = vec![0; len];
             gcm.seal(nonce, 64, &text[..len], &mut to);
-            assert_eq!(to, expected[..len], "the first {len} octets");
+            assert_eq!(to, expected[..len], "the first {len} bytes");
         }
     }
 

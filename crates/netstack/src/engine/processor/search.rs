@@ -1,4 +1,4 @@
-//! A string search on the way: octets pass unchanged, and occurrences of a set of needles are counted.
+//! A string search on the way: bytes pass unchanged, and occurrences of a set of needles are counted.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +11,15 @@ use super::{Failure, Processor, StreamId};
 
 /// Counts occurrences of needles in what is received and in what is sent.
 ///
-/// It walks an Aho-Corasick automaton while it copies, which costs four memory operations per octet: it loads the
-/// octet, its class and the next state, and stores the octet. That is the load of Sizemore, *Parallel network
+/// It walks an Aho-Corasick automaton while it copies, which costs four memory operations per byte: it loads the
+/// byte, its class and the next state, and stores the byte. That is the load of Sizemore, *Parallel network
 /// protocol stacks using replication*, 2011, Fig. 5.4 ("a typical string search").
 ///
 /// # What is counted
-/// Every occurrence, overlapping ones too, that lies within the octets of one segment and within one lap of the
+/// Every occurrence, overlapping ones too, that lies within the bytes of one segment and within one lap of the
 /// ring. One that reaches over the boundary of two segments is not found: the segments belong to different
-/// primaries, and neither waits for the other. Octets that are processed twice, as in a retransmission, are
-/// counted twice; received octets never are. So received counts are exact for needles whose places do not cross
+/// primaries, and neither waits for the other. Bytes that are processed twice, as in a retransmission, are
+/// counted twice; received bytes never are. So received counts are exact for needles whose places do not cross
 /// segments, and a lower bound otherwise.
 pub struct Search {
     automaton: DFA,
@@ -81,9 +81,9 @@ impl Search {
         let automaton = &self.automaton;
         let mut state = self.start;
         let mut found = 0;
-        for (octet, place) in from.iter().zip(to) {
-            *place = *octet;
-            state = automaton.next_state(Anchored::No, state, *octet);
+        for (byte, place) in from.iter().zip(to) {
+            *place = *byte;
+            state = automaton.next_state(Anchored::No, state, *byte);
             // States with a meaning come first: no memory is touched to know that this is none.
             if automaton.is_special(state) && automaton.is_match(state) {
                 found += automaton.match_len(state) as u64;

@@ -1,4 +1,4 @@
-//! What the receive pump does with ARP messages (RFC 826), and how it keeps our address (RFC 5227).
+//! ARP in the receive pump (RFC 826), and the defence of our address (RFC 5227).
 
 use super::{Log, RxPump};
 use crate::digest::{Body, Mac};
@@ -8,18 +8,18 @@ use crate::wire;
 
 /// Time between two announcements (RFC 5227 section 1.1).
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
-/// How many there are.
+/// The number of announcements.
 const ANNOUNCEMENTS: u32 = 2;
-/// Our address is defended no more often (RFC 5227 section 1.1).
+/// The least time between two defences of our address (RFC 5227 section 1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Our claim to our address.
+/// The state of our claim to our address.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// Announcements that were made, and when the next one is due.
+    /// Announcements so far, and the time of the next one.
     announced: u32,
     next: Option<Instant>,
-    /// When it was defended last.
+    /// The time of the latest defence.
     defended: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl Claim {
 }
 
 impl RxPump {
-    /// Tells everybody that the address is ours, if that is due and wanted (RFC 5227 section 2.3).
+    /// Announces our address to all hosts, if that is due and configured (RFC 5227 section 2.3).
     pub(super) fn announce_if_due(&mut self, now: Instant) {
         if self.claim.next.is_none_or(|at| at > now) {
             return;
@@ -45,14 +45,14 @@ impl RxPump {
             if self.claim.announced < ANNOUNCEMENTS {
                 self.claim.next = Some(now + ANNOUNCE_INTERVAL);
             }
-            self.ask(self.site.address);
+            self.request_address(self.site.address);
         }
     }
 
-    /// RFC 826: learn, and answer who asks for us.
+    /// RFC 826: learns the sender's address, and answers requests for ours.
     pub(super) fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
         let mac = Mac(arp.sender_mac);
-        // A host that has no address yet only wants to know whether one is taken (RFC 5227 section 2.1.1).
+        // A host without an address asks whether one is in use (RFC 5227 section 2.1.1).
         let is_probe = arp.sender.is_unspecified();
         let is_ours = arp.sender == self.site.address;
         let ends = (arp.sender, arp.target);
@@ -69,7 +69,7 @@ impl RxPump {
         if !is_probe && self.site.next_hop(arp.sender) == Some(arp.sender) {
             self.learn(now, arp, for_us, log);
         }
-        if arp.request && for_us && self.shard.is_first() {
+        if arp.request && for_us && self.group.is_first() {
             let reply = wire::arp_frame(
                 self.world.mac,
                 self.site.address,
@@ -86,30 +86,31 @@ impl RxPump {
             opens,
             frames,
             moved,
-            doubted,
+            is_move_rejected,
         } = self.neighbors.learn(arp.sender, mac, for_us, now);
-        self.stats.moves_doubted += u64::from(doubted);
+        self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
         for mut frame in frames {
             wire::set_link_dst(&mut frame, arp.sender_mac);
             self.control(frame);
         }
         if let Some(old) = moved {
-            self.moves.rename(old, mac);
+            self.migration.neighbor_changed(old, mac);
             self.publish_command(now, Body::Neighbor { old, new: mac }, log);
         }
     }
 
-    /// Somebody uses our address. It stays ours: we say so, at most every ten seconds (RFC 5227 section 2.4, (c)).
+    /// Another host uses our address. We keep it and defend it, at most every ten seconds (RFC 5227
+    /// section 2.4, (c)).
     fn conflict(&mut self, now: Instant, mac: Mac) {
-        if mac.0 == self.world.mac || !self.shard.is_first() {
+        if mac.0 == self.world.mac || !self.group.is_first() {
             return;
         }
         self.stats.conflicts += 1;
         let is_due = |last: Instant| last + DEFEND_INTERVAL <= now;
         if self.claim.defended.is_none_or(is_due) {
             self.claim.defended = Some(now);
-            self.ask(self.site.address);
+            self.request_address(self.site.address);
         }
     }
 }

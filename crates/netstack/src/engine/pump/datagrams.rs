@@ -1,8 +1,8 @@
-//! What the receive pump does for UDP sockets: it knows who is at which port, gathers datagrams for one socket into
-//! requests, and finds what applications send.
+//! UDP in the receive pump: the table of bound ports, received datagrams that share a request, and
+//! the datagrams that applications send.
 //!
-//! It is the only one to publish what begins and ends a socket, so its table is the one that every replica has at that
-//! position of the log.
+//! Only the pump publishes the beginning and the end of a socket, so its table equals that of every
+//! replica at the same position of the log.
 
 use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
@@ -14,40 +14,41 @@ use super::{BATCH, Log, RESERVED, RxPump};
 use crate::digest::{Body, ConnId, Digest, Kind, MAX_RUN, Mac, Request};
 use crate::engine::Run;
 use crate::engine::perform::whole_datagram;
-use crate::engine::prepare::{datagram_is_good, vouched};
-use crate::engine::queues::Trouble;
+use crate::engine::prepare::{datagram_is_good, is_verified_by_device};
 use crate::engine::record::{Entry, Written};
+use crate::engine::udp_queues::PendingError;
 use crate::ip::cut::cut_frame;
-use crate::ip::route::Whose;
+use crate::ip::route::AddressKind;
 use crate::time::Instant;
 use crate::udp::record::{self, Header};
 use crate::wire::{self, Report};
 
-/// A socket as the pump knows it.
+/// A socket in the pump's table.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     socket: ConnId,
     port: u16,
-    /// The only one whose datagrams it takes, if there is such.
+    /// The only peer whose datagrams it takes, if it is connected.
     remote: Option<SocketAddrV4>,
     /// How much of its send ring was published.
     taken: u64,
-    /// Whether it ends when everything it sent is published.
+    /// Whether it ends once everything that it sent is published.
     ending: bool,
 }
 
-/// The pump's side of all sockets.
+/// The state of all UDP sockets in the pump.
 #[derive(Default)]
 pub(super) struct Datagrams {
-    /// By place.
+    /// Sockets by place.
     places: Vec<Option<Bound>>,
     ports: HashMap<u16, u32>,
-    /// The port that was looked up last, and who is there.
+    /// The port that was looked up last, and the place of its socket.
     last: Option<(u16, u32)>,
     open: OpenRun,
-    /// Sockets that found no room in the log for all they send.
+    /// Sockets whose datagrams found no room in the log.
     more: VecDeque<ConnId>,
-    /// Sockets that are over, with how much must have been performed before their place is free.
+    /// Closed sockets, and the position up to which effects must be performed before their place is
+    /// free.
     closing: VecDeque<(u64, ConnId)>,
 }
 
@@ -73,7 +74,7 @@ impl Datagrams {
         (bound.socket == socket).then_some(bound)
     }
 
-    /// Who is at `port`.
+    /// The place of the socket bound to `port`.
     fn at(&mut self, port: u16) -> Option<u32> {
         if let Some((last, index)) = self.last
             && last == port
@@ -85,8 +86,8 @@ impl Datagrams {
         Some(index)
     }
 
-    /// Who takes a datagram of `remote` for `port`.
-    fn taker(&mut self, port: u16, remote: SocketAddrV4) -> Option<u32> {
+    /// The place of the socket that takes a datagram from `remote` for `port`.
+    fn receiver_of(&mut self, port: u16, remote: SocketAddrV4) -> Option<u32> {
         let index = self.at(port)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
         let takes = bound.remote.is_none_or(|only| only == remote);
@@ -100,10 +101,11 @@ impl Datagrams {
 }
 
 impl RxPump {
-    // Datagrams that arrive.
+    // Received datagrams.
 
-    /// A datagram. `broadcast`: its frame was sent to everybody. One for everybody on the link is taken by whoever is at
-    /// the port, as one for us is; nothing is ever reported about it (RFC 1122 section 4.1.3.6, section 3.2.2).
+    /// Handles a datagram. `broadcast`: its frame was sent to all hosts. A broadcast datagram goes
+    /// to the socket at its port as any other; no error is ever reported about it (RFC 1122 section
+    /// 4.1.3.6, section 3.2.2).
     pub(super) fn datagram(
         &mut self,
         now: Instant,
@@ -112,18 +114,18 @@ impl RxPump {
         frame: Frame,
         log: &mut impl Log,
     ) {
-        let ours = self.site.whose(udp.dst) == Whose::Ours && !broadcast;
+        let ours = self.site.classify(udp.dst) == AddressKind::Local && !broadcast;
         if !ours && !self.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
-            return self.shelf.frames.push(frame);
+            return self.recycler.frames.push(frame);
         }
         let remote = SocketAddrV4::new(udp.src, udp.src_port);
-        let Some(index) = self.datagrams.taker(udp.dst_port, remote) else {
+        let Some(index) = self.datagrams.receiver_of(udp.dst_port, remote) else {
             self.stats.no_port += 1;
-            if ours && (vouched(&frame) || datagram_is_good(frame.bytes())) {
+            if ours && (is_verified_by_device(&frame) || datagram_is_good(frame.bytes())) {
                 self.report(now, &frame, Report::PortUnreachable);
             }
-            return self.shelf.frames.push(frame);
+            return self.recycler.frames.push(frame);
         };
         if let Some(gso) = frame.meta.gso {
             return self.split(now, udp, gso.size, frame, log);
@@ -136,7 +138,7 @@ impl RxPump {
                 self.merge
                     && open.index == index
                     && open.run.frames.len() < MAX_RUN
-                    && vouched(first) == vouched(&frame)
+                    && is_verified_by_device(first) == is_verified_by_device(&frame)
             }
         };
         if !fits {
@@ -148,7 +150,8 @@ impl RxPump {
         open.run.frames.push(frame);
     }
 
-    /// Datagrams that a device on the same machine left together, `size` payload octets each: one by one.
+    /// Handles, one by one, datagrams of `size` payload bytes that a device on the same machine
+    /// left together.
     fn split(
         &mut self,
         now: Instant,
@@ -161,7 +164,8 @@ impl RxPump {
         let len = usize::from(udp.payload_len);
         for from in (0..len).step_by(usize::from(size).max(1)) {
             let to = len.min(from + usize::from(size).max(1));
-            // Each may need a place in the log. The places of the frames that the pump has claimed are theirs.
+            // Each datagram may need a place in the log. The places for claimed frames are
+            // reserved.
             if log.room() <= BATCH + RESERVED + 2 {
                 self.stats.pieces += 1;
                 self.stats.unsplit += 1;
@@ -180,23 +184,23 @@ impl RxPump {
             };
             self.datagram(now, &udp, frame.bytes()[..6] == [0xff; 6], piece, log);
         }
-        self.shelf.frames.push(frame);
+        self.recycler.frames.push(frame);
     }
 
-    /// Publishes the datagrams that were gathered.
+    /// Publishes the gathered datagrams.
     pub(super) fn close_datagrams(&mut self, now: Instant, log: &mut impl Log) {
         let count = self.datagrams.open.run.frames.len();
         if count == 0 {
             return;
         }
-        let spare = self.shelf.runs.pop().unwrap_or_default();
+        let spare = self.recycler.runs.pop().unwrap_or_default();
         let open = &mut self.datagrams.open;
         let run = core::mem::replace(&mut open.run, spare);
         let mut lens = [0; MAX_RUN];
         lens[..count].copy_from_slice(&open.lens[..count]);
         let place = self.datagrams.places.get(open.index as usize);
         let Some(Some(bound)) = place else {
-            return self.shelf.put(run);
+            return self.recycler.put(run);
         };
         let socket = bound.socket;
         let mut digest = Digest::bare(Kind::Datagrams, now, 0);
@@ -211,18 +215,18 @@ impl RxPump {
         let body = Body::Datagrams { lens };
         let request = Request { digest, body };
         self.stats.runs += 1;
-        let vouched_for = run.frames.iter().all(vouched);
+        let vouched_for = run.frames.iter().all(is_verified_by_device);
         let verdict = vouched_for.then(|| request.digest.all_good());
         self.publish(&request, verdict, run, log);
     }
 
-    /// An error about a datagram of ours: its socket is told if it is connected to whom the datagram was for (RFC 1122
-    /// section 4.1.3.3).
+    /// Reports an ICMP error about a datagram of ours to its socket, if that is connected to the
+    /// destination of the datagram (RFC 1122 section 4.1.3.3).
     pub(super) fn datagram_error(&mut self, error: &wire::UdpError) {
         self.stats.network_errors += 1;
         let trouble = match error.numbers {
-            [3, 2 | 3] => Trouble::Refused,
-            [3, 0 | 1 | 5 | 6..=15] => Trouble::Unreachable,
+            [3, 2 | 3] => PendingError::Refused,
+            [3, 0 | 1 | 5 | 6..=15] => PendingError::Unreachable,
             _ => return,
         };
         let bound = self
@@ -239,7 +243,7 @@ impl RxPump {
     // Sockets that begin and end.
 
     pub(super) fn bind(&mut self, now: Instant, socket: ConnId, port: u16, log: &mut impl Log) {
-        // What was gathered belongs to those who were there.
+        // The gathered datagrams belong to the sockets of before.
         self.close_datagrams(now, log);
         let datagrams = &mut self.datagrams;
         let index = socket.index as usize;
@@ -264,7 +268,7 @@ impl RxPump {
         }
     }
 
-    /// A socket was dropped: nothing arrives any more, and it ends when what it sent is on its way.
+    /// A socket was dropped: it takes no more datagrams, and ends once its own are sent.
     pub(super) fn unbind(&mut self, socket: ConnId) {
         let datagrams = &mut self.datagrams;
         let Some(bound) = datagrams.get(socket) else {
@@ -279,10 +283,11 @@ impl RxPump {
         datagrams.more.push_back(socket);
     }
 
-    // Datagrams that are sent.
+    // Sent datagrams.
 
-    /// Publishes what sockets sent, and gives back the places of those that are over. Returns how much was done.
-    pub(super) fn socket_news(&mut self, now: Instant, log: &mut impl Log) -> usize {
+    /// Publishes what sockets sent, and frees the places of closed sockets. Returns how much was
+    /// done.
+    pub(super) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = self.free_sockets(log);
         for _ in 0..BATCH {
             if log.room() == 0 {
@@ -300,7 +305,7 @@ impl RxPump {
         done
     }
 
-    /// Publishes what a socket sent, as far as there is room; false if there is more.
+    /// Publishes what a socket sent while there is room; false if there is more.
     fn sends(&mut self, now: Instant, socket: ConnId, log: &mut impl Log) -> bool {
         let Some(stream) = self.world.queues.streams.get(socket) else {
             return true;
@@ -333,7 +338,7 @@ impl RxPump {
         false
     }
 
-    /// The record at `offset` of a send ring, if it is there.
+    /// The record at `offset` of a send ring, if one was written.
     fn found(&self, socket: ConnId, offset: u64, written: u64) -> Option<Found> {
         let header_end = offset + record::HEADER as u64;
         if header_end > written {
@@ -345,7 +350,7 @@ impl RxPump {
         (offset + record::len(header.len) <= written).then_some(Found { offset, header })
     }
 
-    /// Publishes `first` and what follows it to the same destination. Returns where that ends.
+    /// Publishes `first` and the records after it to the same destination. Returns where they end.
     fn send_run(
         &mut self,
         now: Instant,
@@ -357,7 +362,7 @@ impl RxPump {
         let Header {
             remote, ttl, tos, ..
         } = first.header;
-        let Some(mac) = self.way_to(now, *remote.ip()) else {
+        let Some(mac) = self.resolve_next_hop(now, *remote.ip()) else {
             return self.send_unresolved(now, bound, first, log);
         };
         let mut lens = [0; MAX_RUN];
@@ -384,7 +389,7 @@ impl RxPump {
         upto
     }
 
-    /// Records datagrams that are sent with their records, since the ring will not keep them.
+    /// Adds the records of sent datagrams to the recording, because the ring does not keep them.
     pub(super) fn record_sends(&mut self, request: &Request) {
         let Body::Sends {
             socket,
@@ -427,9 +432,9 @@ impl RxPump {
         self.publish(&request, None, Run::default(), log);
     }
 
-    /// The link-layer address that packets for `remote` go to, if it is known.
-    fn way_to(&mut self, now: Instant, remote: Ipv4Addr) -> Option<Mac> {
-        if self.site.whose(remote) == Whose::Everybodys {
+    /// The link-layer address for packets to `remote`, if known.
+    fn resolve_next_hop(&mut self, now: Instant, remote: Ipv4Addr) -> Option<Mac> {
+        if self.site.classify(remote) == AddressKind::Broadcast {
             return Some(Mac([0xff; 6]));
         }
         if remote.is_multicast() {
@@ -440,8 +445,8 @@ impl RxPump {
         self.neighbors.lookup(self.site.next_hop(remote)?, now)
     }
 
-    /// A datagram whose next hop is not known yet is built here, and waits until it is (RFC 1122 section 2.3.2.2). The
-    /// replicas learn only that its place in the ring is free.
+    /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC
+    /// 1122 section 2.3.2.2). The replicas learn only that its place in the ring is free.
     fn send_unresolved(
         &mut self,
         now: Instant,
@@ -459,10 +464,10 @@ impl RxPump {
             let payload = stream.recorded(from, from + u64::from(found.header.len));
             let datagram = whole_datagram(&self.world, bound.port, &found.header, ident, payload);
             let frames = cut_frame(datagram, self.world.limits.mtu);
-            let held = self.neighbors.hold(next_hop, frames, now);
+            let held = self.neighbors.queue_frames(next_hop, frames, now);
             self.stats.unresolved += held.dropped;
             if held.ask {
-                self.ask(next_hop);
+                self.request_address(next_hop);
             }
         } else {
             self.stats.unresolved += 1;
@@ -480,7 +485,7 @@ impl RxPump {
         upto
     }
 
-    /// Sockets that are over give their places back once all their work is done.
+    /// Frees the places of closed sockets once all their work is done.
     fn free_sockets(&mut self, log: &mut impl Log) -> usize {
         while !self.world.queues.unbound.is_empty()
             && let Some(socket) = self.world.queues.unbound.pop()
@@ -494,7 +499,7 @@ impl RxPump {
         {
             self.datagrams.closing.pop_front();
             let next = self.world.queues.recycle(socket);
-            self.world.desk().bindings.free(next);
+            self.world.socket_table().bindings.free(next);
             done += 1;
         }
         done

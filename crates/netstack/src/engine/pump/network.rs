@@ -1,5 +1,5 @@
-//! What the receive pump does with packets that are no segments: it answers echo requests, puts fragments together,
-//! and reports errors. None of this stands in the log.
+//! Packets other than segments in the receive pump: echo requests, fragments, and ICMP errors that
+//! we report. None of this is in the log.
 
 use std::net::Ipv4Addr;
 
@@ -8,14 +8,14 @@ use dominoes_drivers::Frame;
 use super::{Log, RxPump};
 use crate::ip::cut::cut_frame;
 use crate::ip::reassembly::Reassembled;
-use crate::ip::route::Whose;
+use crate::ip::route::AddressKind;
 use crate::ip::{fragment, whole};
 use crate::rate_limit::Rate;
 use crate::time::Instant;
 use crate::wire::{self, Packet, Report};
 
 impl RxPump {
-    /// A packet that is no segment for us. `broadcast`: its frame was sent to everybody.
+    /// Handles a packet that is no segment for us. `broadcast`: its frame was sent to all hosts.
     pub(super) fn packet(
         &mut self,
         now: Instant,
@@ -24,13 +24,14 @@ impl RxPump {
         frame: Frame,
         log: &mut impl Log,
     ) {
-        // What was sent to all links but one host is a mistake, and dropped (RFC 1122 section 3.3.6).
-        let ours = |dst| self.site.whose(dst) == Whose::Ours && !broadcast;
+        // A packet to a single host in a frame to all hosts is a mistake, and dropped (RFC 1122
+        // section 3.3.6).
+        let ours = |dst| self.site.classify(dst) == AddressKind::Local && !broadcast;
         match *packet {
             Packet::EchoRequest { dst } if ours(dst) => self.echo(&frame),
             Packet::Fragment { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 if let Some(frame) = self.fragment(now, &frame) {
-                    if self.is_home_of(&frame) {
+                    if self.is_for_this_group(&frame) {
                         self.frame(now, frame, log);
                     } else {
                         self.stats.not_ours += 1;
@@ -45,12 +46,12 @@ impl RxPump {
             Packet::Unknown | Packet::Arp(_) => self.stats.unknown += 1,
             _ => self.stats.not_ours += 1,
         }
-        self.shelf.frames.push(frame);
+        self.recycler.frames.push(frame);
     }
 
-    /// Whether a packet was meant for everybody, and sent so.
+    /// Whether a packet was addressed to all hosts, and sent in a frame to all hosts.
     pub(super) fn is_to_all(&self, dst: Ipv4Addr, broadcast: bool) -> bool {
-        broadcast && self.site.whose(dst) == Whose::Everybodys
+        broadcast && self.site.classify(dst) == AddressKind::Broadcast
     }
 
     /// Answers an echo request, in fragments if need be (RFC 1122 section 3.2.2.6).
@@ -75,16 +76,17 @@ impl RxPump {
         self.idents.take(destination, protocol, 1).nth(0)
     }
 
-    /// Takes a fragment in. Returns the frame that its datagram would have come in, if it was the last one missing.
+    /// Adds a fragment. Returns the frame of the whole datagram, if this was the last fragment
+    /// missing.
     fn fragment(&mut self, now: Instant, frame: &Frame) -> Option<Frame> {
         self.stats.fragments += 1;
         match self.reassembly.insert(&fragment(frame.bytes())?, now) {
-            Reassembled::Whole(datagram) => {
+            Reassembled::Complete(datagram) => {
                 let bytes = whole(&datagram)?;
                 self.stats.reassembled += 1;
                 Some(Frame::from_bytes(&bytes))
             }
-            Reassembled::Kept | Reassembled::Duplicate => None,
+            Reassembled::Incomplete | Reassembled::Duplicate => None,
             _ => {
                 self.stats.bad_fragments += 1;
                 None
@@ -92,20 +94,20 @@ impl RxPump {
         }
     }
 
-    /// Gives up datagrams whose fragments take too long, and tells their senders.
+    /// Discards datagrams whose fragments take too long, and reports that to their senders.
     pub(super) fn give_up_fragments(&mut self, now: Instant) {
         if self.reassembly.next_deadline() > now {
             return;
         }
         self.reassembly.expire(now);
         for expired in self.reassembly.take_expired() {
-            if self.shard.is_first() && wire::was_sent_to(&expired.quoted, self.site.address) {
+            if self.group.is_first() && wire::was_sent_to(&expired.quoted, self.site.address) {
                 self.report_about(now, &expired.quoted, Report::ReassemblyTime);
             }
         }
     }
 
-    /// Tells the sender of a packet that was meant for us alone why it is not served.
+    /// Reports to the sender of a packet that was addressed to us alone why it is not served.
     pub(super) fn report(&mut self, now: Instant, frame: &Frame, report: Report) {
         self.report_about(now, frame.bytes(), report);
     }

@@ -1,8 +1,9 @@
-//! When to look at which connection: a binary heap that knows where each place of the connection table stands in it.
+//! The deadlines of connections: a binary heap in which the entry of each place of the connection
+//! table is known by index.
 //!
-//! So a place has one entry at most, however often its deadline moves, and memory is bounded by the number of places. An
-//! entry may be early, never late: deadlines move back with every acknowledgment, and who is looked at too early says
-//! when to look again.
+//! A place has at most one entry, however often its deadline moves, so memory is bounded by the
+//! number of places. An entry may be too early, never too late: acknowledgments postpone deadlines,
+//! and a connection that is looked at too early sets its next deadline.
 
 use crate::effect::mix;
 use crate::time::Instant;
@@ -14,7 +15,7 @@ const NOWHERE: u32 = u32::MAX;
 pub(super) struct Deadlines {
     /// A heap, earliest first; the place decides between equal times.
     heap: Vec<(Instant, u32)>,
-    /// For each place, where it stands in `heap`.
+    /// For each place, the index of its entry in `heap`.
     position: Vec<u32>,
 }
 
@@ -24,7 +25,7 @@ impl Deadlines {
         self.heap.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
-    /// Looks at `place` at `at` and not at another time.
+    /// Sets the deadline of `place` to `at`, instead of any other.
     pub(super) fn set(&mut self, place: u32, at: Instant) {
         let index = place as usize;
         if index >= self.position.len() {
@@ -38,10 +39,10 @@ impl Deadlines {
         } else {
             self.heap[i].0 = at;
         }
-        self.settle(i);
+        self.sift(i);
     }
 
-    /// Forgets `place`.
+    /// Removes the deadline of `place`.
     pub(super) fn remove(&mut self, place: u32) {
         let Some(position) = self.position.get_mut(place as usize) else {
             return;
@@ -53,18 +54,18 @@ impl Deadlines {
         self.heap.swap_remove(i);
         if let Some(&(_, moved)) = self.heap.get(i) {
             self.position[moved as usize] = i as u32;
-            self.settle(i);
+            self.sift(i);
         }
     }
 
-    /// All of it as one number: where an entry stands in the heap means nothing.
+    /// A fingerprint that does not depend on the order within the heap.
     pub(super) fn fingerprint(&self) -> u64 {
         let entries = self.heap.iter();
         let entries = entries.map(|(at, place)| mix(at.as_nanos() ^ mix(u64::from(*place))));
         entries.fold(0, u64::wrapping_add)
     }
 
-    /// Takes out the earliest place, if it is due at `now`.
+    /// Removes and returns the place with the earliest deadline, if that is due at `now`.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         let &(at, place) = self.heap.first()?;
         if at > now {
@@ -74,8 +75,8 @@ impl Deadlines {
         Some(place)
     }
 
-    /// Moves entry `i` to where it belongs.
-    fn settle(&mut self, mut i: usize) {
+    /// Moves entry `i` to its position in the heap order.
+    fn sift(&mut self, mut i: usize) {
         while i > 0 && self.heap[i] < self.heap[(i - 1) / 2] {
             self.swap(i, (i - 1) / 2);
             i = (i - 1) / 2;

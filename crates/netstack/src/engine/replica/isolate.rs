@@ -1,17 +1,19 @@
-//! A panic in the code of TCP ends one connection, and nothing else.
+//! A panic in the TCP code closes one connection and affects no other.
 //!
-//! If a call of a connection unwinds, what it asked for is taken back, the numbers of its frames are free again, and it is
-//! buried without being looked at any more: a reset leaves whose numbers were known before, its socket learns that it
-//! was aborted, and no list keeps a trace of it. The code is the same in every replica, and so is what it was given:
-//! all of them panic alike and stay equal. A panic in one of them only is a divergence, found as any other.
+//! If a call of a connection unwinds, its effects are withdrawn, its frame numbers are free again,
+//! and the connection is closed without further use: a reset with previously saved numbers leaves,
+//! its socket reports that it was aborted, and no list keeps an entry for it. Code and input are
+//! the same in every replica, so all of them panic identically and stay equal. A panic in only one
+//! of them is a divergence, and found as any other.
 //!
-//! Where a connection is made, and in the tables that connections share, nothing is caught: what is half done there
-//! cannot be put right by forgetting one connection. In a program built with `panic = "abort"` nothing unwinds, and the
-//! first panic ends the process.
+//! Panics are not caught while a connection is created, or in tables that connections share:
+//! closing one connection cannot repair a half-done change there. In a program built with `panic =
+//! "abort"` nothing unwinds, and the first panic ends the process.
 //!
-//! The short road is not guarded by itself, since a request would be a tenth dearer if it were. Whoever applies requests in
-//! a row catches what unwinds once for all of them ([`Replica::unwound`]); what the short road needs in that case it
-//! leaves in the replica, and all other roads say when they do what is not one connection's.
+//! The fast path is not guarded by itself, because that would make a request a tenth more
+//! expensive. A caller that applies several requests catches panics once for all of them
+//! ([`Replica::unwound`]). The fast path stores in the replica what is needed in that case, and all
+//! other paths mark work that concerns more than one connection.
 
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
@@ -25,17 +27,18 @@ use crate::keys::Domain;
 use crate::seqnum::SeqNum;
 use crate::tcp::{self, Cx, Finish, Tcb};
 
-/// What was known before a call that may unwind.
+/// What has to be known before a call that may unwind.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     /// Number of the next frame.
     next: u64,
-    /// The number of a reset that the peer believes.
+    /// A sequence number for a reset that the peer accepts.
     seq: SeqNum,
 }
 
 impl Replica {
-    /// Does `what` to a connection, if it is still there, and lets it send. `None` if it is gone, before or now.
+    /// Calls `what` with a connection, if it still exists, and lets it send. `None` if it is gone,
+    /// before or after.
     #[inline]
     pub(super) fn guarded<S: EffectSink>(
         &mut self,
@@ -55,9 +58,9 @@ impl Replica {
         let planted = self.limits.panics_ppm > 0;
         #[cfg(feature = "testkit")]
         let at = if planted {
-            mix((self.position + self.besides)
+            mix((self.position + self.applied_unlogged)
                 ^ u64::from(conn.index) << 48
-                ^ self.keys.of(Domain::PlannedPanic, []))
+                ^ self.keys.of(Domain::InjectedPanic, []))
         } else {
             0
         };
@@ -65,24 +68,24 @@ impl Replica {
             let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
             #[cfg(feature = "testkit")]
             if planted {
-                plant(at, 0, cx.limits);
+                inject_panic(at, 0, cx.limits);
             }
             what(tcb, &mut cx);
             #[cfg(feature = "testkit")]
             if planted {
-                plant(at, 1, cx.limits);
+                inject_panic(at, 1, cx.limits);
             }
             let finish = tcb.finish(&mut cx);
             #[cfg(feature = "testkit")]
             if planted {
-                plant(at, 2, cx.limits);
+                inject_panic(at, 2, cx.limits);
             }
             finish
         }));
         if let Err(_panic) = &outcome {
             #[cfg(feature = "testkit")]
             {
-                self.planted += u64::from(is_planted(&**_panic));
+                self.injected += u64::from(is_injected(&**_panic));
             }
             out.take_back(mark);
             self.isolate(conn, before, received, out);
@@ -90,12 +93,14 @@ impl Replica {
         outcome.ok()
     }
 
-    /// [`Replica::apply_in_batch`] unwound while it applied `request`; `out` holds what that had asked for. If the panic was
-    /// of the connection on the short road, which was touched last, that one ends, and what follows from the request is
-    /// done. Its segments count as none that arrived.
+    /// [`Replica::apply_in_batch`] unwound while it applied `request`; `out` holds the effects of
+    /// that request. If the panic came from the connection on the fast path, which was used last,
+    /// that connection is closed, and the work that follows from the request is done. Its segments
+    /// do not count as received.
     ///
     /// # Panics
-    /// With the same panic, if it is not one connection's. Nothing can be said of the replica then.
+    /// With the same panic, if it did not come from one connection. The replica must not
+    /// be used afterwards.
     #[cold]
     #[inline(never)]
     pub fn unwound(
@@ -113,8 +118,8 @@ impl Replica {
             generation: place.generation,
         };
         out.take_back(0);
-        // How far the receive stream reached nobody has noted: the application may miss the end of what other workers
-        // are still copying.
+        // The length of the receive stream is not known here: the application may miss the end of
+        // what other workers are still copying.
         let before = Before {
             next: self.next_before,
             seq: request.digest.seg_ack,
@@ -123,31 +128,31 @@ impl Replica {
         self.follow_up(out);
     }
 
-    /// Ends a connection whose code has panicked, and whose receive stream reached to `received`.
+    /// Closes a connection whose code panicked, and whose receive stream was `received` bytes long.
     #[cold]
     fn isolate(&mut self, conn: ConnId, before: Before, received: u64, out: &mut impl EffectSink) {
         self.frames.next = before.next;
         self.stats.panicked += 1;
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = &place.tcb else { return };
-        // No call of TCP changes these.
+        // No TCP call changes these.
         let (flow, mac) = (tcb.flow(), tcb.mac());
-        if let Some(port) = place.parent.take() {
+        if let Some(port) = place.listener_port.take() {
             self.listeners.end(port, false);
         }
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
-        // Without room for it the peer learns as soon as it says something.
+        // Without room for the reset, the peer learns of it when it sends its next segment.
         tcp::reset_at(before.seq, flow, mac, &mut cx);
         out.push(Effect::Event {
             conn,
             event: Event::Aborted,
             received,
         });
-        self.bury(conn, out);
+        self.close(conn, out);
         let place = &mut self.places[conn.index as usize];
         place.waits_for_turn = false;
         place.waits_for_sent = false;
-        place.waits_out = false;
+        place.in_time_wait = false;
         self.waiting.retain(|other| *other != conn);
         self.unsent.retain(|(_, other)| *other != conn);
         self.time_wait.retain(|other| *other != conn);
@@ -156,51 +161,51 @@ impl Replica {
     }
 }
 
-/// Panics if `at` says so, at one of three places.
+/// Panics if `at` selects this call, at one of three places.
 #[cfg(feature = "testkit")]
-fn plant(at: u64, place: u64, limits: &crate::config::Limits) {
+fn inject_panic(at: u64, place: u64, limits: &crate::config::Limits) {
     let chosen = at % 1_000_000 < u64::from(limits.panics_ppm);
     if chosen && (at >> 32) % 3 == place {
-        std::panic::panic_any(PLANTED);
+        std::panic::panic_any(INJECTED);
     }
 }
 
-/// What a planted panic says.
+/// The message of an injected panic.
 #[cfg(feature = "testkit")]
-const PLANTED: &str = "a planted panic";
+const INJECTED: &str = "an injected panic";
 
 #[cfg(feature = "testkit")]
-fn is_planted(panic: &(dyn Any + Send)) -> bool {
-    panic.downcast_ref::<&str>() == Some(&PLANTED)
+fn is_injected(panic: &(dyn Any + Send)) -> bool {
+    panic.downcast_ref::<&str>() == Some(&INJECTED)
 }
 
 #[cfg(all(test, feature = "testkit"))]
 mod tests {
-    use super::super::tests::Bench;
+    use super::super::tests::Fixture;
     use crate::digest::Flags;
 
     #[test]
-    fn a_panic_that_no_test_planted_is_told_from_one_that_was() {
-        let counts = |bench: &Bench| {
-            let replica = &bench.replica;
-            (replica.stats().panicked, replica.unplanned_panics())
+    fn an_unexpected_panic_is_distinguished_from_an_injected_one() {
+        let counts = |fixture: &Fixture| {
+            let replica = &fixture.replica;
+            (replica.stats().panicked, replica.unexpected_panics())
         };
-        let mut bench = Bench::listening(4);
-        let (conn, _) = bench.open(4000, 100);
-        assert_eq!(counts(&bench), (0, 0));
-        bench
+        let mut fixture = Fixture::listening(4);
+        let (conn, _) = fixture.open(4000, 100);
+        assert_eq!(counts(&fixture), (0, 0));
+        fixture
             .replica
-            .with(conn, &mut bench.effects, |_, _| panic!("a mistake"));
-        assert_eq!(counts(&bench), (1, 1));
+            .with(conn, &mut fixture.effects, |_, _| panic!("a mistake"));
+        assert_eq!(counts(&fixture), (1, 1));
 
-        let mut bench = Bench::listening(4);
-        bench.replica.limits.panics_ppm = 1_000_000;
-        bench.segment(4000, 100, 0, Flags::SYN);
-        assert_eq!(counts(&bench), (1, 0));
+        let mut fixture = Fixture::listening(4);
+        fixture.replica.limits.panics_ppm = 1_000_000;
+        fixture.segment(4000, 100, 0, Flags::SYN);
+        assert_eq!(counts(&fixture), (1, 0));
     }
 
     #[test]
-    fn a_stack_does_not_end_well_if_a_panic_was_caught_that_no_test_planted() {
+    fn a_stack_that_caught_an_unexpected_panic_fails_at_its_end() {
         use crate::variants::{Setup, single::Single};
         use dominoes_drivers::memory::{MemoryConfig, pair};
         use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -212,19 +217,19 @@ mod tests {
         let ends_well = |replica: &super::Replica| {
             catch_unwind(AssertUnwindSafe(|| world.assert_no_panics(replica))).is_ok()
         };
-        let mut bench = Bench::listening(4);
-        let (conn, _) = bench.open(4000, 100);
-        assert!(ends_well(&bench.replica));
-        bench
+        let mut fixture = Fixture::listening(4);
+        let (conn, _) = fixture.open(4000, 100);
+        assert!(ends_well(&fixture.replica));
+        fixture
             .replica
-            .with(conn, &mut bench.effects, |_, _| panic!("a mistake"));
-        assert!(!ends_well(&bench.replica));
+            .with(conn, &mut fixture.effects, |_, _| panic!("a mistake"));
+        assert!(!ends_well(&fixture.replica));
         assert_eq!(world.unplanned_panics(), 1, "its stack knows");
 
-        let mut bench = Bench::listening(4);
-        bench.replica.limits.panics_ppm = 1_000_000;
-        bench.segment(4000, 100, 0, Flags::SYN);
-        assert_eq!(bench.replica.stats().panicked, 1);
-        assert!(ends_well(&bench.replica));
+        let mut fixture = Fixture::listening(4);
+        fixture.replica.limits.panics_ppm = 1_000_000;
+        fixture.segment(4000, 100, 0, Flags::SYN);
+        assert_eq!(fixture.replica.stats().panicked, 1);
+        assert!(ends_well(&fixture.replica));
     }
 }

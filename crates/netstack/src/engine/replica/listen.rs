@@ -1,9 +1,11 @@
-//! Listening ports: the SYN queue, the accept queue, and cookies when the former is full.
+//! Listening ports: the SYN queue, the accept queue, and SYN cookies.
 //!
-//! A SYN becomes a connection in SYN-RECEIVED while its port's backlog and the SYN queue of all ports have room. Beyond
-//! that it is answered by a cookie and forgotten; what returns the cookie becomes a connection then (RFC 4987). So a
-//! flood of SYNs takes no more memory than the SYN queue, and who is really there gets in all the same. What a port has
-//! established and nobody accepted is bounded by twice its backlog: half of that only while its SYN queue is full.
+//! A SYN becomes a connection in SYN-RECEIVED while the backlog of its port and the SYN queue of
+//! all ports have room. Further SYNs are answered with a cookie and not stored; an acknowledgment
+//! that returns the cookie creates the connection (RFC 4987). A flood of SYNs therefore takes no
+//! more memory than the SYN queue, and genuine peers still connect. The established connections
+//! that wait to be accepted are bounded by twice the backlog of a port; the second half is used
+//! only while its SYN queue is full.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +22,16 @@ struct Listener {
     backlog: u16,
     /// Connections in SYN-RECEIVED.
     half_open: u32,
-    /// Connections that were established, since it listens.
+    /// Connections established since the port listens.
     established: u64,
-    /// How many of them the application took.
+    /// How many of them the application accepted.
     accepted: u64,
-    /// Until when a cookie may come back.
+    /// The time until which a cookie may be returned.
     cookies_until: Instant,
 }
 
 impl Listener {
-    /// Connections that wait to be accepted.
+    /// Established connections that wait to be accepted.
     const fn queued(&self) -> u64 {
         self.established.saturating_sub(self.accepted)
     }
@@ -39,7 +41,7 @@ impl Listener {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listeners {
     ports: BTreeMap<u16, Listener>,
-    /// Connections in SYN-RECEIVED that came through any of them.
+    /// Connections in SYN-RECEIVED, over all ports.
     half_open: u32,
 }
 
@@ -58,14 +60,15 @@ impl Listeners {
         });
     }
 
-    /// The application took so many connections from the port's queue, all in all.
+    /// The application has accepted this many connections of the port in total.
     pub(super) fn accepted(&mut self, port: u16, accepted: u64) {
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.accepted = listener.accepted.max(accepted);
         }
     }
 
-    /// Whether another connection may be half open. `most` is the length of the SYN queue of all ports.
+    /// Whether another connection may enter SYN-RECEIVED. `most` is the length of the SYN queue of
+    /// all ports.
     fn may_begin(&self, port: u16, most: u32) -> bool {
         let backlog = |listener: &Listener| {
             u64::from(listener.half_open) + listener.queued() < u64::from(listener.backlog)
@@ -73,13 +76,13 @@ impl Listeners {
         self.half_open < most && self.ports.get(&port).is_some_and(backlog)
     }
 
-    /// Whether another connection may wait to be accepted.
+    /// Whether the accept queue has room for another connection.
     fn may_queue(&self, port: u16) -> bool {
         let room = |listener: &Listener| listener.queued() < u64::from(listener.backlog);
         self.ports.get(&port).is_some_and(room)
     }
 
-    /// A connection is half open.
+    /// A connection enters SYN-RECEIVED.
     fn begin(&mut self, port: u16) {
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.half_open += 1;
@@ -87,7 +90,7 @@ impl Listeners {
         }
     }
 
-    /// A connection is half open no longer.
+    /// A connection leaves SYN-RECEIVED.
     pub(super) fn end(&mut self, port: u16, established: bool) {
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.half_open -= 1;
@@ -96,7 +99,7 @@ impl Listeners {
         }
     }
 
-    /// Names every value to `add`, in a fixed order.
+    /// Passes every value to `add`, in a fixed order.
     pub(super) fn fold(&self, add: &mut impl FnMut(u64)) {
         let Listeners { ports, half_open } = self;
         add(u64::from(*half_open));
@@ -117,7 +120,8 @@ impl Listeners {
 }
 
 impl Replica {
-    /// Connections that may be half open at a time: a part of the connection table is for those that are not.
+    /// How many connections may be in SYN-RECEIVED at a time: a part of the connection table is
+    /// reserved for established ones.
     fn syn_queue(&self) -> u32 {
         let connections = self.limits.connections;
         self.limits.syn_queue.min(connections - connections / 8)
@@ -138,7 +142,8 @@ impl Replica {
         if segment.flags.has(Flags::ACK) {
             return self.refuse(flow, mac, segment, out);
         }
-        // The peer opens what lived here anew: its next SYN comes to the group where that begins.
+        // The peer reopens a connection that had migrated to this group: its next SYN belongs to
+        // the group of the hash.
         if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
             return;
         }
@@ -146,7 +151,7 @@ impl Replica {
         if !self.listeners.may_begin(port, self.syn_queue()) {
             return self.answer_with_cookie(flow, mac, segment, out);
         }
-        self.thin_out(out);
+        self.evict_time_wait(out);
         let Some(conn) = self.allocate() else {
             self.stats.refused_syn += 1;
             self.stats.table_full += 1;
@@ -160,11 +165,11 @@ impl Replica {
         let mut tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
         tcb.set_timestamp_offset(self.timestamp_offset(&flow));
         self.listeners.begin(port);
-        self.settle(conn, tcb, Some(port), out);
-        self.end(conn, out);
+        self.insert(conn, tcb, Some(port), out);
+        self.finish(conn, out);
     }
 
-    /// A SYN for which the SYN queue has no room.
+    /// Answers a SYN for which the SYN queue has no room.
     fn answer_with_cookie(
         &mut self,
         flow: Flow,
@@ -173,9 +178,10 @@ impl Replica {
         out: &mut impl EffectSink,
     ) {
         let port = flow.local.port();
-        self.thin_out(out);
+        self.evict_time_wait(out);
         if !self.listeners.may_queue(port) || !self.has_place() {
-            // Who came would only wait for the application, or for a place, so its SYN may as well come later.
+            // The connection would only wait for the application or for a place, so the peer may as
+            // well retransmit its SYN.
             self.stats.refused_syn += 1;
             self.stats.table_full += u64::from(!self.has_place());
             return;
@@ -191,9 +197,10 @@ impl Replica {
         }
     }
 
-    /// A run without a connection that returns a cookie: the connection, in SYN-RECEIVED, where the run is still to
-    /// arrive. If there is no room for one, or the run is not the first behind the SYN, it is lost, as the network might
-    /// have lost it: a reset would end what the peer has good reason to believe in.
+    /// If a run without a connection returns a cookie, creates the connection in SYN-RECEIVED,
+    /// which the run is then applied to. If there is no room, or the run is not the first one after
+    /// the SYN, it is dropped as if the network had lost it: a reset would close a connection that
+    /// the peer has reason to regard as established.
     #[cold]
     pub(super) fn cookie_returned(
         &mut self,
@@ -227,7 +234,7 @@ impl Replica {
             tcp::Returned::NotFirst => return Returned::Dropped,
             tcp::Returned::Connection(tcb) => *tcb,
         };
-        self.thin_out(out);
+        self.evict_time_wait(out);
         let room = self.listeners.may_queue(port);
         let Some(conn) = room.then(|| self.allocate()).flatten() else {
             self.stats.refused_syn += 1;
@@ -237,12 +244,12 @@ impl Replica {
         self.stats.cookies_returned += 1;
         tcb.set_conn(conn);
         self.listeners.begin(port);
-        self.settle(conn, tcb, Some(port), out);
+        self.insert(conn, tcb, Some(port), out);
         Returned::Connection(conn)
     }
 
-    /// If a SYN for a listening port may take the place of a connection in TIME-WAIT: where the sequence
-    /// numbers of that one ended. A cookie could not begin behind them.
+    /// Whether a SYN for a listening port may replace a connection in TIME-WAIT; if so, the end of
+    /// the sequence numbers of that connection. A cookie could not begin after them.
     pub(super) fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
         let tcb = self.places[conn.index as usize].tcb.as_ref()?;
         if !self
@@ -256,16 +263,16 @@ impl Replica {
         reopens.then(|| tcb.snd_nxt())
     }
 
-    /// A connection that came through a listener: established, and so to be accepted?
+    /// Checks whether a connection of a listener was established, and so has to be accepted.
     pub(super) fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
-        let (Some(port), Some(tcb)) = (place.parent, &place.tcb) else {
+        let (Some(port), Some(tcb)) = (place.listener_port, &place.tcb) else {
             return;
         };
         if matches!(tcb.state(), State::SynReceived) {
             return;
         }
-        place.parent = None;
+        place.listener_port = None;
         let closed = tcb.is_closed();
         let remote = tcb.flow().remote;
         self.listeners.end(port, !closed);
@@ -275,7 +282,7 @@ impl Replica {
         }
     }
 
-    /// A listener goes away: connections that were not established yet go with it.
+    /// Closes a listener, and its connections that are not established yet.
     pub(super) fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
         let Some(listener) = self.listeners.ports.remove(&port) else {
             return;
@@ -283,8 +290,8 @@ impl Replica {
         self.listeners.half_open -= listener.half_open;
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
-            if place.parent == Some(port) {
-                place.parent = None;
+            if place.listener_port == Some(port) {
+                place.listener_port = None;
                 let conn = ConnId {
                     index: index as u32,
                     generation: place.generation,
@@ -295,13 +302,14 @@ impl Replica {
     }
 }
 
-/// What became of a run without a connection.
+/// The result of looking for a cookie in a run without a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Returned {
-    /// It returns no cookie.
+    /// The run returns no cookie.
     Nothing,
-    /// It does, but there is no room, or it is not the first one behind the handshake.
+    /// It returns a cookie, but there is no room, or the run is not the first one after the
+    /// handshake.
     Dropped,
-    /// It does, and this is its connection.
+    /// It returns a cookie, and this is its connection.
     Connection(ConnId),
 }

@@ -1,4 +1,4 @@
-//! Requests about the segments of one run, which are applied at once.
+//! Rows: requests about the segments of one run, applied at once.
 
 use super::Replica;
 use crate::digest::{Digest, Kind, Options, Request};
@@ -6,9 +6,10 @@ use crate::effect::EffectSink;
 use crate::tcp::{Cx, DELAYED_ACK, Lengths};
 
 impl Replica {
-    /// Applies a row of requests, each about one segment of `run`: what comes of it is what comes of them one by one. Returns
-    /// false if that is more than the short road does; then they have to be applied, and only what the first of them says of
-    /// time, credit and cursors may have been taken over.
+    /// Applies a row of requests, one for each segment of `run`. The result is the same as if they
+    /// were applied one by one. Returns false if the fast path cannot do that; then the caller has
+    /// to apply them one by one, and at most the time, credit and cursors of the first one have
+    /// been taken over.
     #[inline]
     pub(super) fn apply_row(
         &mut self,
@@ -22,7 +23,7 @@ impl Replica {
             return false;
         }
         let (now, sent) = (self.now.max(digest.now), self.frames.sent.max(digest.sent));
-        // Something else would be done behind the first of them.
+        // The first request would trigger further work.
         if self.next_deadline <= now || self.next_sent <= sent {
             return false;
         }
@@ -30,7 +31,8 @@ impl Replica {
         let Some(place) = self.places.get_mut(conn.index as usize) else {
             return false;
         };
-        // An acknowledgment that waits is a deadline, which has to be noted unless an earlier one is.
+        // A delayed acknowledgment is a deadline, which has to be scheduled unless there is an
+        // earlier one.
         if place.generation != conn.generation || now + DELAYED_ACK < place.armed {
             return false;
         }
@@ -38,14 +40,14 @@ impl Replica {
             return false;
         };
         self.now = now;
-        self.frames.tell_sent(digest.sent, &self.limits);
+        self.frames.update_sent(digest.sent, &self.limits);
         self.next_before = self.frames.next;
         self.touched = conn.index;
         let mut cx = Cx::new(now, &mut self.frames, &self.limits, out);
         if digest.bits & Digest::PROGRESS != 0 {
             tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
-            // A cursor beyond what is there would be told anew with each of them.
-            if !tcb.knows_read(digest.app_read) {
+            // A read cursor beyond the received data would be reported again with each request.
+            if !tcb.is_read_unchanged(digest.app_read) {
                 return false;
             }
         }
@@ -56,7 +58,7 @@ impl Replica {
         };
         let whole = digest.segment(&Options::None);
         let mut fold = self.fold;
-        if !tcb.predicted_row(&whole, lengths, &mut fold, &mut cx) {
+        if !tcb.try_fast_path_row(&whole, lengths, &mut fold, &mut cx) {
             return false;
         }
         self.fold = fold;
@@ -68,7 +70,7 @@ impl Replica {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Bench;
+    use super::super::tests::Fixture;
     use super::*;
     use crate::digest::{Body, ConnId, Flags, Mac};
     use crate::effect::Effect;
@@ -77,24 +79,25 @@ mod tests {
     use crate::time::{Duration, Instant};
     use proptest::prelude::*;
 
-    /// Something that happens to a connection.
+    /// An event of a connection.
     #[derive(Clone, Debug)]
     enum Step {
-        /// Segments that come together: how many, octets of each and of the last one.
+        /// Segments that arrive together: how many, the bytes of each, and of the last one.
         Row { count: u8, each: u16, last: u16 },
-        /// ... which the peer says to be wider or narrower open than before, and the last of which is pushed.
+        /// ... with a window that is wider or narrower than before, and PSH on the last one.
         Other { count: u8, wnd: u16 },
-        /// ... after the peer's clock has moved.
+        /// ... after the peer's clock has advanced.
         Later { count: u8, ticks: u32 },
-        /// ... of which one is damaged, or which begins behind a gap.
+        /// ... one of which is damaged, or which begin after a gap.
         Bad { count: u8, which: u8, gap: bool },
-        /// The application has read so much of what is there, which the next request says.
+        /// The application has read this much; the next request carries the cursor.
         Read(u8),
-        /// It has written so much, and the peer acknowledges so much of what is in flight.
+        /// The application has written this much, and the peer acknowledges this much of what is in
+        /// flight.
         Write(u16, u8),
-        /// Time goes by.
+        /// Time passes.
         Wait(u32),
-        /// Frames are sent: so many of those that were numbered.
+        /// This many of the numbered frames are sent.
         Sent(u8),
     }
 
@@ -116,32 +119,32 @@ mod tests {
     }
 
     /// A replica with an open connection, and its peer.
-    struct Scene {
-        bench: Bench,
+    struct RowFixture {
+        fixture: Fixture,
         conn: ConnId,
         now: Instant,
         sent: u64,
-        /// Of the peer: what it says next, has heard, and its clock.
+        /// The peer's next sequence number, acknowledgment, and clock.
         seq: SeqNum,
         ack: SeqNum,
         wnd: u16,
         ts_val: Option<u32>,
         read: u64,
         written: u64,
-        /// Rows that were applied at once, and segments in them.
+        /// Rows that were applied at once, and the segments in them.
         at_once: (u64, u64),
     }
 
-    impl Scene {
-        fn new(timestamps: bool) -> Scene {
-            let mut bench = Bench::listening(4);
+    impl RowFixture {
+        fn new(timestamps: bool) -> RowFixture {
+            let mut fixture = Fixture::listening(4);
             let ts_val = timestamps.then_some(50);
-            // So that windows close, and there is not always room for acknowledgments.
-            bench.replica.limits.receive_buffer = 1 << 16;
-            bench.replica.limits.tx_slots = 16;
-            let (conn, ours) = bench.open_with(4000, 100, ts_val);
-            Scene {
-                bench,
+            // Windows close, and there is not always room for acknowledgments.
+            fixture.replica.limits.receive_buffer = 1 << 16;
+            fixture.replica.limits.tx_slots = 16;
+            let (conn, ours) = fixture.open_with(4000, 100, ts_val);
+            RowFixture {
+                fixture,
                 conn,
                 now: Instant::from_millis(1),
                 sent: 0,
@@ -156,7 +159,7 @@ mod tests {
         }
 
         fn tcb(&self) -> Option<&crate::tcp::Tcb> {
-            self.bench.replica.places[self.conn.index as usize]
+            self.fixture.replica.places[self.conn.index as usize]
                 .tcb
                 .as_ref()
         }
@@ -175,7 +178,7 @@ mod tests {
                 digest.bits |= Digest::TIMESTAMPS;
                 (digest.ts_val, digest.ts_ecr) = (ts_val, 0);
             }
-            let (flow, mac) = (self.bench.flow(4000), Mac([2; 6]));
+            let (flow, mac) = (self.fixture.flow(4000), Mac([2; 6]));
             let body = Body::Segment {
                 flow,
                 mac,
@@ -185,9 +188,10 @@ mod tests {
             Request { digest, body }
         }
 
-        /// Applies the segments of `run` one by one, and, if that can be, at once: compares what comes of both.
+        /// Applies the segments of `run` one by one, and at once if possible, and compares the
+        /// results.
         fn arrive(&mut self, run: &Request, verdict: u16) {
-            let replica = &mut self.bench.replica;
+            let replica = &mut self.fixture.replica;
             let (mut row, mut asked) = (replica.clone(), Vec::new());
             let at_once = row.apply_row((run, verdict), &mut asked);
             let mut effects = Vec::new();
@@ -206,7 +210,7 @@ mod tests {
                 self.at_once.1 += u64::from(run.digest.count);
             } else {
                 assert_eq!(asked, [], "what is refused asks for nothing");
-                // Only what the first request says besides was taken over.
+                // Only the other fields of the first request were taken over.
                 let mut again = Vec::new();
                 for (i, request) in taken_apart(run).iter().enumerate() {
                     row.apply(request, verdict >> i & 1, &mut again);
@@ -244,7 +248,7 @@ mod tests {
                 }
                 Step::Read(share) => {
                     let received = self.tcb().map_or(0, |tcb| tcb.received());
-                    // No application reads ahead; a cursor that is wrong may.
+                    // No correct application reads ahead; a corrupted cursor may.
                     self.read += received.saturating_sub(self.read) * u64::from(share) / 240;
                 }
                 Step::Write(len, acked) => {
@@ -254,15 +258,15 @@ mod tests {
                 }
                 Step::Wait(nanos) => {
                     self.now += Duration::from_nanos(u64::from(nanos));
-                    // Nobody ticks while segments arrive.
+                    // No tick is published while segments arrive.
                     let is_quiet = nanos.is_multiple_of(2);
-                    if is_quiet && self.bench.replica.next_deadline() <= self.now {
+                    if is_quiet && self.fixture.replica.next_deadline() <= self.now {
                         let tick = Request::tick(self.now, self.sent);
-                        self.bench.replica.apply(&tick, 0, &mut Vec::new());
+                        self.fixture.replica.apply(&tick, 0, &mut Vec::new());
                     }
                 }
                 Step::Sent(share) => {
-                    let numbered = self.bench.replica.frames.next - self.sent;
+                    let numbered = self.fixture.replica.frames.next - self.sent;
                     self.sent += numbered * u64::from(share) / 255;
                 }
             }
@@ -275,9 +279,9 @@ mod tests {
             timestamps in any::<bool>(),
             steps in steps(),
         ) {
-            let mut scene = Scene::new(timestamps);
+            let mut fixture = RowFixture::new(timestamps);
             for step in &steps {
-                scene.step(step);
+                fixture.step(step);
             }
         }
     }
@@ -285,44 +289,44 @@ mod tests {
     #[test]
     fn rows_of_a_transfer_are_applied_at_once() {
         for timestamps in [false, true] {
-            let mut scene = Scene::new(timestamps);
+            let mut fixture = RowFixture::new(timestamps);
             for _ in 0..1000 {
-                scene.now += Duration::from_micros(10);
-                scene.sent = scene.bench.replica.frames.next;
-                scene.read = scene.tcb().map_or(0, |tcb| tcb.received());
-                scene.step(&Step::Row {
+                fixture.now += Duration::from_micros(10);
+                fixture.sent = fixture.fixture.replica.frames.next;
+                fixture.read = fixture.tcb().map_or(0, |tcb| tcb.received());
+                fixture.step(&Step::Row {
                     count: 15,
                     each: 1448,
                     last: 1448,
                 });
             }
-            assert!(scene.at_once.0 > 990, "{:?}", scene.at_once);
+            assert!(fixture.at_once.0 > 990, "{:?}", fixture.at_once);
         }
     }
 
     #[test]
     fn every_second_segment_of_a_row_is_acknowledged_with_its_own_number() {
-        let mut scene = Scene::new(false);
-        let run = scene.run(5, 1000, 300);
-        // One before it waits for the second.
-        scene.step(&Step::Row {
+        let mut fixture = RowFixture::new(false);
+        let run = fixture.run(5, 1000, 300);
+        // One segment before, which waits for the second.
+        fixture.step(&Step::Row {
             count: 1,
             each: 1000,
             last: 1000,
         });
         let mut asked = Vec::new();
         let mut run = run;
-        run.digest.seg_seq = scene.seq;
-        scene.bench.replica.places[scene.conn.index as usize].armed = Instant::ZERO;
-        assert!(scene.bench.replica.apply_row((&run, 0x1f), &mut asked));
-        let told: Vec<_> = asked
+        run.digest.seg_seq = fixture.seq;
+        fixture.fixture.replica.places[fixture.conn.index as usize].armed = Instant::ZERO;
+        assert!(fixture.fixture.replica.apply_row((&run, 0x1f), &mut asked));
+        let acked: Vec<_> = asked
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Transmit(transmit) => Some(transmit.ack.since(scene.seq)),
+                Effect::Transmit(transmit) => Some(transmit.ack.since(fixture.seq)),
                 _ => None,
             })
             .collect();
-        assert_eq!(told, [1000, 3000, 4300]);
+        assert_eq!(acked, [1000, 3000, 4300]);
         let delivered = asked.iter().filter(|e| matches!(e, Effect::Deliver(_)));
         assert_eq!(delivered.count(), 5);
     }

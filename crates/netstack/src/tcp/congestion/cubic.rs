@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438), in integers: time in microseconds, windows in octets.
+//! CUBIC (RFC 9438), in integers: time in microseconds, windows in bytes.
 //!
 //! The window follows a cubic function of the time since it was last reduced: fast at first, flat where it was
 //! before, faster again beyond. Where that is slower than Reno would be, it follows Reno.
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::hystart::HyStart;
 use super::{Acked, Algorithm, WINDOW_MAX};
-use crate::tcp::walk::walk;
+use crate::tcp::fields::fields;
 use crate::time::{Duration, Instant};
 
 /// C = 0.4 segments/s^3 (RFC 9438 section 5), as a fraction.
@@ -34,15 +34,15 @@ const LONGEST: i128 = 1 << 31;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Cubic {
-    /// W_max, octets: the window before it was last reduced, or what fast convergence leaves of it.
+    /// W_max, bytes: the window before it was last reduced, or what fast convergence leaves of it.
     w_max: u32,
-    /// cwnd_prior, octets: the window just before it was last reduced. Up to there W_est grows by alpha only.
+    /// cwnd_prior, bytes: the window just before it was last reduced. Up to there W_est grows by alpha only.
     cwnd_prior: u32,
-    /// W_est, octets: the window that Reno would have.
+    /// W_est, bytes: the window that Reno would have.
     w_est: u32,
-    /// Octets acknowledged that W_est did not grow for yet, times [`ALPHA_OF`].
+    /// Bytes acknowledged that W_est did not grow for yet, times [`ALPHA_OF`].
     est_acked: u64,
-    /// Where the curve is flat, octets.
+    /// Where the curve is flat, bytes.
     plateau: u32,
     /// K: microseconds from the epoch to there.
     k_us: u64,
@@ -50,14 +50,14 @@ pub(super) struct Cubic {
     epoch: Instant,
     /// Until when `needed` holds.
     until: Instant,
-    /// Octets to be acknowledged for a segment more of window.
+    /// Bytes to be acknowledged for a segment more of window.
     needed: u32,
-    /// Octets acknowledged since the window last grew.
+    /// Bytes acknowledged since the window last grew.
     acked: u32,
     hystart: HyStart,
 }
 
-walk!(Cubic, "cubic", {
+fields!(Cubic, "cubic", {
     w_max, cwnd_prior, w_est, est_acked, plateau, k_us, epoch, until, needed, acked, hystart,
 });
 
@@ -91,7 +91,7 @@ impl Cubic {
         self.acked = 0;
     }
 
-    /// W_cubic(t), octets (section 4.2, figure 1).
+    /// W_cubic(t), bytes (section 4.2, figure 1).
     fn curve(&self, t: Duration, mss: u32) -> u32 {
         let d = i128::from(t.as_nanos() / 1000) - i128::from(self.k_us);
         let d = d.clamp(-LONGEST, LONGEST);
@@ -100,9 +100,9 @@ impl Cubic {
         window.clamp(0, i128::from(WINDOW_MAX)) as u32
     }
 
-    /// How many octets have to be acknowledged for the next segment, for a while from now.
+    /// How many bytes have to be acknowledged for the next segment, for a while from now.
     #[inline(never)]
-    fn look(&mut self, cwnd: u32, ack: &Acked) {
+    fn update_curve(&mut self, cwnd: u32, ack: &Acked) {
         let t = ack.now.since(self.epoch);
         self.until = ack.now + STEP;
         // Section 4.4: as far as the curve is a round trip from now, but half as much again at most.
@@ -128,12 +128,12 @@ impl Algorithm for Cubic {
     }
 
     #[inline]
-    fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32 {
+    fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32 {
         if self.epoch == Instant::NEVER {
             self.begin(cwnd, ack);
         }
         if ack.now >= self.until {
-            self.look(cwnd, ack);
+            self.update_curve(cwnd, ack);
         }
         // Section 4.3: what Reno would do with a reduction as small as ours.
         let faster = self.w_est >= self.cwnd_prior;
@@ -154,8 +154,8 @@ impl Algorithm for Cubic {
     }
 
     /// Sections 4.6 and 4.7 (fast convergence).
-    fn fallen(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32 {
-        let part = |octets: u32, tenths: u64, of: u64| (u64::from(octets) * tenths / of) as u32;
+    fn decrease(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32 {
+        let part = |bytes: u32, tenths: u64, of: u64| (u64::from(bytes) * tenths / of) as u32;
         self.w_max = if cwnd < self.w_max {
             part(cwnd, 10 + BETA, 20)
         } else {
@@ -166,12 +166,12 @@ impl Algorithm for Cubic {
         part(flight, BETA, 10).max(2 * mss)
     }
 
-    fn restarted(&mut self) {
+    fn after_idle(&mut self) {
         self.epoch = Instant::NEVER;
     }
 }
 
-/// K = cbrt(below / C) in microseconds, `below` octets being missing to the plateau (RFC 9438 section 4.2).
+/// K = cbrt(below / C) in microseconds, `below` bytes being missing to the plateau (RFC 9438 section 4.2).
 fn k_us(below: u32, mss: u32) -> u64 {
     let cube = u128::from(below) * (C.1 * CUBE_OF_A_SECOND) as u128;
     cube_root(cube / (u128::from(mss.max(1)) * C.0 as u128))
@@ -250,7 +250,7 @@ mod tests {
                 now += rtt_us / acks;
                 let mut acked = ack(Instant::from_nanos(now * 1000), 2 * MSS, cwnd);
                 acked.srtt = Duration::from_micros(rtt_us);
-                cwnd = cubic.grown(cwnd, &acked);
+                cwnd = cubic.increase(cwnd, &acked);
             }
             seen.push(cwnd);
         }
@@ -261,7 +261,7 @@ mod tests {
     fn after_a_loss_the_window_falls_to_seven_tenths_and_follows_the_curve_back() {
         let mut cubic = Cubic::default();
         let w_max = 1000 * MSS;
-        let cwnd = cubic.fallen(w_max, w_max, MSS);
+        let cwnd = cubic.decrease(w_max, w_max, MSS);
         assert_eq!(cwnd, w_max / 10 * 7);
         // K = cbrt(300 / 0.4) = 9.09 s; with 100 ms of round trip Reno is slower.
         let seen = grow(&mut cubic, cwnd, 1_000_000, 130, 100_000);
@@ -279,7 +279,7 @@ mod tests {
     fn where_the_curve_is_slower_the_window_follows_reno() {
         let mut cubic = Cubic::default();
         let w_max = 20 * MSS;
-        let cwnd = cubic.fallen(w_max, w_max, MSS);
+        let cwnd = cubic.decrease(w_max, w_max, MSS);
         // With 10 ms of round trip, K = cbrt(6 / 0.4) = 2.5 s are many rounds; W_est grows by 9/17 in each until the
         // window is what it was, and by 1 from there.
         let seen = grow(&mut cubic, cwnd, 1_000_000, 17, 10_000);
@@ -290,11 +290,11 @@ mod tests {
     #[test]
     fn what_is_acknowledged_beyond_a_step_of_reno_counts_for_the_next_one() {
         let mut cubic = Cubic::default();
-        cubic.fallen(20 * MSS, 20 * MSS, MSS);
+        cubic.decrease(20 * MSS, 20 * MSS, MSS);
         // Section 4.3: W_est grows by alpha * acked / cwnd segments, 9/17 * 7/10 each time: 4.08 after eleven.
         let cwnd = 10 * MSS;
         for _ in 0..11 {
-            cubic.grown(cwnd, &ack(Instant::from_millis(1), 7 * MSS, cwnd));
+            cubic.increase(cwnd, &ack(Instant::from_millis(1), 7 * MSS, cwnd));
         }
         assert_eq!(cubic.w_est, cwnd + 4 * MSS);
     }
@@ -302,32 +302,32 @@ mod tests {
     #[test]
     fn a_window_that_falls_short_of_the_last_one_leaves_room_to_others() {
         let mut cubic = Cubic::default();
-        cubic.fallen(1000 * MSS, 1000 * MSS, MSS);
+        cubic.decrease(1000 * MSS, 1000 * MSS, MSS);
         assert_eq!(cubic.w_max, 1000 * MSS);
-        cubic.fallen(800 * MSS, 800 * MSS, MSS);
+        cubic.decrease(800 * MSS, 800 * MSS, MSS);
         assert_eq!(cubic.w_max, 680 * MSS);
         // Section 4.7: only if it is less.
-        cubic.fallen(680 * MSS, 680 * MSS, MSS);
+        cubic.decrease(680 * MSS, 680 * MSS, MSS);
         assert_eq!(cubic.w_max, 680 * MSS);
     }
 
     #[test]
     fn a_window_does_not_fall_below_two_segments() {
         let mut cubic = Cubic::default();
-        assert_eq!(cubic.fallen(2 * MSS, 2 * MSS, MSS), 2 * MSS);
-        assert_eq!(cubic.fallen(3 * MSS, 3 * MSS, MSS), 3 * MSS * 7 / 10);
+        assert_eq!(cubic.decrease(2 * MSS, 2 * MSS, MSS), 2 * MSS);
+        assert_eq!(cubic.decrease(3 * MSS, 3 * MSS, MSS), 3 * MSS * 7 / 10);
     }
 
     #[test]
     fn a_pause_is_no_time_in_which_the_curve_rises() {
         let at = |second: u64| ack(Instant::from_millis(1000 * second), MSS, 10 * MSS);
         let mut cubic = Cubic::default();
-        cubic.grown(10 * MSS, &at(1));
-        cubic.grown(10 * MSS, &at(2));
+        cubic.increase(10 * MSS, &at(1));
+        cubic.increase(10 * MSS, &at(2));
         assert_eq!(cubic.epoch, Instant::from_millis(1000));
         // Section 5.8: the time in which the application sent nothing is not counted.
-        cubic.restarted();
-        cubic.grown(10 * MSS, &at(90));
+        cubic.after_idle();
+        cubic.increase(10 * MSS, &at(90));
         assert_eq!(cubic.epoch, Instant::from_millis(90_000));
     }
 
@@ -342,10 +342,10 @@ mod tests {
                         srtt: Duration::from_secs(60),
                         ..ack(now, u32::MAX, cwnd)
                     };
-                    cubic.grown(cwnd, &ack);
-                    cubic.grown(cwnd, &ack);
+                    cubic.increase(cwnd, &ack);
+                    cubic.increase(cwnd, &ack);
                 }
-                cubic.fallen(cwnd, cwnd, mss);
+                cubic.decrease(cwnd, cwnd, mss);
             }
         }
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Acked;
 use crate::seqnum::SeqNum;
-use crate::tcp::walk::walk;
+use crate::tcp::fields::fields;
 use crate::time::Duration;
 
 /// MIN_RTT_THRESH and MAX_RTT_THRESH: by how much longer the round trip must be (RFC 9406 section 4.3).
@@ -50,7 +50,7 @@ pub(super) struct HyStart {
     rounds: u8,
 }
 
-walk!(HyStart, "hystart", { end, last, current, samples, baseline, rounds });
+fields!(HyStart, "hystart", { end, last, current, samples, baseline, rounds });
 
 impl Default for HyStart {
     fn default() -> Self {
@@ -66,7 +66,7 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// By how many octets the window grows after `ack`; `None`: slow start is over.
+    /// By how many bytes the window grows after `ack`; `None`: slow start is over.
     pub(super) fn grow(&mut self, ack: &Acked) -> Option<u32> {
         let end = *self.end.get_or_insert(ack.nxt);
         if let Some(rtt) = ack.rtt {
@@ -74,7 +74,7 @@ impl HyStart {
             self.samples = self.samples.saturating_add(1);
         }
         if self.samples >= SAMPLES {
-            self.judge();
+            self.compare_rounds();
         }
         if ack.una.at_or_after(end) && self.begin_round(ack.nxt) {
             return None;
@@ -98,7 +98,7 @@ impl HyStart {
     }
 
     /// Compares the round trips of this round with those before.
-    fn judge(&mut self) {
+    fn compare_rounds(&mut self) {
         match self.baseline {
             // It was no queue.
             Some(baseline) if self.current < baseline => self.baseline = None,

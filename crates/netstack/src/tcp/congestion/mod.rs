@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::CongestionControl;
 use crate::seqnum::SeqNum;
 #[cfg(any(test, feature = "testkit"))]
-use crate::tcp::walk::Flip;
-use crate::tcp::walk::{Walk, walk, walk_variants};
+use crate::tcp::fields::Flip;
+use crate::tcp::fields::{Fields, field_variants, fields};
 use crate::time::{Duration, Instant};
 
 use cubic::Cubic;
@@ -42,7 +42,7 @@ pub(super) enum Phase {
     Reduction,
 }
 
-walk_variants!(Phase {
+field_variants!(Phase {
     Open,
     Recovery,
     RecoveryPartial,
@@ -56,13 +56,13 @@ pub(super) struct Acked {
     pub(super) una: SeqNum,
     /// The next number to send for the first time.
     pub(super) nxt: SeqNum,
-    /// Octets.
+    /// Bytes.
     pub(super) acked: u32,
-    /// Octets that were in flight before.
+    /// Bytes that were in flight before.
     pub(super) flight: u32,
     /// It tells of congestion, so the window does not grow (RFC 3168 section 6.1.2).
     pub(super) marked: bool,
-    /// Octets of a full segment.
+    /// Bytes of a full segment.
     pub(super) mss: u32,
     pub(super) now: Instant,
     /// Smoothed round-trip time.
@@ -73,7 +73,7 @@ pub(super) struct Acked {
 
 /// How a congestion window opens, and how far it falls.
 trait Algorithm {
-    /// By how many octets the window grows after `ack` in slow start; `None`: that is over. `initial`: nothing was ever
+    /// By how many bytes the window grows after `ack` in slow start; `None`: that is over. `initial`: nothing was ever
     /// lost.
     fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
         // RFC 5681 section 3.1, at most L = 2 segments a time (RFC 3465 section 2.2).
@@ -81,13 +81,13 @@ trait Algorithm {
     }
 
     /// The window after `ack`, `cwnd` having been used.
-    fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32;
+    fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32;
 
-    /// The threshold after a loss, `flight` octets of `cwnd` having been in flight.
-    fn fallen(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32;
+    /// The threshold after a loss, `flight` bytes of `cwnd` having been in flight.
+    fn decrease(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32;
 
     /// The connection was idle.
-    fn restarted(&mut self);
+    fn after_idle(&mut self);
 }
 
 /// The algorithm of a connection.
@@ -113,17 +113,17 @@ impl Growth {
     }
 }
 
-impl Walk for Growth {
+impl Fields for Growth {
     #[inline(always)]
-    fn walk(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+    fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
         match self {
             Growth::Reno(reno) => {
                 each(name, 0);
-                reno.walk(name, each);
+                reno.visit(name, each);
             }
             Growth::Cubic(cubic) => {
                 each(name, 1);
-                cubic.walk(name, each);
+                cubic.visit(name, each);
             }
         }
     }
@@ -144,7 +144,7 @@ impl Walk for Growth {
     }
 }
 
-/// What has left and what has arrived in a recovery (RFC 6937 section 3), in octets.
+/// What has left and what has arrived in a recovery (RFC 6937 section 3), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Reduction {
@@ -156,13 +156,13 @@ struct Reduction {
     flight: u32,
 }
 
-walk!(Reduction, "congestion.reduction", { delivered, out, flight });
+fields!(Reduction, "congestion.reduction", { delivered, out, flight });
 
 /// What an acknowledgment asks of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum AckAction {
     /// Nothing in particular.
-    Carry,
+    Continue,
     /// Send the first unacknowledged segment again.
     Resend,
 }
@@ -171,36 +171,36 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Congestion {
-    /// `cwnd`, octets (RFC 5681 section 2).
+    /// `cwnd`, bytes (RFC 5681 section 2).
     pub(super) cwnd: u32,
-    /// `ssthresh`, octets (RFC 5681 section 2).
+    /// `ssthresh`, bytes (RFC 5681 section 2).
     ssthresh: u32,
     /// The highest number sent when loss was last noticed (RFC 6582 section 3.2).
     recover: SeqNum,
     pub(super) phase: Phase,
     /// Duplicate acknowledgments in a row.
     pub(super) duplicates: u8,
-    /// Octets in flight when the first of them came: without what limited transmit sent.
+    /// Bytes in flight when the first of them came: without what limited transmit sent.
     flight: u32,
     reduction: Reduction,
     growth: Growth,
     /// What was before the window last fell for a loss, while that may be undone.
-    before: Option<Box<Before>>,
+    before_reduction: Option<Box<BeforeReduction>>,
 }
 
 /// What a fall of the window changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-struct Before {
+struct BeforeReduction {
     cwnd: u32,
     ssthresh: u32,
     growth: Growth,
 }
 
-walk!(Before, "congestion.before", { cwnd, ssthresh, growth });
+fields!(BeforeReduction, "congestion.before", { cwnd, ssthresh, growth });
 
-walk!(Congestion, "congestion", {
-    cwnd, ssthresh, recover, phase, duplicates, flight, reduction, growth, before,
+fields!(Congestion, "congestion", {
+    cwnd, ssthresh, recover, phase, duplicates, flight, reduction, growth, before_reduction,
 });
 
 impl Congestion {
@@ -218,11 +218,11 @@ impl Congestion {
                 CongestionControl::NewReno => Growth::Reno(Reno::default()),
                 CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
             },
-            before: None,
+            before_reduction: None,
         }
     }
 
-    /// `cwnd`, octets.
+    /// `cwnd`, bytes.
     pub(super) const fn cwnd(&self) -> u32 {
         self.cwnd
     }
@@ -238,7 +238,7 @@ impl Congestion {
         self.cwnd = if syn_lost { mss } else { Self::initial(mss) };
     }
 
-    /// Octets that may be in flight. The first two duplicate acknowledgments let a new segment out each
+    /// Bytes that may be in flight. The first two duplicate acknowledgments let a new segment out each
     /// (limited transmit, RFC 3042).
     #[inline]
     pub(super) fn allowed(&self, mss: u32) -> u32 {
@@ -272,26 +272,26 @@ impl Congestion {
         self.recover
     }
 
-    /// Something new was acknowledged, `flight` octets having been in flight; `ack` says what, if that matters.
+    /// Something new was acknowledged, `flight` bytes having been in flight; `ack` says what, if that matters.
     #[inline(always)]
-    pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> Verdict {
+    pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
         // A window that was not used says nothing about the network (RFC 7661 section 4.3).
         if self.phase == Phase::Open && flight < self.cwnd / 2 {
-            return Verdict::Carry;
+            return AckAction::Continue;
         }
-        self.on_ack_that_matters(&ack())
+        self.on_ack_with_effect(&ack())
     }
 
     #[inline(never)]
-    fn on_ack_that_matters(&mut self, ack: &Acked) -> Verdict {
+    fn on_ack_with_effect(&mut self, ack: &Acked) -> AckAction {
         if self.phase != Phase::Open {
             return self.on_ack_in_recovery(ack);
         }
         if !ack.marked {
             self.grow(ack);
         }
-        Verdict::Carry
+        AckAction::Continue
     }
 
     #[inline]
@@ -305,15 +305,15 @@ impl Congestion {
             self.cwnd + grown.unwrap_or(0)
         } else {
             match &mut self.growth {
-                Growth::Reno(reno) => reno.grown(self.cwnd, ack),
-                Growth::Cubic(cubic) => cubic.grown(self.cwnd, ack),
+                Growth::Reno(reno) => reno.increase(self.cwnd, ack),
+                Growth::Cubic(cubic) => cubic.increase(self.cwnd, ack),
             }
         };
         self.cwnd = cwnd.min(WINDOW_MAX);
     }
 
     /// RFC 6582 section 3.2, step 3; RFC 6937 section 3.
-    fn on_ack_in_recovery(&mut self, ack: &Acked) -> Verdict {
+    fn on_ack_in_recovery(&mut self, ack: &Acked) -> AckAction {
         let Acked {
             una,
             acked,
@@ -327,13 +327,13 @@ impl Congestion {
                 self.cwnd = self.ssthresh;
                 self.phase = Phase::Open;
             }
-            return Verdict::Carry;
+            return AckAction::Continue;
         }
         if is_over {
             let left = flight.saturating_sub(acked);
             self.cwnd = self.ssthresh.min(left.max(mss) + mss);
             self.phase = Phase::Open;
-            return Verdict::Carry;
+            return AckAction::Continue;
         }
         self.cwnd = self.cwnd.saturating_sub(acked);
         if acked >= mss {
@@ -341,12 +341,12 @@ impl Congestion {
         }
         self.cwnd = self.cwnd.max(mss);
         self.phase = Phase::RecoveryPartial;
-        Verdict::Resend
+        AckAction::Resend
     }
 
-    /// Something is lost, `flight` octets having been sent up to `nxt` (RFC 6675 section 5, step 4).
+    /// Something is lost, `flight` bytes having been sent up to `nxt` (RFC 6675 section 5, step 4).
     pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, mss: u32) {
-        self.fall(flight.min(self.cwnd), mss);
+        self.reduce_window(flight.min(self.cwnd), mss);
         self.recover = nxt;
         self.phase = Phase::Reduction;
         self.reduction = Reduction {
@@ -355,7 +355,7 @@ impl Congestion {
         };
     }
 
-    /// `delivered` octets more have arrived and `pipe` are in flight: RFC 6937 section 3, if there is a recovery. At
+    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 6937 section 3, if there is a recovery. At
     /// least one segment leaves in it.
     pub(super) fn reduce(&mut self, delivered: u32, pipe: u32, mss: u32) {
         if self.phase != Phase::Reduction {
@@ -381,47 +381,47 @@ impl Congestion {
         self.cwnd = pipe.saturating_add(left.max(least)).min(WINDOW_MAX);
     }
 
-    /// `octets` left, again or for the first time.
+    /// `bytes` left, again or for the first time.
     #[inline]
-    pub(super) fn on_sent(&mut self, octets: u32) {
+    pub(super) fn on_sent(&mut self, bytes: u32) {
         if self.phase == Phase::Reduction {
-            self.reduction.out = self.reduction.out.saturating_add(octets);
+            self.reduction.out = self.reduction.out.saturating_add(bytes);
         }
     }
 
     /// There was congestion, and nothing has to be sent again: the window falls, once for what was sent up to `nxt`.
-    pub(super) fn notice(&mut self, nxt: SeqNum, mss: u32) {
+    pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
         if self.phase == Phase::Open {
-            self.fall(self.cwnd, mss);
+            self.reduce_window(self.cwnd, mss);
             // Congestion was said to be there: that stands.
-            self.before = None;
+            self.before_reduction = None;
             self.cwnd = self.ssthresh;
             self.recover = nxt;
         }
     }
 
-    fn fall(&mut self, flight: u32, mss: u32) {
+    fn reduce_window(&mut self, flight: u32, mss: u32) {
         let cwnd = self.cwnd;
-        self.before = Some(Box::new(Before {
+        self.before_reduction = Some(Box::new(BeforeReduction {
             cwnd,
             ssthresh: self.ssthresh,
             growth: self.growth.clone(),
         }));
-        self.ssthresh = self.growth.algorithm().fallen(cwnd, flight, mss);
+        self.ssthresh = self.growth.algorithm().decrease(cwnd, flight, mss);
     }
 
     /// Whether the window fell for a loss, and what was before is known.
     pub(super) const fn may_undo(&self) -> bool {
-        self.before.is_some()
+        self.before_reduction.is_some()
     }
 
     /// There was no loss: all is as before (RFC 4015 section 3.2, RFC 9438 section 4.9). What the window may open more
     /// than by `pipe` and an initial window comes by slow start, lest it all leave at once.
     pub(super) fn undo(&mut self, una: SeqNum, pipe: u32, mss: u32) {
-        let Some(before) = self.before.take() else {
+        let Some(before) = self.before_reduction.take() else {
             return;
         };
-        let Before {
+        let BeforeReduction {
             cwnd,
             ssthresh,
             growth,
@@ -436,7 +436,7 @@ impl Congestion {
         self.duplicates = 0;
     }
 
-    /// A duplicate acknowledgment of `una` arrived, `flight` octets being in flight up to `max`
+    /// A duplicate acknowledgment of `una` arrived, `flight` bytes being in flight up to `max`
     /// (RFC 5681 section 3.2, RFC 6582 section 3.2).
     pub(super) fn on_duplicate(
         &mut self,
@@ -444,7 +444,7 @@ impl Congestion {
         max: SeqNum,
         flight: u32,
         mss: u32,
-    ) -> Verdict {
+    ) -> AckAction {
         self.duplicates = self.duplicates.saturating_add(1);
         if self.duplicates == 1 {
             self.flight = flight;
@@ -452,25 +452,25 @@ impl Congestion {
         if self.phase != Phase::Open {
             // Another segment has left the network.
             self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
-            return Verdict::Carry;
+            return AckAction::Continue;
         }
         // After a timeout, copies of what was sent before it must not look like another loss.
         if self.duplicates != DUPLICATES || !una.after(self.recover) {
-            return Verdict::Carry;
+            return AckAction::Continue;
         }
         // RFC 5681 section 3.2, step 2: what limited transmit sent must not be counted.
-        self.fall(self.flight, mss);
+        self.reduce_window(self.flight, mss);
         self.recover = max;
         self.cwnd = (self.ssthresh + u32::from(DUPLICATES) * mss).min(WINDOW_MAX);
         self.phase = Phase::Recovery;
-        Verdict::Resend
+        AckAction::Resend
     }
 
     /// The retransmission timer expired, for the `first` time for this segment (RFC 5681 section 3.1,
     /// RFC 6582 section 3.2 step 4).
     pub(super) fn on_timeout(&mut self, max: SeqNum, flight: u32, mss: u32, first: bool) {
         if first {
-            self.fall(flight, mss);
+            self.reduce_window(flight, mss);
         }
         self.cwnd = mss;
         self.recover = max;
@@ -482,7 +482,7 @@ impl Congestion {
     /// section 4.1).
     pub(super) fn restart(&mut self, mss: u32) {
         self.cwnd = self.cwnd.min(Self::initial(mss));
-        self.growth.algorithm().restarted();
+        self.growth.algorithm().after_idle();
     }
 }
 
@@ -506,7 +506,7 @@ mod tests {
         }
     }
 
-    fn on_ack(c: &mut Congestion, una: SeqNum, acked: u32, flight: u32) -> Verdict {
+    fn on_ack(c: &mut Congestion, una: SeqNum, acked: u32, flight: u32) -> AckAction {
         c.on_ack(flight, || ack(una, acked, flight))
     }
 
@@ -579,17 +579,17 @@ mod tests {
     fn the_third_duplicate_halves_and_resends_and_the_full_ack_ends_recovery() {
         let mut c = open();
         let (una, max) = (SeqNum(500), SeqNum(20_500));
-        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Continue);
         assert_eq!(c.allowed(MSS), 11 * MSS);
-        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
-        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Resend);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Continue);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Resend);
         assert_eq!((c.ssthresh, c.window()), (10 * MSS, 13 * MSS));
-        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), Verdict::Carry);
+        assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Continue);
         assert_eq!(c.window(), 14 * MSS);
         // Partial: deflate by what was acknowledged, add one segment, send the next hole.
-        assert_eq!(on_ack(&mut c, una + 3000, 3000, 20_000), Verdict::Resend);
+        assert_eq!(on_ack(&mut c, una + 3000, 3000, 20_000), AckAction::Resend);
         assert_eq!(c.window(), 12 * MSS);
-        assert_eq!(on_ack(&mut c, max, 17_000, 17_000), Verdict::Carry);
+        assert_eq!(on_ack(&mut c, max, 17_000, 17_000), AckAction::Continue);
         assert_eq!(c.window(), 2 * MSS);
         assert_eq!((c.phase, c.duplicates), (Phase::Open, 0));
     }
@@ -604,7 +604,7 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(
                 c.on_duplicate(SeqNum(3000), SeqNum(9000), 6000, MSS),
-                Verdict::Carry
+                AckAction::Continue
             );
         }
     }
@@ -669,7 +669,7 @@ mod tests {
     #[test]
     fn congestion_that_was_noticed_without_loss_counts_once_a_window() {
         let mut c = open();
-        c.notice(SeqNum(10_000), MSS);
+        c.on_congestion_mark(SeqNum(10_000), MSS);
         assert_eq!((c.ssthresh, c.window()), (5 * MSS, 5 * MSS));
         assert_eq!(c.recover(), SeqNum(10_000));
     }

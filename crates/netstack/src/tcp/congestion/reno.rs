@@ -4,22 +4,22 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Acked, Algorithm};
-use crate::tcp::walk::walk;
+use crate::tcp::fields::fields;
 
 /// One segment more for each window that is acknowledged; half after a loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Reno {
-    /// Octets acknowledged since the window last grew.
+    /// Bytes acknowledged since the window last grew.
     acked: u32,
 }
 
-walk!(Reno, "reno", { acked });
+fields!(Reno, "reno", { acked });
 
 impl Algorithm for Reno {
     /// RFC 3465 section 2.1.
     #[inline]
-    fn grown(&mut self, cwnd: u32, ack: &Acked) -> u32 {
+    fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32 {
         self.acked = self.acked.saturating_add(ack.acked);
         if self.acked < cwnd {
             return cwnd;
@@ -29,12 +29,12 @@ impl Algorithm for Reno {
     }
 
     /// RFC 5681 section 3.1, equation 4.
-    fn fallen(&mut self, _cwnd: u32, flight: u32, mss: u32) -> u32 {
+    fn decrease(&mut self, _cwnd: u32, flight: u32, mss: u32) -> u32 {
         self.acked = 0;
         (flight / 2).max(2 * mss)
     }
 
-    fn restarted(&mut self) {
+    fn after_idle(&mut self) {
         self.acked = 0;
     }
 }
@@ -64,22 +64,22 @@ mod tests {
     #[test]
     fn what_is_acknowledged_beyond_a_window_counts_for_the_next_segment() {
         let mut reno = Reno::default();
-        assert_eq!(reno.grown(10 * MSS, &ack(7 * MSS)), 10 * MSS);
-        assert_eq!(reno.grown(10 * MSS, &ack(7 * MSS)), 11 * MSS);
+        assert_eq!(reno.increase(10 * MSS, &ack(7 * MSS)), 10 * MSS);
+        assert_eq!(reno.increase(10 * MSS, &ack(7 * MSS)), 11 * MSS);
         // Four are left over, and with seven more it is eleven.
-        assert_eq!(reno.grown(11 * MSS, &ack(7 * MSS)), 12 * MSS);
+        assert_eq!(reno.increase(11 * MSS, &ack(7 * MSS)), 12 * MSS);
         assert_eq!(reno.acked, 0);
     }
 
     #[test]
     fn a_loss_halves_what_was_in_flight_and_it_and_a_pause_begin_the_count_anew() {
         let mut reno = Reno::default();
-        reno.grown(10 * MSS, &ack(7 * MSS));
-        assert_eq!(reno.fallen(10 * MSS, 9 * MSS, MSS), 9 * MSS / 2);
+        reno.increase(10 * MSS, &ack(7 * MSS));
+        assert_eq!(reno.decrease(10 * MSS, 9 * MSS, MSS), 9 * MSS / 2);
         assert_eq!(reno.acked, 0);
-        assert_eq!(reno.fallen(10 * MSS, 3 * MSS, MSS), 2 * MSS);
-        reno.grown(10 * MSS, &ack(7 * MSS));
-        reno.restarted();
+        assert_eq!(reno.decrease(10 * MSS, 3 * MSS, MSS), 2 * MSS);
+        reno.increase(10 * MSS, &ack(7 * MSS));
+        reno.after_idle();
         assert_eq!(reno.acked, 0);
     }
 }

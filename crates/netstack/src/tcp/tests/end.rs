@@ -121,7 +121,7 @@ pub(super) struct End {
     pub(super) written: u64,
     pub(super) released: u64,
     pub(super) read: u64,
-    /// How often each octet of the receive stream was delivered.
+    /// How often each byte of the receive stream was delivered.
     pub(super) seen: Vec<u8>,
     /// How far complete deliveries reach.
     pub(super) readable: u64,
@@ -130,8 +130,8 @@ pub(super) struct End {
     pub(super) shut: bool,
     /// The cursors moved since they were last told.
     pub(super) dirty: bool,
-    pub(super) predicted: u64,
-    pub(super) slow: u64,
+    pub(super) fast_segments: u64,
+    pub(super) slow_segments: u64,
     pub(super) sent_again: u64,
     pub(super) sent_most: u64,
 }
@@ -177,8 +177,8 @@ impl End {
             edge: 0,
             shut: false,
             dirty: false,
-            predicted: 0,
-            slow: 0,
+            fast_segments: 0,
+            slow_segments: 0,
             sent_again: 0,
             sent_most: 0,
         }
@@ -209,7 +209,7 @@ impl End {
         assert!(self.frames.next <= self.frames.limit);
         check(tcb, self.finish, &self.limits);
         let edge = tcb.rcv.offset + u64::from(tcb.rcv.wnd());
-        if tcb.state().takes_text() {
+        if tcb.state().accepts_data() {
             assert!(edge >= self.edge, "the right edge moved left");
             self.edge = edge;
             assert!(edge <= tcb.rcv.read + u64::from(self.limits.receive_buffer));
@@ -232,7 +232,7 @@ impl End {
                     number += u64::from(t.count);
                     assert!(t.payload_offset + u64::from(t.payload_len) <= self.written);
                     if t.payload_len > 0 {
-                        assert!(t.payload_offset >= self.released, "reads released octets");
+                        assert!(t.payload_offset >= self.released, "reads released bytes");
                         let end = t.payload_offset + u64::from(t.payload_len);
                         self.sent_again += self.sent_most.saturating_sub(t.payload_offset);
                         self.sent_most = self.sent_most.max(end);
@@ -269,14 +269,14 @@ impl End {
                 .iter()
                 .find(|(begin, w)| (*begin..begin + w.len).contains(&at))
                 .map(|(begin, w)| w.offset + u64::from(at - begin));
-            assert_eq!(from, Some(d.stream_offset + u64::from(i)), "wrong octet");
+            assert_eq!(from, Some(d.stream_offset + u64::from(i)), "wrong byte");
             self.seen[(d.stream_offset + u64::from(i)) as usize] += 1;
         }
         assert!(
             self.seen[d.stream_offset as usize..end as usize]
                 .iter()
                 .all(|&n| n == 1),
-            "an octet was delivered twice"
+            "a byte was delivered twice"
         );
         if d.last {
             assert!(d.end >= self.readable);
@@ -310,7 +310,7 @@ impl End {
                     count: piece.len() as u8,
                     ..last.segment()
                 };
-                if both_roads(tcb, &seg, cx) {
+                if compare_paths(tcb, &seg, cx) {
                     counts.0 += 1;
                 } else {
                     counts.1 += 1;
@@ -318,13 +318,17 @@ impl End {
                 at = next;
             }
         });
-        self.predicted += counts.0;
-        self.slow += counts.1;
+        self.fast_segments += counts.0;
+        self.slow_segments += counts.1;
     }
 }
 
 /// Lets `seg` arrive by both roads and compares what they leave. Returns whether it was predicted.
-pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<Effect>>) -> bool {
+pub(super) fn compare_paths(
+    tcb: &mut Tcb,
+    seg: &Segment<'_>,
+    cx: &mut Cx<'_, Vec<Effect>>,
+) -> bool {
     let before = tcb.clone();
     let mut slow = tcb.clone();
     let mut frames = cx.frames.clone();
@@ -334,16 +338,16 @@ pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<E
         frames: &mut frames,
         limits: cx.limits,
         out: &mut out,
-        held: cx.held,
+        pending_delivery: cx.pending_delivery,
     };
-    slow.leave_road();
-    slow.arrives(seg, &mut slow_cx);
-    let held = slow_cx.held;
-    let predicted = tcb.predicted(seg, cx);
-    if predicted {
-        slow.road = tcb.road;
+    slow.close_fast_path();
+    slow.on_segment(seg, &mut slow_cx);
+    let held = slow_cx.pending_delivery;
+    let fast = tcb.try_fast_path(seg, cx);
+    if fast {
+        slow.fast_path = tcb.fast_path;
         assert_eq!(tcb.first_difference(&slow), None, "{seg:?}");
-        assert_eq!((&*tcb, cx.held), (&slow, held));
+        assert_eq!((&*tcb, cx.pending_delivery), (&slow, held));
         assert_eq!((&*cx.out, &*cx.frames), (&out, &frames));
     } else {
         assert_eq!(*tcb, before, "a refused prediction changed something");
@@ -351,7 +355,7 @@ pub(super) fn both_roads(tcb: &mut Tcb, seg: &Segment<'_>, cx: &mut Cx<'_, Vec<E
         assert_eq!(*tcb, slow);
     }
     assert_eq!(tcb.fingerprint(), slow.fingerprint());
-    predicted
+    fast
 }
 
 /// What holds after every request.

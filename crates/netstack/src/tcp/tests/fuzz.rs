@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::end::{CONN, Rng, both_roads, check, flow};
+use super::end::{CONN, Rng, check, compare_paths, flow};
 use crate::config::Limits;
 use crate::digest::{Flags, Mac, Options, Sack, Segment, SynOptions};
 use crate::effect::{Effect, Event, FrameNumbers};
@@ -12,7 +12,7 @@ use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};
 
 /// A connection, everything around it, and what it has asked for so far.
-pub(super) struct Victim {
+pub(super) struct Subject {
     pub(super) tcb: Tcb,
     pub(super) frames: FrameNumbers,
     pub(super) limits: Limits,
@@ -24,13 +24,13 @@ pub(super) struct Victim {
     pub(super) rng: Rng,
 }
 
-impl Victim {
-    fn new(seed: u64) -> Victim {
-        Victim::offered(seed, options)
+impl Subject {
+    fn new(seed: u64) -> Subject {
+        Subject::offered(seed, options)
     }
 
     /// The options of a SYN that opens it are those that `offer` makes.
-    pub(super) fn offered(seed: u64, offer: impl Fn(&mut Rng) -> Options) -> Victim {
+    pub(super) fn offered(seed: u64, offer: impl Fn(&mut Rng) -> Options) -> Subject {
         let mut rng = Rng::new(seed);
         let limits = Limits {
             receive_buffer: 1 << (10 + rng.below(8)),
@@ -73,7 +73,7 @@ impl Victim {
             };
             Tcb::passive(CONN, flow(0), mac, iss, &syn, &limits, now)
         };
-        Victim {
+        Subject {
             tcb,
             frames,
             limits,
@@ -143,7 +143,7 @@ impl Victim {
 
     pub(super) fn segment(&mut self, seg: &Segment<'_>) {
         self.request(|tcb, cx| {
-            both_roads(tcb, seg, cx);
+            compare_paths(tcb, seg, cx);
         });
     }
 
@@ -198,7 +198,7 @@ impl Victim {
         assert!(self.frames.next <= self.frames.limit);
         check(&self.tcb, finish, &self.limits);
         let tcb = &self.tcb;
-        if tcb.state.takes_text() {
+        if tcb.state.accepts_data() {
             let edge = tcb.rcv.offset + u64::from(tcb.rcv.wnd());
             assert!(edge >= self.edge, "the right edge moved left");
             self.edge = edge;
@@ -216,7 +216,7 @@ impl Victim {
                     assert!(d.len > 0);
                     assert!(end <= tcb.rcv.read + u64::from(self.limits.receive_buffer));
                     for seen in &mut self.seen[start as usize..end as usize] {
-                        assert_eq!(*seen, 0, "an octet was delivered twice");
+                        assert_eq!(*seen, 0, "a byte was delivered twice");
                         *seen = 1;
                     }
                 }
@@ -265,13 +265,13 @@ fn options(rng: &mut Rng) -> Options {
 fn no_sequence_of_segments_and_calls_breaks_a_promise() {
     let mut met = Vec::new();
     for seed in 0..3000 {
-        let mut victim = Victim::new(seed);
+        let mut subject = Subject::new(seed);
         for _ in 0..120 {
-            victim.step();
-            if !met.contains(&victim.tcb.state) {
-                met.push(victim.tcb.state);
+            subject.step();
+            if !met.contains(&subject.tcb.state) {
+                met.push(subject.tcb.state);
             }
-            if victim.tcb.is_closed() {
+            if subject.tcb.is_closed() {
                 break;
             }
         }
@@ -285,11 +285,11 @@ fn no_sequence_of_segments_and_calls_breaks_a_promise() {
 fn a_flip_of_any_bit_of_any_connection_is_seen_in_its_fingerprint_and_by_name() {
     let (mut names, mut longest) = (std::collections::BTreeSet::new(), 0);
     for seed in 0..300 {
-        let mut victim = Victim::new(seed);
-        for _ in 0..victim.rng.below(100) {
-            victim.step();
+        let mut subject = Subject::new(seed);
+        for _ in 0..subject.rng.below(100) {
+            subject.step();
         }
-        let tcb = victim.tcb;
+        let tcb = subject.tcb;
         let bits = tcb.bits();
         longest = longest.max(bits);
         // Every bit of a few, and some of all.
@@ -329,11 +329,11 @@ proptest! {
         fields in proptest::collection::vec(any::<(u32, u32, u32, u32, u8, u16, u8, Option<(u32, u32)>)>(), 1..8),
         steps in 0usize..60,
     ) {
-        let mut victim = Victim::new(seed);
+        let mut subject = Subject::new(seed);
         for _ in 0..steps {
-            victim.step();
+            subject.step();
         }
-        let options = options(&mut victim.rng);
+        let options = options(&mut subject.rng);
         for (seq, ack, len, run_offset, count, wnd, flags, timestamps) in fields {
             let seg = Segment {
                 seq: SeqNum(seq),
@@ -348,11 +348,11 @@ proptest! {
                 followed: false,
                 options: &options,
             };
-            victim.request(|tcb, cx| {
-                both_roads(tcb, &seg, cx);
+            subject.request(|tcb, cx| {
+                compare_paths(tcb, &seg, cx);
             });
             let mut out = Vec::new();
-            let mut cx = Cx::new(victim.now, &mut victim.frames, &victim.limits, &mut out);
+            let mut cx = Cx::new(subject.now, &mut subject.frames, &subject.limits, &mut out);
             let left = reset_for(&seg, flow(0), Mac::default(), &mut cx);
             prop_assert_eq!(left, out.len() == 1);
         }

@@ -1,13 +1,13 @@
 //! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary segments.
 
 mod arriving;
-mod asking;
 mod end;
 mod fuzz;
+mod one_side;
 mod pair;
+mod queries;
 mod sacks;
 mod sending;
-mod solo;
 mod states;
 mod touched;
-mod using;
+mod user_calls;

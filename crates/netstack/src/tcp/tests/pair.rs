@@ -37,7 +37,7 @@ pub(super) struct Pair {
     flight: Vec<(Instant, usize, Wire)>,
     /// Which end has answered a segment with a reset after its TIME-WAIT.
     forgot: [bool; 2],
-    /// Octets that each side will write.
+    /// Bytes that each side will write.
     total: [u64; 2],
     iss: [SeqNum; 2],
 }
@@ -320,10 +320,10 @@ fn streams_over_a_good_wire_arrive_whole_and_nothing_is_sent_twice() {
     for seed in 0..100 {
         let pair = stream(seed, Faults::NONE, false);
         for end in &pair.ends {
-            // Window probes repeat an octet; nothing else may.
+            // Window probes repeat a byte; nothing else may.
             assert!(
                 end.sent_again < 200,
-                "{} octets again, seed {seed}",
+                "{} bytes again, seed {seed}",
                 end.sent_again
             );
         }
@@ -370,7 +370,7 @@ fn both_sides_may_open_at_once() {
 }
 
 #[test]
-fn most_segments_of_a_bulk_transfer_take_the_short_road() {
+fn most_segments_of_a_bulk_transfer_take_the_fast_path() {
     let limits = Limits::default();
     let mut pair = Pair::new(1, [limits; 2], Faults::NONE, [3_000_000, 0]);
     pair.open(0);
@@ -378,10 +378,10 @@ fn most_segments_of_a_bulk_transfer_take_the_short_road() {
     pair.expect_complete();
     for end in &pair.ends {
         assert!(
-            end.predicted > 20 * end.slow,
+            end.fast_segments > 20 * end.slow_segments,
             "{} predicted, {} not",
-            end.predicted,
-            end.slow
+            end.fast_segments,
+            end.slow_segments
         );
     }
 }

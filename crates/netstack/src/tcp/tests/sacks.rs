@@ -1,11 +1,11 @@
 //! A peer that reports what it likes: SACK blocks from anywhere, in every state, while text is in flight, lost, and sent
-//! again. No call may panic, and what [`Victim::request`] checks must hold after each.
+//! again. No call may panic, and what [`Subject::request`] checks must hold after each.
 //!
 //! Here nothing catches a panic, and the profile of tests checks every addition for overflow.
 
 use super::end::{Rng, Wire};
-use super::fuzz::Victim;
-use super::solo::Solo;
+use super::fuzz::Subject;
+use super::one_side::OneSide;
 use crate::digest::{Flags, Options, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State};
@@ -30,13 +30,13 @@ impl Drop for Named {
 }
 
 fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect("it is a number"))
+    let payload = std::env::var(name).ok()?;
+    Some(payload.parse().expect("it is a number"))
 }
 
 /// A number close to one that some comparison turns at, or any.
-fn edge(victim: &mut Victim) -> SeqNum {
-    let snd = &victim.tcb.snd;
+fn edge(subject: &mut Subject) -> SeqNum {
+    let snd = &subject.tcb.snd;
     let (una, nxt, max) = (snd.una, snd.nxt, snd.max);
     let mss = u32::from(snd.mss);
     let bases = [
@@ -55,7 +55,7 @@ fn edge(victim: &mut Victim) -> SeqNum {
         SeqNum(0),
         SeqNum(u32::MAX),
     ];
-    let rng = &mut victim.rng;
+    let rng = &mut subject.rng;
     let base = bases[rng.below(bases.len() as u64) as usize];
     let flight = u64::from(nxt.since(una)).clamp(1, 1 << 20);
     match rng.below(12) {
@@ -71,14 +71,14 @@ fn edge(victim: &mut Victim) -> SeqNum {
     }
 }
 
-fn blocks(victim: &mut Victim) -> Options {
+fn blocks(subject: &mut Subject) -> Options {
     let mut sack = Sack::NONE;
-    for _ in 0..victim.rng.below(5) {
-        let left = edge(victim);
-        let right = match victim.rng.below(4) {
-            0 => edge(victim),
-            1 => left + u32::from(victim.tcb.snd.mss),
-            _ => left + victim.rng.below(4000) as u32,
+    for _ in 0..subject.rng.below(5) {
+        let left = edge(subject);
+        let right = match subject.rng.below(4) {
+            0 => edge(subject),
+            1 => left + u32::from(subject.tcb.snd.mss),
+            _ => left + subject.rng.below(4000) as u32,
         };
         sack.push(left, right);
     }
@@ -86,12 +86,12 @@ fn blocks(victim: &mut Victim) -> Options {
 }
 
 /// A segment that is acceptable as a rule, whatever it reports.
-fn report(victim: &mut Victim) {
-    let options = blocks(victim);
-    let (rcv, snd) = (&victim.tcb.rcv, &victim.tcb.snd);
+fn report(subject: &mut Subject) {
+    let options = blocks(subject);
+    let (rcv, snd) = (&subject.tcb.rcv, &subject.tcb.snd);
     let (seq, una, max, ts_recent) = (rcv.nxt, snd.una, snd.max, rcv.ts_recent);
-    let (timestamps, recent) = (rcv.timestamps, victim.now.as_nanos() >> 20);
-    let rng = &mut victim.rng;
+    let (timestamps, recent) = (rcv.timestamps, subject.now.as_nanos() >> 20);
+    let rng = &mut subject.rng;
     let ack = match rng.below(8) {
         0 => una - rng.below(3000) as u32,
         1 => max,
@@ -109,16 +109,16 @@ fn report(victim: &mut Victim) {
         timestamps: timestamps.then_some((ts_recent, (recent - rng.below(3)) as u32)),
         options,
     };
-    victim.segment(&wire.segment());
+    subject.segment(&wire.segment());
 }
 
 /// The peer opens, or answers, as one does that has SACK.
-fn establish(victim: &mut Victim) {
-    let (rcv, snd) = (&victim.tcb.rcv, &victim.tcb.snd);
-    let syn = victim.tcb.state == State::SynSent;
+fn establish(subject: &mut Subject) {
+    let (rcv, snd) = (&subject.tcb.rcv, &subject.tcb.snd);
+    let syn = subject.tcb.state == State::SynSent;
     let wire = Wire {
         seq: if syn {
-            SeqNum(victim.rng.next() as u32)
+            SeqNum(subject.rng.next() as u32)
         } else {
             rcv.nxt
         },
@@ -133,12 +133,12 @@ fn establish(victim: &mut Victim) {
         },
         timestamps: (syn || rcv.timestamps).then_some((rcv.ts_recent.max(7), 0)),
         options: if syn {
-            offer(&mut victim.rng)
+            offer(&mut subject.rng)
         } else {
             Options::None
         },
     };
-    victim.segment(&wire.segment());
+    subject.segment(&wire.segment());
 }
 
 fn offer(rng: &mut Rng) -> Options {
@@ -156,47 +156,47 @@ fn case(seed: u64) -> (Vec<State>, [bool; 4]) {
         seed,
         has_ended: false,
     };
-    let mut victim = Victim::offered(seed, offer);
+    let mut subject = Subject::offered(seed, offer);
     let (mut met, mut saw) = (Vec::new(), [false; 4]);
-    victim.request(|_, _: &mut Cx<'_, Vec<_>>| ());
-    if !victim.rng.percent(5) {
-        establish(&mut victim);
+    subject.request(|_, _: &mut Cx<'_, Vec<_>>| ());
+    if !subject.rng.percent(5) {
+        establish(&mut subject);
     }
     for _ in 0..160 {
-        let (a, b) = (victim.rng.next(), victim.rng.next());
+        let (a, b) = (subject.rng.next(), subject.rng.next());
         match a % 100 {
             0..=54 => {
-                saw[0] |= victim.tcb.snd.una != victim.tcb.snd.nxt;
-                report(&mut victim);
+                saw[0] |= subject.tcb.snd.una != subject.tcb.snd.nxt;
+                report(&mut subject);
             }
             55..=64 => {
-                let written = victim.tcb.snd.written + b % 9000;
-                let read = victim.tcb.rcv.offset;
-                victim.request(|tcb, cx| tcb.progress(read, written, cx));
+                let written = subject.tcb.snd.written + b % 9000;
+                let read = subject.tcb.rcv.offset;
+                subject.request(|tcb, cx| tcb.progress(read, written, cx));
             }
             65..=76 => {
-                victim.now = match victim.tcb.next_deadline() {
-                    at if at != Instant::NEVER && b % 3 == 0 => victim.now.max(at),
-                    _ => victim.now + Duration::from_micros(b % 30_000),
+                subject.now = match subject.tcb.next_deadline() {
+                    at if at != Instant::NEVER && b % 3 == 0 => subject.now.max(at),
+                    _ => subject.now + Duration::from_micros(b % 30_000),
                 };
-                victim.request(|tcb, cx| tcb.on_time(cx));
+                subject.request(|tcb, cx| tcb.on_time(cx));
             }
             77..=93 => {
-                victim.frames.sent = victim.frames.next;
-                victim.frames.limit = victim.frames.next + u64::from(victim.limits.tx_slots);
-                victim.request(|_, _| ());
+                subject.frames.sent = subject.frames.next;
+                subject.frames.limit = subject.frames.next + u64::from(subject.limits.tx_slots);
+                subject.request(|_, _| ());
             }
-            94 if b % 8 == 0 => victim.request(|tcb, cx| tcb.shutdown(cx)),
-            _ => victim.step(),
+            94 if b % 8 == 0 => subject.request(|tcb, cx| tcb.shutdown(cx)),
+            _ => subject.step(),
         }
-        let flight = &victim.tcb.flight;
+        let flight = &subject.tcb.scoreboard;
         saw[1] |= flight.sacked() > 0;
         saw[2] |= flight.lost() > 0;
-        saw[3] |= flight.again() > 0;
-        if !met.contains(&victim.tcb.state) {
-            met.push(victim.tcb.state);
+        saw[3] |= flight.retransmitted() > 0;
+        if !met.contains(&subject.tcb.state) {
+            met.push(subject.tcb.state);
         }
-        if victim.tcb.is_closed() {
+        if subject.tcb.is_closed() {
             break;
         }
     }
@@ -225,28 +225,28 @@ fn whatever_blocks_say_in_whatever_state_nothing_panics() {
     }
 }
 
-/// Established with SACK, and ten segments of 1000 octets in flight, which begin at 1.
-fn ten_in_flight() -> Solo {
+/// Established with SACK, and ten segments of 1000 bytes in flight, which begin at 1.
+fn ten_in_flight() -> OneSide {
     let options = Options::Syn(SynOptions {
         mss: Some(1000),
         window_scale: None,
         sack_permitted: true,
     });
-    let mut solo = Solo::passive(Solo::limits(), options, None);
-    solo.sent();
-    solo.hear(Flags::ACK, 1, 1, 0);
-    solo.write(10_000);
-    assert_eq!(solo.sent().len(), 10);
-    solo
+    let mut one_side = OneSide::passive(OneSide::limits(), options, None);
+    one_side.sent();
+    one_side.receive(Flags::ACK, 1, 1, 0);
+    one_side.write(10_000);
+    assert_eq!(one_side.sent().len(), 10);
+    one_side
 }
 
 /// The peer acknowledges up to `ack` and reports `blocks`.
-fn hear(solo: &mut Solo, ack: u32, blocks: &[(u32, u32)]) {
+fn acknowledge(one_side: &mut OneSide, ack: u32, blocks: &[(u32, u32)]) {
     let mut sack = Sack::NONE;
     for (left, right) in blocks {
-        sack.push(Solo::ISS + *left, Solo::ISS + *right);
+        sack.push(OneSide::ISS + *left, OneSide::ISS + *right);
     }
-    solo.hear_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
+    one_side.receive_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
 }
 
 /// Left and right edges, relative to the initial number, that report nothing: of 1..10001 in flight.
@@ -278,12 +278,12 @@ fn a_block_that_lies_not_in_flight_reports_nothing() {
             // What is heard of it is what is heard without it, beside others too.
             for others in [&[][..], &[(5001, 6001)]] {
                 let [mut with, mut without] = [ten_in_flight(), ten_in_flight()];
-                for solo in [&mut with, &mut without] {
-                    hear(solo, 1, before);
-                    solo.sent();
+                for one_side in [&mut with, &mut without] {
+                    acknowledge(one_side, 1, before);
+                    one_side.sent();
                 }
-                hear(&mut with, 1, &[&[block], others].concat());
-                hear(&mut without, 1, others);
+                acknowledge(&mut with, 1, &[&[block], others].concat());
+                acknowledge(&mut without, 1, others);
                 assert_eq!(with.tcb(), without.tcb(), "{block:?}");
                 assert_eq!(with.sent(), without.sent(), "{block:?}");
             }
@@ -293,11 +293,11 @@ fn a_block_that_lies_not_in_flight_reports_nothing() {
 
 #[test]
 fn a_block_up_to_all_that_was_sent_counts() {
-    let mut solo = ten_in_flight();
-    hear(&mut solo, 1, &[(9001, 10_001)]);
-    assert_eq!(solo.tcb().flight.sacked(), 1000);
-    hear(&mut solo, 1, &[(2, 10_001)]);
-    assert_eq!(solo.tcb().flight.sacked(), 9999);
+    let mut one_side = ten_in_flight();
+    acknowledge(&mut one_side, 1, &[(9001, 10_001)]);
+    assert_eq!(one_side.tcb().scoreboard.sacked(), 1000);
+    acknowledge(&mut one_side, 1, &[(2, 10_001)]);
+    assert_eq!(one_side.tcb().scoreboard.sacked(), 9999);
 }
 
 /// D-SACK blocks, relative to the initial number, that are none: 2001 is acknowledged, 10001 was sent.
@@ -317,11 +317,11 @@ const NOT_TWICE: [(u32, u32); 7] = [
 #[test]
 fn a_block_of_what_came_twice_counts_only_where_that_may_be() {
     let widened = |block| {
-        let mut solo = ten_in_flight();
-        hear(&mut solo, 2001, &[]);
-        let before = format!("{:?}", solo.tcb().recovery);
-        hear(&mut solo, 2001, &[block]);
-        before != format!("{:?}", solo.tcb().recovery)
+        let mut one_side = ten_in_flight();
+        acknowledge(&mut one_side, 2001, &[]);
+        let before = format!("{:?}", one_side.tcb().recovery);
+        acknowledge(&mut one_side, 2001, &[block]);
+        before != format!("{:?}", one_side.tcb().recovery)
     };
     for block in NOT_TWICE {
         assert!(!widened(block), "{block:?}");
@@ -340,26 +340,26 @@ fn a_block_of_what_came_twice_counts_only_where_that_may_be() {
 }
 
 #[test]
-fn who_takes_back_what_it_reported_while_its_window_was_closed_gets_it_again() {
-    let mut solo = ten_in_flight();
+fn sacked_data_reneged_while_the_window_was_closed_is_retransmitted() {
+    let mut one_side = ten_in_flight();
     // All of it is lost, and the window closes.
-    solo.wnd = 0;
-    hear(&mut solo, 1, &[(9001, 10_001)]);
-    solo.sent();
-    hear(&mut solo, 1, &[(1001, 10_001)]);
-    solo.sent();
+    one_side.wnd = 0;
+    acknowledge(&mut one_side, 1, &[(9001, 10_001)]);
+    one_side.sent();
+    acknowledge(&mut one_side, 1, &[(1001, 10_001)]);
+    one_side.sent();
     // It had 1001..10001, and has it no longer (RFC 2018 section 8).
-    solo.wnd = 30_000;
-    hear(&mut solo, 1001, &[]);
-    solo.sent();
+    one_side.wnd = 30_000;
+    acknowledge(&mut one_side, 1001, &[]);
+    one_side.sent();
     for _ in 0..3 {
-        solo.wait();
+        one_side.wait();
     }
-    let first = solo.sent().first().copied();
+    let first = one_side.sent().first().copied();
     assert_eq!(
         first.map(|(_, seq, ..)| seq),
         Some(1001),
         "{:?}",
-        solo.tcb()
+        one_side.tcb()
     );
 }

@@ -3,42 +3,46 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::solo::Solo;
+use super::one_side::OneSide;
 use crate::digest::{Flags, Options, Segment};
 use crate::effect::{Effect, FrameNumbers};
-use crate::tcp::predict::{FOR_ACK, FOR_TEXT};
-use crate::tcp::walk::Walk;
-use crate::tcp::{Cx, Held, Tcb};
+use crate::tcp::fast_path::{FOR_ACK, FOR_DATA};
+use crate::tcp::fields::Fields;
+use crate::tcp::{Cx, PendingDelivery, Tcb};
 
-type Fields = Vec<(&'static str, u64)>;
+type FieldValues = Vec<(&'static str, u64)>;
 
 /// What a connection consists of.
-fn fields(tcb: &Tcb) -> Fields {
+fn fields(tcb: &Tcb) -> FieldValues {
     let mut all = Vec::new();
-    tcb.walk("", &mut |name, value| all.push((name, value)));
+    tcb.visit("", &mut |name, value| all.push((name, value)));
     all
 }
 
 /// What comes of `seg`, on the short road.
-fn outcome(solo: &Solo, tcb: &Tcb, seg: &Segment<'_>) -> (bool, Held, Vec<Effect>, Fields) {
+fn outcome(
+    one_side: &OneSide,
+    tcb: &Tcb,
+    seg: &Segment<'_>,
+) -> (bool, PendingDelivery, Vec<Effect>, FieldValues) {
     let (mut tcb, mut out) = (tcb.clone(), Vec::new());
     let mut frames = FrameNumbers {
         limit: 200,
         ..FrameNumbers::default()
     };
-    let limits = Solo::limits();
-    let mut cx = Cx::new(solo.now, &mut frames, &limits, &mut out);
-    let predicted = tcb.predicted(seg, &mut cx);
-    let held = cx.held;
-    (predicted, held, out, fields(&tcb))
+    let limits = OneSide::limits();
+    let mut cx = Cx::new(one_side.now, &mut frames, &limits, &mut out);
+    let fast = tcb.try_fast_path(seg, &mut cx);
+    let held = cx.pending_delivery;
+    (fast, held, out, fields(&tcb))
 }
 
 /// Fields that are written, and those of which some bit changes what comes of `seg` besides the field itself.
-fn touched(solo: &Solo, seg: &Segment<'_>) -> BTreeSet<&'static str> {
-    let tcb = solo.tcb();
+fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
+    let tcb = one_side.tcb();
     let before = fields(tcb);
-    let (predicted, held, out, after) = outcome(solo, tcb, seg);
-    assert!(predicted);
+    let (fast, held, out, after) = outcome(one_side, tcb, seg);
+    assert!(fast);
     let changed = before.iter().zip(&after).filter(|(was, is)| was != is);
     let mut names: BTreeSet<_> = changed.map(|(_, is)| is.0).collect();
     for bit in 0..tcb.bits() {
@@ -48,13 +52,13 @@ fn touched(solo: &Solo, seg: &Segment<'_>) -> BTreeSet<&'static str> {
             // Something there is one more or less of, such as gaps.
             continue;
         }
-        let others = |all: &Fields| -> Fields {
+        let others = |all: &FieldValues| -> FieldValues {
             let all = all.iter().copied();
             all.filter(|(field, _)| *field != name).collect()
         };
         // What comes of a value that no connection has may be a panic.
         let same = catch_unwind(AssertUnwindSafe(|| {
-            let (too, held_too, out_too, after_too) = outcome(solo, &other, seg);
+            let (too, held_too, out_too, after_too) = outcome(one_side, &other, seg);
             (too, held_too, out_too) == (true, held, out.clone())
                 && others(&after_too) == others(&after)
         }));
@@ -73,19 +77,19 @@ fn check(found: &BTreeSet<&'static str>, said: &[&str]) {
             false => format!("tcb.{name}"),
         })
         .collect();
-    let untold: Vec<_> = found.iter().filter(|name| !said.contains(**name)).collect();
-    assert!(untold.is_empty(), "{untold:?} are touched, too");
+    let unnamed: Vec<_> = found.iter().filter(|name| !said.contains(**name)).collect();
+    assert!(unnamed.is_empty(), "{unnamed:?} are touched, too");
 }
 
 #[test]
-fn the_short_road_touches_no_field_that_it_does_not_name() {
-    let mut solo = Solo::passive(Solo::limits(), Solo::syn(Some(1000), None), Some(5));
+fn the_fast_path_touches_no_field_that_it_does_not_name() {
+    let mut one_side = OneSide::passive(OneSide::limits(), OneSide::syn(Some(1000), None), Some(5));
     let stamp = |at| Some((at, 1));
-    solo.hear_with(Flags::ACK, 1, 1, 0, stamp(6), Options::None);
-    solo.hear_with(Flags::ACK, 1, 1, 500, stamp(6), Options::None);
-    let text = Segment {
-        seq: solo.tcb().rcv.nxt,
-        ack: solo.tcb().snd.una,
+    one_side.receive_with(Flags::ACK, 1, 1, 0, stamp(6), Options::None);
+    one_side.receive_with(Flags::ACK, 1, 1, 500, stamp(6), Options::None);
+    let payload = Segment {
+        seq: one_side.tcb().rcv.nxt,
+        ack: one_side.tcb().snd.una,
         run_offset: 0,
         len: 500,
         count: 1,
@@ -96,30 +100,30 @@ fn the_short_road_touches_no_field_that_it_does_not_name() {
         followed: false,
         options: &Options::None,
     };
-    let found = touched(&solo, &text);
+    let found = touched(&one_side, &payload);
     assert!(
         found.contains("rcv.nxt") && found.contains("snd.una"),
         "{found:?}"
     );
-    check(&found, FOR_TEXT);
+    check(&found, FOR_DATA);
 
-    solo.write(2_000);
-    let first = solo.tcb().snd.una;
+    one_side.write(2_000);
+    let first = one_side.tcb().snd.una;
     // A measurement ends with the first acknowledgment.
-    solo.hear_with(Flags::ACK, 501, 1001, 0, stamp(7), Options::None);
-    assert_eq!(solo.tcb().snd.una, first + 1000);
+    one_side.receive_with(Flags::ACK, 501, 1001, 0, stamp(7), Options::None);
+    assert_eq!(one_side.tcb().snd.una, first + 1000);
     // ... and the next one ends behind what is acknowledged now.
-    solo.write(4_000);
+    one_side.write(4_000);
     let ack = Segment {
         ack: first + 2000,
         len: 0,
-        ..text
+        ..payload
     };
     let ack = Segment {
-        seq: solo.tcb().rcv.nxt,
+        seq: one_side.tcb().rcv.nxt,
         ..ack
     };
-    let found = touched(&solo, &ack);
+    let found = touched(&one_side, &ack);
     assert!(found.contains("snd.una_offset"), "{found:?}");
     check(&found, FOR_ACK);
 }

@@ -93,7 +93,7 @@ impl Batch {
         perform::all(
             world,
             &self.effects[self.effects_done..item.effects_end],
-            (&item.request, item.run.text(false)),
+            (&item.request, item.run.payload(false)),
             &mut self.template,
             &mut self.effect_stats,
             wakes,
@@ -138,7 +138,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         if self.batch.is_empty() {
             // ORDERING: Relaxed: only holders of the pump compare it with positions, and the pump's role hands it on.
             // The Release that matters is the one that takes it back, in `Worker::finish`.
-            self.shared.carried[self.id].store(position, Ordering::Relaxed);
+            self.shared.oldest_carried[self.id].store(position, Ordering::Relaxed);
         }
         // Listening and not listening, opening and aborting, freeing a place: of two such commands the second may
         // rest on the first, so they must not overtake each other on the way to the lock. They are rare.
@@ -168,7 +168,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
     }
 
     fn performed(&self) -> u64 {
-        let carried = self.shared.carried.iter().map(|word| {
+        let carried = self.shared.oldest_carried.iter().map(|word| {
             // ORDERING: Acquire, pairs with the Release in `Worker::finish`: what it carried is performed.
             word.load(Ordering::Acquire)
         });

@@ -1,4 +1,4 @@
-//! One replica, and its share of the work.
+//! A worker: one replica, and its share of the work.
 
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use dominoes::{Seq, Spin, Subscription};
 
-use super::alone::Company;
-use super::handover::{Arrival, Exit, Snapshot};
-use super::hands::{Hands, Held, Step, pinned};
-use super::kept::{Cursor, Kept};
-use super::late::{BITE, Walk, Watch};
-use super::members::Crews;
-use super::primaries::{Owner, Primaries};
-use super::{RxSide, STORED, Shared, Tamper};
+use super::assign::{Owner, Primaries};
+use super::epochs::Epochs;
+use super::execute::{Executor, HeldUnits, Step, pinned};
+use super::pending::{Cursor, PendingEffects};
+use super::slots::{JoinReason, LeaveReason, Snapshot};
+use super::solo::LogMode;
+use super::steal::{STEAL_BATCH, Scan, Stragglers};
+use super::{FaultHooks, RxSide, STORED, Shared};
 use crate::digest::{MAX_RUN, Request};
 use crate::effect::Effect;
-use crate::engine::Shelf;
-use crate::engine::direct::Direct;
+use crate::engine::FrameRecycler;
+use crate::engine::direct::DirectLog;
 use crate::engine::perform::Template;
 use crate::engine::pump::BATCH;
 use crate::engine::replica::Replica;
@@ -27,303 +27,308 @@ use crate::engine::world::Wakes;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::{Duration, Instant};
 
-/// Turns without work after which a worker sends what others built.
-const IDLE: u32 = 16;
-/// Requests that a worker applies before it looks at anything else.
+/// Turns without work after which a worker sends frames that others built.
+const IDLE_TURNS: u32 = 16;
+/// Requests that a worker applies before it does other work.
 const APPLY_BATCH: usize = 64;
-/// Frames that nobody sends for so long are sent by whoever sees it, be it busy with other work: a few chunks are built in
-/// that time.
-const UNSENT: Duration = Duration::from_micros(50);
+/// If no frame was sent for so long, any worker sends, even a busy one. In that time a few chunks
+/// of frames are built.
+const SEND_TAKEOVER: Duration = Duration::from_micros(50);
 
-/// Whether a worker stays.
+/// What a worker is doing in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    Member,
-    /// It was asked to leave, and does when its share below this position is performed.
+pub(super) enum WorkerState {
+    Active,
+    /// It was asked to leave, and leaves when its share below this position is performed.
     Leaving(Seq),
-    /// It has left, and only is to be dropped.
+    /// It has left, and is only to be dropped.
     Gone,
-    /// It differed from the majority, or comes anew, and waits for a state.
-    Waiting,
-    /// It has no state, and waits to be wanted.
-    Resting,
-    /// It was given a state, which is to be proven.
-    Proving,
-    /// It was to come, and is not wanted any more.
-    Withdrawn,
+    /// It has no valid state, because it diverged from the majority, was unparked, or failed a join
+    /// check. It waits for a snapshot.
+    Joining,
+    /// It has no state, and waits to be unparked.
+    Parked,
+    /// It was given a state, and the join check is not over.
+    JoinCheck,
+    /// It never became active, and its join was cancelled.
+    JoinCancelled,
 }
 
-/// One replica, and its share of the work.
-pub struct Worker<T: Tamper = ()> {
+/// A worker: one replica, and its share of the work.
+pub struct Worker<T: FaultHooks = ()> {
     pub(super) id: usize,
     pub(super) shared: Arc<Shared>,
     pub(super) log: Subscription<Request, Spin>,
     pub(super) replica: Replica,
-    pub(super) kept: Kept,
-    /// Whose work is whose.
-    pub(super) crews: Crews,
-    /// Whether it stays.
-    pub(super) standing: Standing,
-    /// The position below which a majority has its state, if that is asked for.
+    pub(super) pending: PendingEffects,
+    /// Which replicas own which work.
+    pub(super) epochs: Epochs,
+    /// What it is doing in its group.
+    pub(super) state: WorkerState,
+    /// With [`Layout::confirm`](super::Layout), the position up to which a majority has its state.
     pub(super) confirmed: Seq,
-    /// How it comes by the state that it waits for.
-    pub(super) arrival: Arrival,
-    /// Fingerprints of positions that it came to before its state was proven.
+    /// Why it gets the state that it waits for.
+    pub(super) join_reason: JoinReason,
+    /// Fingerprints of positions that it reached before the join check was over.
     pub(super) unposted: Vec<(Seq, u64)>,
-    /// Next request to be looked at for preparing.
+    /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload octets of requests that are prepared and not performed.
-    ahead: usize,
+    /// Payload bytes of requests that are prepared and not performed.
+    prepared_bytes: usize,
     /// How far its own share is performed.
     pub(super) cursor: Cursor,
-    /// What `performed` was last told.
-    told: Seq,
-    watch: Watch,
-    /// Since when frames wait and nobody sends any, and how many had been sent then.
+    /// The value that it last stored in `performed`.
+    reported: Seq,
+    stragglers: Stragglers,
+    /// Since when frames wait and none was sent, and how many had been sent then.
     unsent: (Instant, u64),
     /// Turns in a row without work.
     idle: u32,
-    /// Whether the last turn found any.
+    /// Whether the last turn found work.
     was_busy: bool,
-    /// Whether others work, too.
-    pub(super) company: Company,
-    /// What it does without the log.
-    pub(super) direct: Direct,
+    /// Whether it uses the log.
+    pub(super) log_mode: LogMode,
+    /// Its state for working without the log.
+    pub(super) direct: DirectLog,
     /// Frames whose work this worker completed.
-    pub(super) shelf: Shelf,
-    tamper: T,
-    /// Whether `tamper` has the effects of a request in its hands.
-    tampering: bool,
+    pub(super) recycler: FrameRecycler,
+    hooks: T,
+    /// Whether `hooks` is changing the effects of a request.
+    in_hooks: bool,
     pub(super) template: Template,
     pub(super) stats: EffectStats,
 }
 
-impl<T: Tamper> Worker<T> {
-    /// A worker that goes on where `snapshot` stands, on a seat that is kept for it.
-    pub(super) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, tamper: T) -> Self {
-        // What its predecessor performed counts on.
+impl<T: FaultHooks> Worker<T> {
+    /// A worker that goes on from `snapshot`, in a slot that is reserved for it.
+    pub(super) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, hooks: T) -> Self {
+        // The slot's counters go on.
         let stats = shared.shares[id].load();
         let Snapshot {
             replica,
             log,
-            kept,
-            crews,
+            pending,
+            epochs,
         } = snapshot;
         // ORDERING: Relaxed: this thread, or the one that made this worker, stored it last.
-        let told = shared.performed[id].load(Ordering::Relaxed);
+        let reported = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
-            watch: Watch::new(shared.layout.seat_count()),
+            stragglers: Stragglers::new(shared.layout.slot_count()),
             shared,
             log,
             prepared: replica.position(),
             confirmed: replica.position(),
-            arrival: Arrival::Repaired,
+            join_reason: JoinReason::Repair,
             unposted: Vec::new(),
-            cursor: Cursor::at_first(&kept),
+            cursor: Cursor::at_first(&pending),
             replica,
-            kept,
-            crews,
-            standing: Standing::Member,
-            ahead: 0,
-            told,
+            pending,
+            epochs,
+            state: WorkerState::Active,
+            prepared_bytes: 0,
+            reported,
             unsent: (Instant::ZERO, 0),
             idle: 0,
             was_busy: false,
-            company: Company::Others,
-            direct: Direct::default(),
-            shelf: Shelf::default(),
-            tamper,
-            tampering: false,
+            log_mode: LogMode::Logged,
+            direct: DirectLog::default(),
+            recycler: FrameRecycler::default(),
+            hooks,
+            in_hooks: false,
             template: Template::default(),
             stats,
         }
     }
 
-    /// A worker that rests from the beginning.
-    pub(super) fn resting(id: usize, shared: Arc<Shared>, tamper: T) -> Self {
+    /// A worker that is parked from the beginning.
+    pub(super) fn parked(id: usize, shared: Arc<Shared>, hooks: T) -> Self {
         let nothing = Snapshot::none(shared.world.limits);
-        let mut worker = Worker::new(id, shared, nothing, tamper);
-        worker.standing = Standing::Resting;
+        let mut worker = Worker::new(id, shared, nothing, hooks);
+        worker.state = WorkerState::Parked;
         worker
     }
 
-    /// Begins anew where `snapshot` stands.
-    fn renew(&mut self, snapshot: Snapshot) {
-        let now = self.watch.now;
+    /// Replaces the worker's state by that of `snapshot`.
+    fn restart_from(&mut self, snapshot: Snapshot) {
+        let now = self.stragglers.now;
         let Snapshot {
             replica,
             log,
-            kept,
-            crews,
+            pending,
+            epochs,
         } = snapshot;
-        self.watch = Watch::new(self.shared.layout.seat_count());
-        self.watch.now = now;
-        self.cursor = Cursor::at_first(&kept);
+        self.stragglers = Stragglers::new(self.shared.layout.slot_count());
+        self.stragglers.now = now;
+        self.cursor = Cursor::at_first(&pending);
         self.unposted.clear();
-        self.ahead = 0;
+        self.prepared_bytes = 0;
         self.unsent = (Instant::ZERO, 0);
-        (self.replica, self.log, self.kept, self.crews) = (replica, log, kept, crews);
-        self.standing = Standing::Proving;
+        (self.replica, self.log, self.pending, self.epochs) = (replica, log, pending, epochs);
+        self.state = WorkerState::JoinCheck;
     }
 
-    /// Gets a state, if one is there, and goes on until it is proven. Says whether it takes part from now on.
-    pub(super) fn try_sit(&mut self) -> bool {
-        if self.standing == Standing::Waiting {
-            let Some(snapshot) = self.shared.collect(self.id) else {
-                // What it does not read would hold the log.
+    /// Takes a snapshot if one is there, and goes on with the join check. Returns whether the
+    /// worker is active from now on.
+    pub(super) fn try_join(&mut self) -> bool {
+        if self.state == WorkerState::Joining {
+            let Some(snapshot) = self.shared.take_snapshot(self.id) else {
+                // Requests that it does not read would stay in the log.
                 let end = self.log.poll();
                 self.log.advance_to(end);
                 return false;
             };
-            self.renew(snapshot);
+            self.restart_from(snapshot);
         }
-        self.prove()
+        self.run_join_check()
     }
 
-    /// Takes part from where its state stands.
-    pub(super) fn sit(&mut self) {
-        self.told = self
+    /// Becomes active at the position of its state.
+    pub(super) fn activate(&mut self) {
+        self.reported = self
             .shared
-            .sit(self.id, self.kept.first, self.replica.position());
+            .activate(self.id, self.pending.first, self.replica.position());
         self.prepared = self.replica.position();
         self.confirmed = self.replica.position();
-        self.cursor = Cursor::at_first(&self.kept);
+        self.cursor = Cursor::at_first(&self.pending);
         self.unposted = Vec::new();
-        self.standing = Standing::Member;
+        self.state = WorkerState::Active;
     }
 
-    /// Looks into the book if this worker is called. Says whether it has no state to work with.
+    /// Handles what concerns this worker in the slot table, if it was notified. Returns whether it
+    /// has no state to work with.
     #[inline]
-    fn attends(&mut self) -> bool {
-        self.shared.roll.is_called(self.id) && self.attend()
+    fn handle_membership(&mut self) -> bool {
+        self.shared.membership.is_notified(self.id) && self.handle_notification()
     }
 
     #[cold]
-    fn attend(&mut self) -> bool {
-        if self.is_resting() {
-            // Those who work have the words to themselves that it would write.
+    fn handle_notification(&mut self) -> bool {
+        if self.is_parked() {
+            // A parked worker must not write the words that a solo worker has for itself.
             return true;
         }
-        // Who is given a state may come and go before this worker's next turn.
+        // Leaves solo mode: a worker that is given a state may join and leave before the next turn.
         self.return_to_log();
         let shared = Arc::clone(&self.shared);
-        shared.roll.answer_call(self.id);
-        if shared.roll.take_accusation(self.id)
-            && matches!(self.standing, Standing::Member | Standing::Leaving(_))
-            && self.face_accusation()
+        shared.membership.clear_notification(self.id);
+        if shared.membership.take_divergence_report(self.id)
+            && matches!(self.state, WorkerState::Active | WorkerState::Leaving(_))
+            && self.leave_if_diverged()
         {
-            shared.roll.call(1 << self.id);
+            shared.membership.notify(1 << self.id);
             return true;
         }
-        match self.standing {
-            Standing::Gone | Standing::Withdrawn => {
-                shared.roll.call(1 << self.id);
+        match self.state {
+            WorkerState::Gone | WorkerState::JoinCancelled => {
+                shared.membership.notify(1 << self.id);
                 return true;
             }
-            Standing::Resting => {
-                (self.standing, self.arrival) = (Standing::Waiting, Arrival::Recruited);
-                shared.roll.call(1 << self.id);
+            WorkerState::Parked => {
+                (self.state, self.join_reason) = (WorkerState::Joining, JoinReason::Unpark);
+                shared.membership.notify(1 << self.id);
                 return true;
             }
-            Standing::Waiting | Standing::Proving => {
-                if !self.try_sit() {
-                    shared.roll.call(1 << self.id);
+            WorkerState::Joining | WorkerState::JoinCheck => {
+                if !self.try_join() {
+                    shared.membership.notify(1 << self.id);
                     return true;
                 }
-                shared.count_arrival(core::mem::replace(&mut self.arrival, Arrival::Repaired));
+                shared.count_join(core::mem::replace(
+                    &mut self.join_reason,
+                    JoinReason::Repair,
+                ));
             }
-            Standing::Member if shared.roll.is_leaving(self.id) => {
-                self.standing = Standing::Leaving(self.log.poll());
+            WorkerState::Active if shared.membership.is_leaving(self.id) => {
+                self.state = WorkerState::Leaving(self.log.poll());
             }
-            Standing::Member | Standing::Leaving(_) => {}
+            WorkerState::Active | WorkerState::Leaving(_) => {}
         }
-        if let Standing::Leaving(end) = self.standing
+        if let WorkerState::Leaving(end) = self.state
             && self.cursor.seq >= end
         {
-            if shared.may_go(self.id) {
-                if shared.roll.takes_rest(self.id) {
-                    self.rest();
+            if shared.try_leave(self.id) {
+                if shared.membership.take_park_request(self.id) {
+                    self.park();
                 } else {
-                    self.standing = Standing::Gone;
+                    self.state = WorkerState::Gone;
                 }
-                shared.roll.call(1 << self.id);
+                shared.membership.notify(1 << self.id);
                 return true;
             }
-            self.standing = Standing::Member;
+            self.state = WorkerState::Active;
         }
-        if self.serve() || self.standing != Standing::Member {
-            shared.roll.call(1 << self.id);
+        if self.serve_joiners() || self.state != WorkerState::Active {
+            shared.membership.notify(1 << self.id);
         }
         false
     }
 
     /// Whether it has a state, and was not asked to leave.
-    pub fn is_member(&self) -> bool {
-        self.standing == Standing::Member && !self.shared.roll.is_leaving(self.id)
+    pub fn is_active(&self) -> bool {
+        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
     }
 
-    /// Gives its state away. It has performed its share.
-    fn rest(&mut self) {
+    /// Gives up its state. It has performed its share.
+    fn park(&mut self) {
         self.put_back();
-        self.shared.leave(self.id, Exit::Rests);
-        self.renew(Snapshot::none(self.shared.world.limits));
-        self.standing = Standing::Resting;
+        self.shared.release_slot(self.id, LeaveReason::Parked);
+        self.restart_from(Snapshot::none(self.shared.world.limits));
+        self.state = WorkerState::Parked;
     }
 
-    /// Whether this worker brings nothing at present, and so has no state: its turns do nothing until the others have too
-    /// much to do.
-    pub fn is_resting(&self) -> bool {
-        self.standing == Standing::Resting && self.shared.roll.resting() >> self.id & 1 != 0
+    /// Whether this worker is parked: its turns do nothing until the others have too much to do.
+    pub fn is_parked(&self) -> bool {
+        self.state == WorkerState::Parked && self.shared.membership.parked() >> self.id & 1 != 0
     }
 
-    /// Whether this worker is the only one that works, and so uses no log.
-    pub fn is_alone(&self) -> bool {
-        self.company == Company::Nobody
+    /// Whether this worker is the only active one, and works without the log.
+    pub fn is_solo(&self) -> bool {
+        self.log_mode == LogMode::Solo
     }
 
-    /// Whether this worker was asked to leave, and has: nothing is left to do but to drop it.
+    /// Whether this worker has left as it was asked to. Nothing is left to do but to drop it.
     pub fn has_left(&self) -> bool {
-        self.standing == Standing::Gone
+        self.state == WorkerState::Gone
     }
 
-    /// Everything that can be done now, once. Returns how much that was.
+    /// Does everything that can be done now, once. Returns how much that was.
     ///
-    /// Whoever gets a pump keeps it for a chunk of work, all of which then is its own: frames come in and go out
-    /// through the cache of the core that works on them.
+    /// A worker that gets a pump keeps it for a chunk of work, and is the primary of all of that:
+    /// frames come in and go out through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
-        if self.shared.layout.adapt {
+        if self.shared.layout.autoscale {
             self.count_busy(now);
         }
-        self.watch.now = self.watch.now.max(now);
-        if self.attends() {
+        self.stragglers.now = self.stragglers.now.max(now);
+        if self.handle_membership() {
             self.was_busy = false;
             return 0;
         }
-        let done = match self.is_in_company() {
+        let done = match self.needs_log() {
             true => self.pump_in_turn(now) + self.do_work(),
-            false => self.turn_without_others(now),
+            false => self.turn_without_log(now),
         };
         self.was_busy = done > 0;
         done
     }
 
-    /// A turn begins: the time since the last one was spent on work, if that found any.
+    /// Called when a turn begins: if the last one found work, the time since then counts as busy.
     fn count_busy(&mut self, now: Instant) {
         if self.was_busy {
-            // ORDERING: Relaxed: this worker's own, and for others a measurement.
+            // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
             let busy = &self.shared.busy[self.id];
-            let passed = now.since(self.watch.now).as_nanos();
+            let passed = now.since(self.stragglers.now).as_nanos();
             busy.store(busy.load(Ordering::Relaxed) + passed, Ordering::Relaxed);
         }
     }
 
-    /// Takes the receive pump, if nobody has it and this worker has not enough to do, for as many frames as make
-    /// up a chunk of full runs.
+    /// Takes the receive pump for as many frames as make up a chunk of full runs. Does nothing if
+    /// another worker has the pump, or this one has enough to do.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
-        if self.ahead >= self.shared.layout.ahead_bytes
-            || self.standing != Standing::Member
+        if self.prepared_bytes >= self.shared.layout.ahead_bytes
+            || self.state != WorkerState::Active
             || self.shared.rx.is_taken()
         {
             return 0;
@@ -332,7 +337,7 @@ impl<T: Tamper> Worker<T> {
             return 0;
         };
         let (pump, mut log) = side.parts(&self.shared, self.id);
-        core::mem::swap(&mut pump.shelf, &mut self.shelf);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let deadline = self.replica.next_deadline();
         let most = self.shared.layout.request_chunk * MAX_RUN;
         let mut done = 0;
@@ -343,20 +348,24 @@ impl<T: Tamper> Worker<T> {
                 break;
             }
         }
-        core::mem::swap(&mut pump.shelf, &mut self.shelf);
-        if self.shared.layout.adapt && side.staff.is_due(now) {
-            let RxSide { pump, staff, .. } = &mut *side;
-            self.shared.look_at_staff(staff, pump.balance.as_ref(), now);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        if self.shared.layout.autoscale && side.autoscaler.is_due(now) {
+            let RxSide {
+                pump, autoscaler, ..
+            } = &mut *side;
+            self.shared
+                .autoscale(autoscaler, pump.balance.as_ref(), now);
         }
         drop(side);
         if done > 0 {
-            self.shared.bell.notify_all();
+            self.shared.work_event.notify_all();
         }
         done
     }
 
-    /// Whoever built the frame that is to be sent next sends, and leaves to others what they build; those do if they are
-    /// idle for long, or if that one is late. A device reads a frame, or copies it, and where it was built it is near.
+    /// Sends frames. The worker that built the next frame to be sent sends it, and the frames
+    /// behind it that it built, because they are in its core's cache. Other workers send them if
+    /// they are idle for long, or if that worker is late.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
         let below = if idle || self.is_sender_late(sent) {
@@ -372,50 +381,53 @@ impl<T: Tamper> Worker<T> {
         }
     }
 
-    /// The first frame behind `frame`, which is this worker's, that somebody else may be building.
+    /// The first frame behind `frame`, which is this worker's, that another worker may be building.
     #[inline]
     fn own_frames_end(&self, frame: u64) -> u64 {
         let chunk = self.shared.frame_chunk_of(frame);
-        match self.crews.of_frames(chunk).members().count() {
+        match self.epochs.of_frame_chunk(chunk).owners().count() {
             1 => u64::MAX,
             _ => self.shared.frame_chunk_end(frame),
         }
     }
 
-    /// Whether this worker most likely builds frame `frame`, or whoever should is missing.
+    /// Whether this worker most likely builds frame `frame`, or the worker that should is gone.
     #[inline]
     fn is_likely_sender(&self, frame: u64) -> bool {
         let shared = &self.shared;
         match shared.layout.primaries {
-            // Not to be asked: that would be taking it.
+            // Asking for the owner would claim the chunk.
             Primaries::Greedy => true,
             _ => {
                 let chunk = shared.frame_chunk_of(frame);
-                let roll = &shared.roll;
-                match shared.assigned.frame_owner(&self.crews, roll, chunk, true) {
-                    Owner::Worker(owner) => owner == self.id || !roll.is_present(owner),
+                let membership = &shared.membership;
+                match shared
+                    .assignment
+                    .frame_owner(&self.epochs, membership, chunk, true)
+                {
+                    Owner::Worker(owner) => owner == self.id || !membership.is_active(owner),
                     _ => true,
                 }
             }
         }
     }
 
-    /// Whether frames have been numbered for a while and nobody sent any: who should may be held up, and
-    /// this worker, busy as it is, should do it.
+    /// Whether frames have been numbered for a while and none was sent. The worker that should send
+    /// them may be held up, so this one does, even if it is busy.
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
-        let now = self.watch.now;
+        let now = self.stragglers.now;
         let (since, before) = &mut self.unsent;
         if *before != sent || self.replica.frames().next == sent {
             (*since, *before) = (now, sent);
             return false;
         }
-        now.since(*since) >= UNSENT
+        now.since(*since) >= SEND_TAKEOVER
     }
 
     /// A turn without the receive pump: everything that needs no clock.
     pub fn work(&mut self) -> usize {
-        if self.attends() {
+        if self.handle_membership() {
             return 0;
         }
         self.do_work()
@@ -428,34 +440,34 @@ impl<T: Tamper> Worker<T> {
         done += self.apply_ready(APPLY_BATCH);
         done += self.perform_and_send();
         self.idle = if done == 0 { self.idle + 1 } else { 0 };
-        done += self.send_in_turn(self.idle >= IDLE);
-        done += self.help(done == 0);
+        done += self.send_in_turn(self.idle >= IDLE_TURNS);
+        done += self.steal_if_due(done == 0);
         if done == 0 {
             done = usize::from(self.prepare_one(self.replica.position()));
         }
         done
     }
 
-    /// Takes the receive pump for one turn; `None` if somebody else has it.
+    /// Takes the receive pump for one turn. `None` if another worker has it.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
-        self.watch.now = self.watch.now.max(now);
-        if self.attends() || self.standing != Standing::Member {
+        self.stragglers.now = self.stragglers.now.max(now);
+        if self.handle_membership() || self.state != WorkerState::Active {
             return None;
         }
         self.return_to_log();
         let mut side = self.shared.rx.try_take()?;
         let (pump, mut log) = side.parts(&self.shared, self.id);
-        core::mem::swap(&mut pump.shelf, &mut self.shelf);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let done = pump.turn(now, self.replica.next_deadline(), &mut log);
-        core::mem::swap(&mut pump.shelf, &mut self.shelf);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
         drop(side);
         if done > 0 {
-            self.shared.bell.notify_all();
+            self.shared.work_event.notify_all();
         }
         Some(done)
     }
 
-    /// Prepares requests of this worker's chunks, in order, as far as the budget goes.
+    /// Prepares the requests of this worker, in order, as far as its budget goes.
     fn prepare_mine(&mut self) -> usize {
         let Worker {
             id,
@@ -463,9 +475,9 @@ impl<T: Tamper> Worker<T> {
             log,
             replica,
             prepared,
-            ahead,
+            prepared_bytes,
             stats,
-            tamper,
+            hooks,
             ..
         } = self;
         let end = log.end();
@@ -473,7 +485,7 @@ impl<T: Tamper> Worker<T> {
         // One pin serves a whole chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
-        while *prepared < end && *ahead < shared.layout.ahead_bytes {
+        while *prepared < end && *prepared_bytes < shared.layout.ahead_bytes {
             let seq = *prepared;
             *prepared += 1;
             let Some(request) = log.get(seq) else {
@@ -482,13 +494,13 @@ impl<T: Tamper> Worker<T> {
             if usize::from(request.digest.primary) != *id {
                 continue;
             }
-            *ahead += request.digest.len as usize;
+            *prepared_bytes += request.digest.len as usize;
             if shared.verdicts.get(seq).is_none()
                 && let Some(run) = pinned(&shared.attachments, &mut pin, seq)
             {
                 done += usize::from(shared.prepare(seq, request, run, stats, || {
                     if T::ACTIVE {
-                        tamper.preparing(seq);
+                        hooks.before_preparing(seq);
                     }
                 }));
             }
@@ -496,10 +508,10 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Prepares the request at `seq`, whoever is its primary, if it is published, not applied here, and
-    /// nobody prepared it. Says whether it did.
+    /// Prepares the request at `seq`, whichever worker is its primary, if it is published, not
+    /// applied here, and not prepared. Returns whether it did.
     pub fn prepare(&mut self, seq: u64) -> bool {
-        if self.attends() {
+        if self.handle_membership() {
             return false;
         }
         self.prepare_one(seq)
@@ -520,17 +532,18 @@ impl<T: Tamper> Worker<T> {
         };
         self.shared.prepare(seq, request, run, &mut self.stats, || {
             if T::ACTIVE {
-                self.tamper.preparing(seq);
+                self.hooks.before_preparing(seq);
             }
         })
     }
 
-    /// Applies at most `most` requests. A panic of a connection ends that connection (see [`Replica::unwound`]).
+    /// Applies at most `most` requests. A panic of a connection ends that connection (see
+    /// [`Replica::unwound`]).
     fn apply_ready(&mut self, most: usize) -> usize {
         let mut done = 0;
         loop {
             let batch = || {
-                while done < most && (self.apply_one() || self.apply_for_late()) {
+                while done < most && (self.apply_one() || self.apply_for_straggler()) {
                     done += 1;
                 }
             };
@@ -546,28 +559,28 @@ impl<T: Tamper> Worker<T> {
         done
     }
 
-    /// Something unwound among requests. If one was being applied, it is completed.
+    /// Handles a panic. If a request was being applied, completes it.
     #[cold]
     fn after_panic(&mut self, panic: Box<dyn Any + Send>) {
-        let seq = self.kept.end();
+        let seq = self.pending.end();
         match self.log.get(seq) {
-            Some(request) if self.replica.position() == seq + 1 && !self.tampering => {
-                self.replica.unwound(panic, request, &mut self.kept);
-                self.kept.commit(request, false);
+            Some(request) if self.replica.position() == seq + 1 && !self.in_hooks => {
+                self.replica.unwound(panic, request, &mut self.pending);
+                self.pending.commit(request, false);
                 self.post_if_due(seq + 1);
             }
             _ => resume_unwind(panic),
         }
     }
 
-    /// Applies the next request if who should prepare it is late, and so this worker does.
-    fn apply_for_late(&mut self) -> bool {
-        self.watch.suspecting && self.prepare_one(self.replica.position()) && self.apply_one()
+    /// Applies the next request, and prepares it if its primary is late. Returns whether it did.
+    fn apply_for_straggler(&mut self) -> bool {
+        self.stragglers.any && self.prepare_one(self.replica.position()) && self.apply_one()
     }
 
-    /// Applies the next request if it is published and prepared. Says whether it did.
+    /// Applies the next request if it is published and prepared. Returns whether it did.
     pub fn apply(&mut self) -> bool {
-        if self.attends() {
+        if self.handle_membership() {
             return false;
         }
         self.log.poll();
@@ -586,31 +599,31 @@ impl<T: Tamper> Worker<T> {
         let mut changed;
         let mut request = request;
         if T::ACTIVE {
-            self.tamper.state(seq, &mut self.replica);
+            self.hooks.change_state(seq, &mut self.replica);
             changed = *request;
-            verdict = self.tamper.verdict(seq, verdict, &changed);
+            verdict = self.hooks.change_verdict(seq, verdict, &changed);
             if verdict.is_some() {
-                self.tamper.request(seq, &mut changed);
+                self.hooks.change_request(seq, &mut changed);
             }
             request = &changed;
         }
         let Some(verdict) = verdict else { return false };
-        if self.crews.is_due(seq) {
+        if self.epochs.is_chunk_start(seq) {
             let chunk = self.shared.request_chunk_of(seq);
-            let mask = self.shared.roll.crew_of(chunk);
+            let mask = self.shared.membership.epoch_owners(chunk);
             let frame = self.replica.frames().next;
-            self.crews.begin(mask, &self.shared.layout, frame);
+            self.epochs.begin_chunk(mask, &self.shared.layout, frame);
         }
         self.replica
-            .apply_in_batch(request, verdict, &mut self.kept);
+            .apply_in_batch(request, verdict, &mut self.pending);
         if T::ACTIVE {
-            // Whoever panics here is not the connection.
-            self.tampering = true;
-            self.kept
-                .change_pending(|effects| self.tamper.effects(seq, effects));
-            self.tampering = false;
+            // A panic in here is not one of the connection.
+            self.in_hooks = true;
+            self.pending
+                .change_uncommitted(|effects| self.hooks.change_effects(seq, effects));
+            self.in_hooks = false;
         }
-        self.kept.commit(request, is_stored);
+        self.pending.commit(request, is_stored);
         self.post_if_due(seq + 1);
         true
     }
@@ -627,10 +640,10 @@ impl<T: Tamper> Worker<T> {
         let posts = &self.shared.posts;
         let mut print = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
-            // A change may be overwritten by the request that something comes of it.
-            print = print.rotate_left(1) ^ self.kept.fingerprint();
+            // The next request may undo the change that this one's effects show.
+            print = print.rotate_left(1) ^ self.pending.fingerprint();
         }
-        if self.standing == Standing::Proving {
+        if self.state == WorkerState::JoinCheck {
             self.unposted.push((position, print));
             return;
         }
@@ -638,8 +651,8 @@ impl<T: Tamper> Worker<T> {
         self.shared.compare_at(position);
     }
 
-    /// Performs what is this worker's. Whenever it has built as many frames as others build in a row, it looks whether they
-    /// can go: who has to wait for them has nothing to do meanwhile.
+    /// Performs this worker's share. Whenever it has built a chunk's worth of frames, it tries to
+    /// send: a peer that waits for them is idle meanwhile.
     fn perform_and_send(&mut self) -> usize {
         let most = self.shared.layout.frame_chunk as u32;
         let mut done = 0;
@@ -653,157 +666,164 @@ impl<T: Tamper> Worker<T> {
         }
     }
 
-    /// Performs what is this worker's, up to so many frames. Returns how much that was, and what the last step came to.
+    /// Performs this worker's share, up to `most` frames. Returns how much that was, and the
+    /// outcome of the last step.
     fn perform_mine(&mut self, most: u32) -> (usize, Step) {
         let mut done = 0;
-        let limit = self.limit();
-        let mut hands = self.hands();
-        let before = hands.stats.frames;
+        let limit = self.perform_limit();
+        let mut executor = self.executor();
+        let before = executor.stats.frames;
         let last = loop {
-            if hands.cursor.seq >= limit {
+            if executor.cursor.seq >= limit {
                 break Step::End;
             }
-            let built = (hands.stats.frames - before) as u32;
+            let built = (executor.stats.frames - before) as u32;
             if built >= most {
                 break Step::Performed;
             }
-            match hands.step(most - built) {
+            match executor.step(most - built) {
                 Step::Performed => done += 1,
                 Step::Passed => {}
                 last => break last,
             }
         };
-        drop(hands);
-        self.watch.blocked = last == Step::Blocked;
-        self.after_performing();
+        drop(executor);
+        self.stragglers.blocked = last == Step::Blocked;
+        self.report_progress();
         (done, last)
     }
 
-    /// Performs the next effect, or the next frame of one, whose primary is this worker; else one that its
-    /// primary is late with. Says whether there was one.
+    /// Performs this worker's next effect, or the next frame of one; else steals one that is late.
+    /// Returns whether there was one.
     pub fn perform(&mut self) -> bool {
-        if self.attends() {
+        if self.handle_membership() {
             return false;
         }
-        let limit = self.limit();
-        let mut hands = self.hands();
+        let limit = self.perform_limit();
+        let mut executor = self.executor();
         let last = loop {
-            if hands.cursor.seq >= limit {
+            if executor.cursor.seq >= limit {
                 break Step::End;
             }
-            match hands.step(1) {
+            match executor.step(1) {
                 Step::Passed => {}
                 last => break last,
             }
         };
-        drop(hands);
-        self.watch.blocked = last == Step::Blocked;
-        self.after_performing();
-        last == Step::Performed || self.help_now(1) > 0
+        drop(executor);
+        self.stragglers.blocked = last == Step::Blocked;
+        self.report_progress();
+        last == Step::Performed || self.steal_now(1) > 0
     }
 
-    fn hands(&mut self) -> Hands<'_, T> {
-        Hands {
+    fn executor(&mut self) -> Executor<'_, T> {
+        Executor {
             id: self.id,
             shared: &self.shared,
-            kept: &self.kept,
-            crews: &self.crews,
+            pending: &self.pending,
+            epochs: &self.epochs,
             cursor: &mut self.cursor,
-            ahead: &mut self.ahead,
+            prepared_bytes: &mut self.prepared_bytes,
             template: &mut self.template,
             stats: &mut self.stats,
-            tamper: &mut self.tamper,
-            shelf: &mut self.shelf,
+            hooks: &mut self.hooks,
+            recycler: &mut self.recycler,
             wakes: Wakes::new(&self.shared.world),
-            held: Held::NOTHING,
+            held: HeldUnits::NOTHING,
         }
     }
 
-    /// Tells how far this worker is.
-    fn after_performing(&mut self) {
-        // The share of a seat may be known to be done farther than its worker's cursor has come.
-        if self.told < self.cursor.seq {
-            self.told = self.cursor.seq;
-            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and `Shared::has_told`.
-            self.shared.performed[self.id].store(self.told, Ordering::Release);
+    /// Reports how far this worker has performed its share.
+    fn report_progress(&mut self) {
+        // The slot's share may be reported as done farther than this worker's cursor is.
+        if self.reported < self.cursor.seq {
+            self.reported = self.cursor.seq;
+            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and
+            // `Shared::has_reported`.
+            self.shared.performed[self.id].store(self.reported, Ordering::Release);
             self.shared.shares[self.id].post(&self.stats);
         }
     }
 
-    /// Forgets what is done, and takes what others are late with, if it is time to look. Returns how much that was.
+    /// Drops effects that are done, and steals late work, if it is time to check. Returns how much
+    /// was done.
     #[inline]
-    fn help(&mut self, idle: bool) -> usize {
-        let pending = self.kept.applied.len();
-        if !self.watch.is_due(pending, idle, &self.shared.layout) {
+    fn steal_if_due(&mut self, idle: bool) -> usize {
+        let pending = self.pending.applied.len();
+        if !self.stragglers.is_due(pending, idle, &self.shared.layout) {
             return 0;
         }
-        self.help_now(BITE)
+        self.steal_now(STEAL_BATCH)
     }
 
     #[inline(never)]
-    fn help_now(&mut self, most: usize) -> usize {
-        self.forget(self.shared.performed_by(self.crews.owners()));
-        if !self.watch.look(&self.shared, &self.kept, &self.crews) {
-            // Who is missing tells nothing more; that all is done nevertheless has to be told.
-            let told = self.shared.roll.misses_somebody() && self.verify();
-            return usize::from(told);
+    fn steal_now(&mut self, most: usize) -> usize {
+        self.forget(self.shared.performed_by(self.epochs.owners()));
+        if !self
+            .stragglers
+            .check(&self.shared, &self.pending, &self.epochs)
+        {
+            // A worker that is gone reports nothing, so this one reports that all is done.
+            let reported = self.shared.membership.misses_a_replica() && self.report_verified();
+            return usize::from(reported);
         }
-        let walk = self.walk(most);
-        self.forget(walk.verified);
-        let told = self.verify();
+        let scan = self.scan(most);
+        self.forget(scan.verified);
+        let reported = self.report_verified();
         self.shared.shares[self.id].post(&self.stats);
-        walk.done.max(usize::from(told))
+        scan.done.max(usize::from(reported))
     }
 
-    /// Tells that all it has forgotten is done, by whomever. Says whether that was news: the pump may have waited for it.
-    fn verify(&self) -> bool {
-        let told = self.shared.verified[self.id].load(Ordering::Relaxed);
-        if told >= self.kept.first {
+    /// Reports that everything it has dropped is done. Returns whether that was news, for which the
+    /// pump may have waited.
+    fn report_verified(&self) -> bool {
+        let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
+        if reported >= self.pending.first {
             return false;
         }
         // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-        self.shared.verified[self.id].store(self.kept.first, Ordering::Release);
+        self.shared.verified[self.id].store(self.pending.first, Ordering::Release);
         true
     }
 
     #[cold]
-    fn walk(&mut self, most: usize) -> Walk {
-        let limit = self.limit();
-        let mut cursor = Cursor::at_first(&self.kept);
-        let mut hands = Hands {
+    fn scan(&mut self, most: usize) -> Scan {
+        let limit = self.perform_limit();
+        let mut cursor = Cursor::at_first(&self.pending);
+        let mut executor = Executor {
             id: self.id,
             shared: &self.shared,
-            kept: &self.kept,
-            crews: &self.crews,
+            pending: &self.pending,
+            epochs: &self.epochs,
             cursor: &mut cursor,
-            ahead: &mut self.ahead,
+            prepared_bytes: &mut self.prepared_bytes,
             template: &mut self.template,
             stats: &mut self.stats,
-            tamper: &mut self.tamper,
-            shelf: &mut self.shelf,
+            hooks: &mut self.hooks,
+            recycler: &mut self.recycler,
             wakes: Wakes::new(&self.shared.world),
-            held: Held::NOTHING,
+            held: HeldUnits::NOTHING,
         };
-        hands.walk(&mut self.watch, limit, most)
+        executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Forgets requests below `below` that are done, but for what the cursor has not passed.
+    /// Drops requests below `below` that are done, up to its cursor.
     fn forget(&mut self, below: Seq) {
-        self.cursor.effect -= self.kept.forget(below.min(self.cursor.seq));
-        self.crews.forget(self.kept.first);
+        self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
+        self.epochs.forget(self.pending.first);
     }
 
-    /// Takes the transmit pump for one turn; `None` if somebody else has it.
+    /// Takes the transmit pump for one turn. `None` if another worker has it.
     pub fn send(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// Takes the transmit pump and sends one frame; `None` if somebody else has it.
+    /// Takes the transmit pump and sends one frame. `None` if another worker has it.
     pub fn send_one(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.step())
     }
 
-    /// Which worker of the group this is.
+    /// The worker's slot in its group.
     pub fn id(&self) -> usize {
         self.id
     }
@@ -818,31 +838,32 @@ impl<T: Tamper> Worker<T> {
         self.stats
     }
 
-    /// What the group's receive pump saw; `None` while somebody holds it.
+    /// What the group's receive pump counted. `None` while a worker has it.
     pub fn pump_stats(&self) -> Option<PumpStats> {
         self.shared.rx.try_take().map(|rx| rx.pump.stats)
     }
 
-    /// Effects that are kept, of this and of other primaries, oldest first.
-    pub fn kept_effects(&self) -> impl Iterator<Item = &Effect> {
-        self.kept.effects.iter()
+    /// Effects that are pending here, of all primaries, oldest first.
+    pub fn pending_effects(&self) -> impl Iterator<Item = &Effect> {
+        self.pending.effects.iter()
     }
 
-    /// When time has to be told at the latest: to the state, as far as this worker knows it, and to the receive pump, which
-    /// waits for neighbours to answer and for fragments to arrive. Of a pump that another worker holds at this moment it
-    /// says nothing: that worker asks after its turn.
+    /// The latest time at which the worker must be given the time: the state, as far as this worker
+    /// knows it, needs it then, or the receive pump, which waits for neighbours to answer and for
+    /// fragments to arrive. If another worker has the pump at this moment, that worker asks the
+    /// pump after its turn.
     pub fn next_deadline(&self) -> Instant {
         let side = self.shared.rx.try_take();
         let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
         self.replica.next_deadline().min(pump)
     }
 
-    /// Publishes are seen by [`Worker::apply`]; requests that are published and not applied here.
+    /// Requests that are published and not applied here. [`Worker::apply`] sees what this has seen.
     pub fn lag(&mut self) -> u64 {
         self.log.poll() - self.replica.position()
     }
 
-    /// How far the log reaches, as last seen, for choosing what to prepare.
+    /// The end of the log as last seen, for choosing what to prepare.
     pub fn published(&mut self) -> u64 {
         self.log.poll()
     }
@@ -851,59 +872,59 @@ impl<T: Tamper> Worker<T> {
         &self.shared
     }
 
-    /// Gives frames that are done with back to the device before this worker sleeps. If somebody has the pump, who may
-    /// sleep in the device for want of just these frames, they are left for that one.
+    /// Returns recycled frames to the device before this worker sleeps. If another worker has the
+    /// pump, it may sleep in the device for lack of these frames, so they are left for it to take.
     pub(crate) fn put_back(&mut self) {
-        if self.shelf.frames.is_empty() {
+        if self.recycler.frames.is_empty() {
             return;
         }
         match self.shared.rx.try_take() {
-            Some(mut side) => side.pump.put_back(&mut self.shelf.frames),
-            None => self.shared.world.give_back(&mut self.shelf.frames),
+            Some(mut side) => side.pump.put_back(&mut self.recycler.frames),
+            None => self.shared.world.give_back(&mut self.recycler.frames),
         }
     }
 
-    /// Whether something that others have begun, or are not yet late with, is still to be done: this worker has to look
-    /// again.
-    pub(crate) fn is_behind(&mut self) -> bool {
-        self.forget(self.shared.performed_by(self.crews.owners()));
-        !self.kept.applied.is_empty()
+    /// Whether effects are pending that others have begun, or are not late with yet: this worker
+    /// must check again.
+    pub(crate) fn has_pending_effects(&mut self) -> bool {
+        self.forget(self.shared.performed_by(self.epochs.owners()));
+        !self.pending.applied.is_empty()
     }
 
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.shared.roll.is_called(self.id)
+        self.shared.membership.is_notified(self.id)
             || self.log.poll() > self.replica.position()
-            || self.cursor.seq < self.kept.end() && !self.watch.blocked
+            || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 }
 
-impl<T: Tamper> core::fmt::Debug for Worker<T> {
+impl<T: FaultHooks> core::fmt::Debug for Worker<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let shared = &self.shared;
         f.debug_struct("Worker")
             .field("id", &self.id)
-            .field("standing", &self.standing)
+            .field("state", &self.state)
             .field("published", &self.log.end())
             .field("applied", &self.replica.position())
             .field("performed", &self.cursor.seq)
-            .field("kept_from", &self.kept.first)
-            .field("told", &self.told)
+            .field("pending_from", &self.pending.first)
+            .field("reported", &self.reported)
             .field("frames", &self.replica.frames().next)
             .field("room", &self.replica.frames().room())
             .field("deadline", &self.replica.next_deadline())
-            .field("crews", &self.crews)
-            .field("all_told", &shared.performed)
+            .field("epochs", &self.epochs)
+            .field("all_reported", &shared.performed)
             .field("all_verified", &shared.verified)
             .finish_non_exhaustive()
     }
 }
 
-impl<T: Tamper> Drop for Worker<T> {
+impl<T: FaultHooks> Drop for Worker<T> {
     fn drop(&mut self) {
         self.end();
-        // A test that tampers with it says by itself what it expects.
+        // A test with fault hooks checks panics by itself.
         #[cfg(feature = "testkit")]
         if !T::ACTIVE {
             self.shared.world.assert_no_panics(&self.replica);
@@ -911,25 +932,25 @@ impl<T: Tamper> Drop for Worker<T> {
     }
 }
 
-impl<T: Tamper> Worker<T> {
+impl<T: FaultHooks> Worker<T> {
     fn end(&mut self) {
-        if self.standing == Standing::Resting {
-            return self.shared.withdraw(self.id);
+        if self.state == WorkerState::Parked {
+            return self.shared.cancel_join(self.id);
         }
-        // What it had begun, it let go of on the way here.
-        let exit = match self.standing {
-            Standing::Gone => Exit::Left,
-            Standing::Withdrawn => Exit::Withdrew,
-            _ => Exit::Died,
+        // The units that it had begun are released.
+        let reason = match self.state {
+            WorkerState::Gone => LeaveReason::Requested,
+            WorkerState::JoinCancelled => LeaveReason::JoinCancelled,
+            _ => LeaveReason::Failed,
         };
-        self.shared.leave(self.id, exit);
+        self.shared.release_slot(self.id, reason);
     }
 }
 
-/// The parts of [`Worker::work`], each by itself, so that it can be measured.
+/// The parts of [`Worker::work`], one by one, so that each can be measured.
 #[cfg(feature = "testkit")]
-impl<T: Tamper> Worker<T> {
-    /// Looks how far the log is published and prepares this worker's requests. Returns how many.
+impl<T: FaultHooks> Worker<T> {
+    /// Reads how far the log is published, and prepares this worker's requests. Returns how many.
     pub fn prepare_ahead(&mut self) -> usize {
         self.log.poll();
         self.prepare_mine()
@@ -940,7 +961,7 @@ impl<T: Tamper> Worker<T> {
         self.apply_ready(APPLY_BATCH)
     }
 
-    /// Whether it and `other` posted the same wherever both did since `from`.
+    /// Whether it and `other` posted equal fingerprints wherever both posted since `from`.
     pub(crate) fn posted_alike(&self, other: &Worker<T>, from: u64) -> bool {
         let posts = &self.shared.posts;
         let own = posts.all(self.id).into_iter();
@@ -951,9 +972,10 @@ impl<T: Tamper> Worker<T> {
         })
     }
 
-    /// The position behind which its state is one that it came to by itself, and so counts when replicas differ.
+    /// The position of the snapshot that the worker began with. Fingerprints that it posts behind
+    /// it count when replicas differ.
     pub fn since(&self) -> u64 {
-        self.shared.roll.since(self.id)
+        self.shared.membership.since(self.id)
     }
 
     /// Performs all effects whose primary this worker is. Returns how many.

@@ -1,0 +1,370 @@
+//! The application: it has no thread of its own, and touches no payload.
+
+use std::sync::Arc;
+
+use dominoes_drivers::memory::peer::{PeerHandle, Role};
+use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+use std::net::Ipv4Addr;
+
+use dominoes_netstack::config::Limits;
+use dominoes_netstack::variants::Setup;
+
+use crate::drivers::Direction;
+use crate::inline;
+use crate::peer;
+use crate::workload::Workload;
+
+/// Bytes that must be free in the send ring before more is written, at most: half of the ring is
+/// enough.
+const WRITE: usize = 64 << 10;
+
+/// Connections that have their turn at a time.
+const SERVED: usize = 8;
+
+/// The stack's ends of all connections, in place of an application.
+pub(crate) struct App {
+    ends: Vec<End>,
+    /// Whose turn it is.
+    turn: usize,
+    peer: PeerHandle,
+    /// Whether it reports what the peer counts: of those that share a peer, one does.
+    reports: bool,
+    /// Kept so that the port stays open.
+    _listener: Arc<TcpListener>,
+    workload: Workload,
+}
+
+/// One of them.
+struct End {
+    reader: ReadHalf,
+    writer: WriteHalf,
+    /// Which connection of the peer this is.
+    index: usize,
+    /// Which group of the stack has it.
+    group: usize,
+    direction: Direction,
+    read: u64,
+    wrong: u64,
+    /// What every segment should be, while that is compared.
+    payload: Option<Expected>,
+    /// Bytes that must be free in the send ring before more is written.
+    write: usize,
+    /// What is written is a multiple of this.
+    whole: usize,
+    /// What is written first: as much as the send ring holds, in whole records. Empty once it was.
+    first: Vec<u8>,
+    ended: Option<SocketError>,
+}
+
+impl App {
+    /// Listens, and turns the stack by `turn` until the peer's connections are there.
+    pub(crate) fn accept(
+        direction: Direction,
+        workload: &Workload,
+        sockets: &Sockets,
+        peer: PeerHandle,
+        mut turn: impl FnMut(u64),
+    ) -> Result<App, String> {
+        let backlog = workload.connections as u16;
+        let listener = sockets
+            .listen(peer::port(), backlog)
+            .map_err(|e| e.to_string())?;
+        let mut ends = Vec::new();
+        for now in 0..super::SETUP_NS {
+            turn(now);
+            match listener.try_accept() {
+                Ok((stream, _)) => {
+                    let group = stream.group();
+                    let (reader, writer) = stream.split();
+                    ends.push(End {
+                        reader,
+                        writer,
+                        // The peer opens one after the other.
+                        index: ends.len(),
+                        group,
+                        direction,
+                        read: 0,
+                        wrong: 0,
+                        payload: None,
+                        write: WRITE.min(workload.ring_bytes as usize / 2),
+                        whole: workload.whole(),
+                        first: if direction.sends() {
+                            let ring = workload.ring_bytes as usize;
+                            let mut first = workload.ring(ring);
+                            let all = ring.next_multiple_of(workload.whole());
+                            first.extend_from_within(..all - ring);
+                            first
+                        } else {
+                            Vec::new()
+                        },
+                        ended: None,
+                    });
+                    if ends.len() == workload.connections {
+                        return Ok(App {
+                            ends,
+                            turn: 0,
+                            peer,
+                            reports: true,
+                            _listener: Arc::new(listener),
+                            workload: *workload,
+                        });
+                    }
+                }
+                Err(SocketError::WouldBlock) => {}
+                Err(other) => return Err(other.to_string()),
+            }
+        }
+        Err("the peer's connections were not established".to_owned())
+    }
+
+    /// One for each of so many groups, with that one's connections; perhaps none.
+    pub(crate) fn divide(self, groups: usize) -> Vec<App> {
+        let mut apps: Vec<App> = (0..groups)
+            .map(|group| App {
+                ends: Vec::new(),
+                turn: 0,
+                peer: self.peer.clone(),
+                reports: group == 0,
+                _listener: Arc::clone(&self._listener),
+                workload: self.workload,
+            })
+            .collect();
+        for end in self.ends {
+            apps[end.group].ends.push(end);
+        }
+        apps
+    }
+
+    /// Takes what there is to read, in place, and gives the ring back to be sent again as it is.
+    /// Returns whether there was anything to do.
+    #[inline]
+    pub(crate) fn turn(&mut self) -> bool {
+        if let [end] = &mut self.ends[..] {
+            return end.turn();
+        }
+        let mut done = false;
+        for _ in 0..SERVED.min(self.ends.len()) {
+            done |= self.ends[self.turn].turn();
+            self.turn = (self.turn + 1) % self.ends.len();
+        }
+        done
+    }
+
+    /// Payload bytes that were read, and that arrived at the peer.
+    pub(crate) fn bytes(&self) -> u64 {
+        let one = |end: &End| {
+            let sent = if end.direction.sends() {
+                self.peer.received_bytes(end.index)
+            } else {
+                0
+            };
+            end.read + sent
+        };
+        self.ends.iter().map(one).sum()
+    }
+
+    pub(crate) fn verify(&mut self, on: bool) {
+        self.peer.verify(on);
+        for end in &mut self.ends {
+            end.payload = on.then(|| Expected::of(&self.workload));
+        }
+    }
+
+    pub(crate) fn sent_again(&self) -> u64 {
+        if self.reports {
+            self.peer.sent_again()
+        } else {
+            0
+        }
+    }
+
+    pub(crate) fn out_of_order(&self) -> u64 {
+        if self.reports {
+            self.peer.out_of_order()
+        } else {
+            0
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.check_streams()?;
+        self.peer.check().map_err(|e| e.to_string())
+    }
+
+    /// As [`App::check`], of a stack that may reorder what arrives, and says so to the peer.
+    #[cfg(feature = "report")]
+    pub(crate) fn check_reordering(&self) -> Result<(), String> {
+        self.check_streams()?;
+        self.peer.check_reordering().map_err(|e| e.to_string())
+    }
+
+    fn check_streams(&self) -> Result<(), String> {
+        for End {
+            ended,
+            wrong,
+            index,
+            ..
+        } in &self.ends
+        {
+            if let Some(ended) = ended {
+                return Err(format!("connection {index} ended: {ended}"));
+            }
+            if *wrong > 0 {
+                return Err(format!("{wrong} bytes arrived wrong"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl End {
+    fn turn(&mut self) -> bool {
+        let mut done = false;
+        if self.direction.receives() {
+            let received = self.receive();
+            done |= self.check_call(received);
+        }
+        if self.direction.sends() {
+            let sent = self.send();
+            done |= self.check_call(sent);
+        }
+        done
+    }
+
+    fn check_call(&mut self, done: Result<bool, SocketError>) -> bool {
+        match done {
+            Ok(done) => done,
+            Err(SocketError::WouldBlock) => false,
+            Err(other) => {
+                self.ended = Some(other);
+                false
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<bool, SocketError> {
+        let mut some = false;
+        loop {
+            let bytes = match self.reader.try_fill() {
+                Err(SocketError::WouldBlock) => return Ok(some),
+                other => other?,
+            };
+            let len = bytes.len();
+            if len == 0 {
+                return Err(SocketError::Reset);
+            }
+            if let Some(payload) = &self.payload {
+                self.wrong += differences(self.read, bytes, payload);
+            }
+            self.read += len as u64;
+            self.reader.consume(len);
+            some = true;
+        }
+    }
+
+    fn send(&mut self) -> Result<bool, SocketError> {
+        let room = self.writer.room()?;
+        let whole = room / self.whole * self.whole;
+        if !self.first.is_empty() {
+            let len = whole.min(self.first.len());
+            let taken = self.writer.try_write(&self.first[..len])?;
+            self.first.drain(..taken);
+            return Ok(taken > 0);
+        }
+        if room < self.write {
+            return Ok(false);
+        }
+        self.writer.write_again(whole)?;
+        Ok(true)
+    }
+}
+
+/// What the application should read of every segment.
+pub(super) struct Expected {
+    payload: Vec<u8>,
+    /// Whether it begins with its offset.
+    marked: bool,
+}
+
+impl Expected {
+    pub(super) fn of(workload: &Workload) -> Expected {
+        // If there is no such processor, the stack has said so.
+        match inline::segments(workload).unwrap_or_default() {
+            Some((_, read)) => Expected {
+                payload: read,
+                marked: false,
+            },
+            None => Expected {
+                payload: workload.payload(),
+                marked: true,
+            },
+        }
+    }
+}
+
+/// How many bytes of a stream at `offset` are not what the peer sends there.
+pub(super) fn differences(offset: u64, bytes: &[u8], expected: &Expected) -> u64 {
+    let Expected { payload, marked } = expected;
+    let len = payload.len() as u64;
+    let right = |at: u64| {
+        let (segment, within) = (at / len * len, (at % len) as usize);
+        match (segment as u32).to_be_bytes().get(within) {
+            Some(mark) if *marked => *mark,
+            _ => payload[within],
+        }
+    };
+    let wrong = bytes
+        .iter()
+        .zip(offset..)
+        .filter(|(byte, at)| **byte != right(*at));
+    wrong.count() as u64
+}
+
+/// The peer's part for a direction.
+pub(crate) fn role(direction: Direction) -> Role {
+    match direction {
+        Direction::Receive => Role::Sender,
+        Direction::Send => Role::Receiver,
+        Direction::Both => Role::Both,
+    }
+}
+
+/// Settings that all variants with a protocol share.
+pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, String> {
+    let mut limits = Limits::default();
+    limits.connections = (2 * workload.connections as u32).max(4);
+    limits.receive_buffer = workload.ring_bytes;
+    limits.send_buffer = workload.ring_bytes;
+    if direction.sends() {
+        limits.tx_slots = workload.transmit_slots();
+    }
+    let secret = [workload.seed, !workload.seed];
+    let mut setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, secret);
+    setup.limits = limits;
+    setup.merge = workload.merge;
+    setup.processor = inline::processor(workload)?;
+    Ok(setup)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_at_the_wrong_place_are_noticed() {
+        let payload = vec![7; 100];
+        let expected = Expected {
+            payload: payload.clone(),
+            marked: true,
+        };
+        let mut stream = Vec::new();
+        for segment in 0u32..3 {
+            stream.extend((segment * 100).to_be_bytes());
+            stream.extend(&payload[4..]);
+        }
+        assert_eq!(differences(0, &stream, &expected), 0);
+        assert_eq!(differences(150, &stream[150..], &expected), 0);
+        stream.swap(103, 203);
+        assert!(differences(0, &stream, &expected) > 0);
+    }
+}

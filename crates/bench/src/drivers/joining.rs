@@ -1,0 +1,253 @@
+//! A driver whose replica leaves and joins again, and what the application gets meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::{JoiningWorker, MembershipHandle};
+
+use super::replicated::{self, WorkerDriver};
+use crate::drivers::{Direction, Driver, Row};
+use crate::record::JoinSample;
+use crate::workload::Workload;
+
+/// From one join to the next; half of it the replica is away.
+pub(crate) const PERIOD_NS: u64 = 200_000_000;
+/// What is counted at once.
+pub(crate) const SLICE_NS: u64 = 5_000_000;
+/// Slices before a join that say what is usual, and slices behind it that are looked at.
+const BEFORE: usize = 10;
+const BEHIND: usize = 19;
+
+/// No worker joins.
+const NONE: u64 = 0;
+
+/// The joins of a row so far.
+#[derive(Debug, Default)]
+pub(crate) struct JoinLog {
+    wanted: usize,
+    /// When the last one asked for a state, by the row's clock, or [`NONE`]; and when it had one.
+    asked: AtomicU64,
+    joined_at: AtomicU64,
+    samples: Mutex<Vec<JoinSample>>,
+}
+
+impl JoinLog {
+    /// How many joins there were.
+    pub(crate) fn taken(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether there were as many as were wanted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.taken() >= self.wanted
+    }
+
+    /// What they were like.
+    pub(crate) fn samples(&self) -> Vec<JoinSample> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<JoinSample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A row of replicas the last of which comes and goes, until there were `wanted` joins.
+pub(crate) fn row(
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+    wanted: usize,
+) -> Result<(Row, Arc<JoinLog>), String> {
+    let log = Arc::new(JoinLog {
+        wanted,
+        ..JoinLog::default()
+    });
+    let (mut drivers, membership) = replicated::drivers(direction, workload, cores, |_| ())?;
+    let last = drivers.pop().ok_or("no replica")?;
+    let mut drivers = drivers.into_iter();
+    let first = drivers.next().ok_or("one replica, which cannot leave")?;
+    let mut all: Vec<Box<dyn Driver>> =
+        vec![Box::new(CountingDriver::new(first, Arc::clone(&log)))];
+    all.extend(drivers.map(|driver| -> Box<dyn Driver> { Box::new(driver) }));
+    all.push(Box::new(JoiningDriver {
+        state: MemberState::Working(Box::new(last)),
+        membership,
+        due: 0,
+        log: Arc::clone(&log),
+    }));
+    Ok((Row::new("replicated", all), log))
+}
+
+enum MemberState {
+    Working(Box<WorkerDriver>),
+    Away,
+    Joining(Box<JoiningWorker>),
+}
+
+/// Comes and goes.
+struct JoiningDriver {
+    state: MemberState,
+    membership: MembershipHandle,
+    /// When it leaves next, or joins.
+    due: u64,
+    log: Arc<JoinLog>,
+}
+
+impl Driver for JoiningDriver {
+    fn turn(&mut self, now: Instant) -> usize {
+        let at = now.as_nanos();
+        if self.due == 0 {
+            self.due = at + PERIOD_NS;
+        }
+        match &mut self.state {
+            MemberState::Working(driver) => {
+                if at >= self.due {
+                    self.due = at + PERIOD_NS / 2;
+                    // Asked in vain, it asks again the next time.
+                    let _ = self.membership.leave(driver.worker().id());
+                }
+                let done = driver.turn(now);
+                if driver.worker().has_left() {
+                    self.state = MemberState::Away;
+                }
+                done
+            }
+            MemberState::Away => {
+                if at >= self.due
+                    && let Ok(joining) = self.membership.join(())
+                {
+                    self.due = at + PERIOD_NS / 2;
+                    self.log.joined_at.store(NONE, Ordering::Relaxed);
+                    // ORDERING: Release, pairs with the Acquire in `CountingDriver::turn`.
+                    self.log.asked.store(at, Ordering::Release);
+                    self.state = MemberState::Joining(Box::new(joining));
+                }
+                0
+            }
+            MemberState::Joining(joining) => {
+                let Some(worker) = joining.try_join() else {
+                    return 0;
+                };
+                self.log.joined_at.store(at, Ordering::Relaxed);
+                self.state = MemberState::Working(Box::new(WorkerDriver::new(worker, None)));
+                1
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match &self.state {
+            MemberState::Working(driver) => driver.check(),
+            MemberState::Away | MemberState::Joining(_) => Ok(()),
+        }
+    }
+}
+
+/// Counts what the application moves in each slice.
+struct CountingDriver {
+    driver: WorkerDriver,
+    log: Arc<JoinLog>,
+    /// When the slice began, and what had been moved by then.
+    slice: (u64, u64),
+    /// Bytes per millisecond in the slices before.
+    before: VecDeque<f64>,
+    /// The join that is looked at, and the slices behind it.
+    join: Option<(u64, Vec<f64>)>,
+    /// The last one that was looked at.
+    known: u64,
+}
+
+impl CountingDriver {
+    fn new(driver: WorkerDriver, log: Arc<JoinLog>) -> Self {
+        CountingDriver {
+            driver,
+            log,
+            slice: (0, 0),
+            before: VecDeque::new(),
+            join: None,
+            known: NONE,
+        }
+    }
+
+    fn count(&mut self, now: u64) {
+        let (began, had) = self.slice;
+        let has = self.driver.bytes();
+        let ms = (now - began) as f64 / 1e6;
+        let rate = (has - had) as f64 / ms;
+        self.slice = (now, has);
+        if ms > 4.0 * SLICE_NS as f64 / 1e6 {
+            // Nothing ran meanwhile: the end of a slice of the whole row.
+            self.before.clear();
+            self.join = None;
+            return;
+        }
+        // ORDERING: Acquire, pairs with the Release in `JoiningDriver::turn`.
+        let asked = self.log.asked.load(Ordering::Acquire);
+        if asked != self.known && self.before.len() == BEFORE {
+            self.join = Some((asked, Vec::new()));
+        }
+        self.known = asked;
+        let Some((asked, behind)) = &mut self.join else {
+            self.before.push_back(rate);
+            if self.before.len() > BEFORE {
+                self.before.pop_front();
+            }
+            return;
+        };
+        behind.push(rate);
+        let joined_at = self.log.joined_at.load(Ordering::Relaxed);
+        if behind.len() < BEHIND || joined_at == NONE {
+            return;
+        }
+        let mut before: Vec<f64> = self.before.iter().copied().collect();
+        before.sort_by(f64::total_cmp);
+        let usual = before[BEFORE / 2];
+        let slices = behind.split(|rate| *rate >= 0.8 * usual).map(<[f64]>::len);
+        let sample = JoinSample {
+            before_gbit_per_s: usual * 8.0 / 1e6,
+            worst_share: behind.iter().copied().fold(f64::MAX, f64::min) / usual,
+            below_ms: slices.max().unwrap_or(0) as f64 * SLICE_NS as f64 / 1e6,
+            took_ms: (joined_at - *asked) as f64 / 1e6,
+        };
+        self.log.lock().push(sample);
+        self.join = None;
+        self.before.clear();
+    }
+}
+
+impl Driver for CountingDriver {
+    fn turn(&mut self, now: Instant) -> usize {
+        let done = self.driver.turn(now);
+        if now.as_nanos() >= self.slice.0 + SLICE_NS {
+            self.count(now.as_nanos());
+        }
+        done
+    }
+
+    fn bytes(&self) -> u64 {
+        self.driver.bytes()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.driver.verify(on);
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.driver.sent_again()
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.driver.out_of_order()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.driver.check()
+    }
+}

@@ -1,0 +1,221 @@
+//! One log, a copy of the state per core.
+
+use std::sync::Arc;
+use std::{thread, time};
+
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::{Group, Layout, MembershipHandle, Worker};
+
+use crate::drivers::app::{self, App};
+use crate::drivers::shares::ShareLog;
+use crate::drivers::{Account, Direction, Driver, Row};
+use crate::peer;
+use crate::workload::Workload;
+
+pub(super) struct WorkerDriver {
+    worker: Worker,
+    /// With the first worker only.
+    app: Option<App>,
+    observed: Option<Account>,
+    /// Its number, and where it tells what it did, if it does.
+    shares: Option<(usize, Arc<ShareLog>)>,
+    /// Whether one of the two is wanted.
+    watched: bool,
+}
+
+/// Frames go back to the device by chunks of the log, so there have to be more than fit into two.
+pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
+    let enough = direction == Direction::Send || workload.frames() > 2 * MOST_IN_A_CHUNK;
+    enough && super::processes(workload)
+}
+
+/// How long a parked worker sleeps before it checks again.
+const REST: time::Duration = time::Duration::from_micros(200);
+
+/// Requests in a chunk, and segments in each.
+const MOST_IN_A_CHUNK: usize = 16 * 8;
+
+/// The variant on `cores` cores, with as many replicas, arranged by `arrange` beyond the default:
+/// that is where rows that choose primaries otherwise, or let the group choose its replicas,
+/// differ.
+pub(crate) fn row(
+    name: &'static str,
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+    arrange: impl FnOnce(&mut Layout),
+) -> Result<Row, String> {
+    let (drivers, _) = drivers(direction, workload, cores, arrange)?;
+    let drivers = drivers
+        .into_iter()
+        .map(|driver| -> Box<dyn Driver> { Box::new(driver) });
+    Ok(Row::new(name, drivers.collect()))
+}
+
+/// The drivers of such a row, and a handle by which more workers join.
+pub(super) fn drivers(
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+    arrange: impl FnOnce(&mut Layout),
+) -> Result<(Vec<WorkerDriver>, MembershipHandle), String> {
+    let (device, peer) = peer::new(app::role(direction), workload)?;
+    let setup = app::setup(direction, workload)?;
+    let mut layout = Layout::default();
+    layout.replicas = cores;
+    layout.log = workload.log_requests;
+    arrange(&mut layout);
+    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
+    let sockets = group.sockets();
+    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
+        group.turn(Instant::from_nanos(now));
+    })?;
+    let mut app = Some(app);
+    let membership = group.membership();
+    let workers = group.into_workers().into_iter();
+    let drivers = workers.map(|worker| WorkerDriver::new(worker, app.take()));
+    Ok((drivers.collect(), membership))
+}
+
+impl WorkerDriver {
+    pub(super) fn new(worker: Worker, app: Option<App>) -> WorkerDriver {
+        WorkerDriver {
+            worker,
+            app,
+            observed: None,
+            shares: None,
+            watched: false,
+        }
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// As [`Driver::turn`], and tells what it did.
+    #[cold]
+    fn watched_turn(&mut self, now: Instant) -> usize {
+        let done = if self.observed.is_some() {
+            self.observed_turn(now)
+        } else {
+            self.plain_turn(now)
+        };
+        if let Some((id, shares)) = &self.shares {
+            let stats = self.worker.stats();
+            let bytes = stats.delivered_bytes + stats.sent_bytes;
+            shares.post(*id, bytes, self.worker.replica().position(), now);
+        }
+        done
+    }
+
+    #[inline]
+    fn plain_turn(&mut self, now: Instant) -> usize {
+        let done = self.worker.turn(now);
+        if done == 0 && self.worker.is_parked() {
+            // As its thread in a stack does. Who spins takes from the other thread of its core.
+            thread::sleep(REST);
+        }
+        match &mut self.app {
+            Some(app) => done + usize::from(app.turn()),
+            None => done,
+        }
+    }
+
+    /// With a look at the clock between the steps.
+    fn observed_turn(&mut self, now: Instant) -> usize {
+        let lag = self.worker.lag();
+        let start = time::Instant::now();
+        let pumped = self.worker.pump_in_turn(now);
+        let pump_time = start.elapsed();
+        let mut done = pumped + self.worker.work();
+        if let Some(app) = &mut self.app {
+            done += usize::from(app.turn());
+        }
+        let end = time::Instant::now();
+        if let Some(seen) = &mut self.observed {
+            let whole = (end - start).as_nanos() as u64;
+            seen.observed_ns += whole;
+            seen.turns += 1;
+            seen.lag_requests += lag;
+            if pumped > 0 {
+                seen.rx_pump_ns += pump_time.as_nanos() as u64;
+            }
+            if done == 0 {
+                seen.idle_ns += whole;
+            }
+        }
+        done
+    }
+}
+
+impl Driver for WorkerDriver {
+    #[inline]
+    fn turn(&mut self, now: Instant) -> usize {
+        if self.watched {
+            return self.watched_turn(now);
+        }
+        self.plain_turn(now)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::bytes)
+    }
+
+    fn verify(&mut self, on: bool) {
+        if let Some(app) = &mut self.app {
+            app.verify(on);
+        }
+    }
+
+    fn observe(&mut self, on: bool) {
+        self.observed = on.then(Account::default);
+        self.watched = on || self.shares.is_some();
+    }
+
+    fn log_shares(&mut self, id: usize, log: Arc<ShareLog>) {
+        self.shares = Some((id, log));
+        self.watched = true;
+    }
+
+    fn account(&self) -> Account {
+        let effects = self.worker.stats();
+        let pump = self
+            .app
+            .as_ref()
+            .and_then(|_| self.worker.pump_stats())
+            .unwrap_or_default();
+        Account {
+            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
+            segments: pump.segments,
+            runs: pump.runs,
+            log_full: pump.log_full,
+            ..self.observed.unwrap_or_default()
+        }
+    }
+
+    fn lag(&mut self) -> u64 {
+        self.worker.lag()
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::sent_again)
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::out_of_order)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(app) = &self.app {
+            app.check()?;
+        }
+        let bad = self.worker.replica().stats().bad_checksum;
+        if bad > 0 {
+            return Err(format!("{bad} segments had a bad checksum"));
+        }
+        match self.worker.stats().diverged {
+            0 => Ok(()),
+            diverged => Err(format!("{diverged} effects found no place")),
+        }
+    }
+}

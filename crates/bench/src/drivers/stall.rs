@@ -1,0 +1,225 @@
+//! A driver that stands still for a while, and what the others make of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use dominoes_netstack::time::Instant;
+
+use crate::drivers::{Account, Driver, Row, shares::ShareLog};
+use crate::record::StallSample;
+
+/// How long a driver stands still.
+pub(crate) const STALL: Duration = Duration::from_millis(100);
+
+/// No driver stands still.
+const NOW: u64 = 0;
+
+/// The stalls of a row so far. The last driver stands still, between two turns; the first one,
+/// whose application receives or sends the payload, looks at what it gets meanwhile.
+#[derive(Debug)]
+pub(crate) struct StallLog {
+    wanted: usize,
+    /// Time between two stalls, at least, in nanoseconds; a part of it varies.
+    every_ns: u64,
+    seed: u64,
+    /// When the stall began that lasts, by the row's clock, or [`NOW`].
+    since: AtomicU64,
+    /// Requests that the late driver had to apply when it came back.
+    depth: AtomicU64,
+    samples: Mutex<Vec<StallSample>>,
+}
+
+impl StallLog {
+    /// For `wanted` stalls of the last driver of `row`.
+    pub(crate) fn of(row: &mut Row, wanted: usize, seed: u64) -> Arc<StallLog> {
+        let log = Arc::new(StallLog {
+            wanted,
+            every_ns: 2 * STALL.as_nanos() as u64,
+            seed,
+            since: AtomicU64::new(NOW),
+            depth: AtomicU64::new(0),
+            samples: Mutex::default(),
+        });
+        let last = row.drivers.len() - 1;
+        let drivers = core::mem::take(&mut row.drivers);
+        row.drivers = drivers
+            .into_iter()
+            .enumerate()
+            .map(|(id, driver)| -> Box<dyn Driver> {
+                if id == 0 {
+                    Box::new(Watching::new(driver, Arc::clone(&log)))
+                } else if id == last {
+                    Box::new(Stalling {
+                        due: row.clock_ns + log.pause(0),
+                        count: 0,
+                        driver,
+                        log: Arc::clone(&log),
+                    })
+                } else {
+                    driver
+                }
+            })
+            .collect();
+        log
+    }
+
+    /// From one stall to the next, in nanoseconds: between one and two times `every_ns`.
+    fn pause(&self, count: u64) -> u64 {
+        let mixed = (self.seed ^ count).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.every_ns + (mixed >> 32) * self.every_ns / (1 << 32)
+    }
+
+    /// How many stalls there were.
+    pub(crate) fn taken(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether there were as many as were wanted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.taken() >= self.wanted
+    }
+
+    /// What they were like.
+    pub(crate) fn samples(&self) -> Vec<StallSample> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<StallSample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stands still now and then.
+struct Stalling {
+    driver: Box<dyn Driver>,
+    log: Arc<StallLog>,
+    due: u64,
+    count: u64,
+}
+
+/// Looks what there is for the application while the other stands still.
+struct Watching {
+    driver: Box<dyn Driver>,
+    log: Arc<StallLog>,
+    /// The stall that is looked at.
+    stall: Option<Looked>,
+    /// Bytes and time of the last news.
+    last: (u64, u64),
+}
+
+struct Looked {
+    since: u64,
+    bytes: u64,
+    sent_again: u64,
+    longest_wait_ns: u64,
+}
+
+impl Watching {
+    fn new(driver: Box<dyn Driver>, log: Arc<StallLog>) -> Self {
+        Watching {
+            driver,
+            log,
+            stall: None,
+            last: (0, 0),
+        }
+    }
+
+    fn look(&mut self, now: u64) {
+        let bytes = self.driver.bytes();
+        // ORDERING: Acquire, pairs with the Release in `Stalling::turn`: the depth is that of the
+        // stall that ended.
+        let since = self.log.since.load(Ordering::Acquire);
+        if let Some(stall) = &mut self.stall {
+            stall.longest_wait_ns = stall.longest_wait_ns.max(now - self.last.1);
+            if since != stall.since {
+                let sample = StallSample {
+                    ms: (now - stall.since) as f64 / 1e6,
+                    bytes: bytes - stall.bytes,
+                    longest_wait_ms: stall.longest_wait_ns as f64 / 1e6,
+                    depth_requests: self.log.depth.load(Ordering::Relaxed),
+                    sent_again: self.driver.sent_again() - stall.sent_again,
+                };
+                self.log.lock().push(sample);
+                self.stall = None;
+            }
+        } else if since != NOW {
+            self.stall = Some(Looked {
+                since,
+                bytes,
+                sent_again: self.driver.sent_again(),
+                longest_wait_ns: 0,
+            });
+            self.last = (bytes, now);
+        }
+        if bytes != self.last.0 {
+            self.last = (bytes, now);
+        }
+    }
+}
+
+impl Driver for Stalling {
+    fn turn(&mut self, now: Instant) -> usize {
+        if now.as_nanos() >= self.due {
+            self.count += 1;
+            self.due = now.as_nanos() + STALL.as_nanos() as u64 + self.log.pause(self.count);
+            // ORDERING: Relaxed: nothing else is told by it.
+            self.log.since.store(now.as_nanos(), Ordering::Relaxed);
+            thread::sleep(STALL);
+            let depth = self.driver.lag();
+            self.log.depth.store(depth, Ordering::Relaxed);
+            // ORDERING: Release, pairs with the Acquire in `Watching::look`.
+            self.log.since.store(NOW, Ordering::Release);
+        }
+        self.driver.turn(now)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.driver.bytes()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.driver.check()
+    }
+}
+
+impl Driver for Watching {
+    fn turn(&mut self, now: Instant) -> usize {
+        let done = self.driver.turn(now);
+        self.look(now.as_nanos());
+        done
+    }
+
+    fn bytes(&self) -> u64 {
+        self.driver.bytes()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.driver.verify(on);
+    }
+
+    fn observe(&mut self, on: bool) {
+        self.driver.observe(on);
+    }
+
+    fn account(&self) -> Account {
+        self.driver.account()
+    }
+
+    fn log_shares(&mut self, id: usize, log: Arc<ShareLog>) {
+        self.driver.log_shares(id, log);
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.driver.sent_again()
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.driver.out_of_order()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.driver.check()
+    }
+}

@@ -1,0 +1,358 @@
+//! UDP: the rows of its experiments.
+//!
+//! `single` and `replicated` are the stack with one socket; the application reads datagrams in
+//! place, or sends what lies in the ring. `limit` is the same copies and checksums with no
+//! protocol, as [`super::limit`] is for TCP.
+
+mod limit;
+
+use std::sync::Arc;
+
+use dominoes_drivers::memory::peer::headers::Ends;
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
+
+use super::{Account, Direction, Driver, Row, Variant};
+use crate::datagrams::{DatagramDevice, Wire, payload};
+use crate::drivers::app;
+use crate::workload::{Processing, Workload};
+
+/// Datagrams that the application sends before others have a turn.
+const BURST: usize = 256;
+
+/// One way, one socket, payload that is only moved.
+fn can(direction: Direction, workload: &Workload) -> bool {
+    direction != Direction::Both
+        && workload.connections == 1
+        && workload.processing == Processing::None
+        && workload.checksum
+        && !workload.timestamps
+}
+
+/// The variants of the UDP experiments, in the order of the table.
+pub(crate) const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "limit",
+        about: "the same copies and checksums, with no protocol",
+        scales: true,
+        can,
+        make: limit::row,
+    },
+    Variant {
+        name: "single",
+        about: "one core, no log",
+        scales: false,
+        can,
+        make: single,
+    },
+    Variant {
+        name: "replicated",
+        about: "one log, a copy of the state per core",
+        scales: true,
+        can,
+        make: replicated,
+    },
+];
+
+/// The application.
+struct App {
+    receiver: UdpReceiver,
+    sender: UdpSender,
+    sends: bool,
+    wire: Arc<Wire>,
+    /// Datagrams read.
+    read: u64,
+    bytes: u64,
+    wrong: u64,
+    failed: Option<SocketError>,
+    workload: Workload,
+    /// What every datagram should be but for its number, while that is compared.
+    expected: Option<Vec<u8>>,
+}
+
+impl App {
+    fn new(
+        direction: Direction,
+        workload: &Workload,
+        sockets: &Sockets,
+        wire: Arc<Wire>,
+    ) -> Result<App, String> {
+        let ends = Ends::default();
+        let socket = sockets.bind_udp(ends.to.port());
+        let (receiver, mut sender) = socket.map_err(|e| e.to_string())?.split();
+        sender.connect(ends.from).map_err(|e| e.to_string())?;
+        Ok(App {
+            receiver,
+            sender,
+            sends: direction.sends(),
+            wire,
+            read: 0,
+            bytes: 0,
+            wrong: 0,
+            failed: None,
+            workload: *workload,
+            expected: None,
+        })
+    }
+
+    /// Returns whether there was anything to do.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let done = if self.sends {
+            self.send()
+        } else {
+            self.receive()
+        };
+        match done {
+            Ok(done) => done,
+            Err(error) => {
+                self.failed = Some(error);
+                false
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<bool, SocketError> {
+        let before = self.read;
+        loop {
+            let datagram = match self.receiver.try_peek() {
+                Err(SocketError::WouldBlock) => break,
+                other => other?,
+            };
+            let (a, b) = datagram.parts;
+            if let Some(expected) = &self.expected {
+                let whole = [a, b].concat();
+                self.wrong += u64::from(whole.get(8..) != expected.get(8..));
+            }
+            self.bytes += (a.len() + b.len()) as u64;
+            self.read += 1;
+            self.receiver.consume();
+        }
+        self.wire.has_read(self.read);
+        Ok(self.read > before)
+    }
+
+    fn send(&mut self) -> Result<bool, SocketError> {
+        for i in 0..BURST {
+            let sent = match &self.expected {
+                Some(payload) => self.sender.try_send(payload),
+                None => self.sender.try_send_again(self.workload.segment_bytes),
+            };
+            match sent {
+                Err(SocketError::WouldBlock) => return Ok(i > 0),
+                other => other?,
+            }
+        }
+        Ok(true)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+            + if self.sends {
+                self.wire.sent_bytes()
+            } else {
+                0
+            }
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.expected = on.then(|| payload(&self.workload, 0));
+        // What was sent as it lay in the ring has a right checksum and any content.
+        self.wire.verify(on);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(failed) = self.failed {
+            return Err(format!("the socket failed: {failed}"));
+        }
+        if self.wrong > 0 {
+            return Err(format!("{} datagrams arrived wrong", self.wrong));
+        }
+        self.wire.check()
+    }
+}
+
+fn setup(
+    direction: Direction,
+    workload: &Workload,
+) -> Result<dominoes_netstack::variants::Setup, String> {
+    let mut setup = app::setup(direction, workload)?;
+    setup.limits.udp_receive_buffer = workload.ring_bytes;
+    setup.limits.udp_send_buffer = workload.ring_bytes;
+    Ok(setup)
+}
+
+fn device(direction: Direction, workload: &Workload) -> (Box<DatagramDevice>, Arc<Wire>) {
+    let (device, wire) = DatagramDevice::new(direction.receives(), true, workload);
+    (Box::new(device), wire)
+}
+
+/// Turns the stack until the socket is there and its peer known.
+const SETUP_TURNS: u64 = 16;
+
+fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
+    let (device, wire) = device(direction, workload);
+    let setup = setup(direction, workload)?;
+    let mut single = Single::new(setup, device).map_err(|e| e.to_string())?;
+    let app = App::new(direction, workload, &single.sockets(), wire)?;
+    for now in 0..SETUP_TURNS {
+        single.turn(Instant::from_nanos(now));
+    }
+    Ok(Row::new(
+        "single",
+        vec![Box::new(SingleDriver { single, app })],
+    ))
+}
+
+struct SingleDriver {
+    single: Single,
+    app: App,
+}
+
+impl Driver for SingleDriver {
+    fn turn(&mut self, now: Instant) -> usize {
+        let done = self.single.turn(now);
+        done + usize::from(self.app.turn())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.bytes()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.app.verify(on);
+    }
+
+    fn account(&self) -> Account {
+        let pump = self.single.pump_stats();
+        let effects = self.single.effect_stats();
+        Account {
+            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
+            segments: pump.datagrams,
+            runs: pump.runs,
+            log_full: pump.log_full,
+            ..Account::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.app.check()?;
+        check_state(
+            &self.single.replica().stats(),
+            self.single.effect_stats().diverged,
+        )
+    }
+}
+
+/// Nothing may be dropped.
+fn check_state(state: &dominoes_netstack::stats::StateStats, diverged: u64) -> Result<(), String> {
+    let counts = [
+        (state.bad_datagrams, "datagrams had a bad checksum"),
+        (state.queue_full, "datagrams found the queue full"),
+        (state.no_socket, "datagrams found no socket"),
+        (diverged, "effects found no place"),
+    ];
+    match counts.iter().find(|(count, _)| *count > 0) {
+        None => Ok(()),
+        Some((count, what)) => Err(format!("{count} {what}")),
+    }
+}
+
+fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (device, wire) = device(direction, workload);
+    let setup = setup(direction, workload)?;
+    let mut layout = Layout::default();
+    layout.replicas = cores;
+    layout.log = workload.log_requests;
+    let mut group = Group::new(setup, layout, device).map_err(|e| e.to_string())?;
+    let app = App::new(direction, workload, &group.sockets(), wire)?;
+    for now in 0..SETUP_TURNS {
+        group.turn(Instant::from_nanos(now));
+    }
+    let mut app = Some(app);
+    let driver = |worker| -> Box<dyn Driver> {
+        Box::new(WorkerDriver {
+            worker,
+            app: app.take(),
+        })
+    };
+    let drivers = group.into_workers().into_iter().map(driver).collect();
+    Ok(Row::new("replicated", drivers))
+}
+
+struct WorkerDriver {
+    worker: Worker,
+    /// With the first worker only.
+    app: Option<App>,
+}
+
+impl Driver for WorkerDriver {
+    fn turn(&mut self, now: Instant) -> usize {
+        let done = self.worker.turn(now);
+        match &mut self.app {
+            Some(app) => done + usize::from(app.turn()),
+            None => done,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.as_ref().map_or(0, App::bytes)
+    }
+
+    fn verify(&mut self, on: bool) {
+        if let Some(app) = &mut self.app {
+            app.verify(on);
+        }
+    }
+
+    fn account(&self) -> Account {
+        let effects = self.worker.stats();
+        let pump = self
+            .app
+            .as_ref()
+            .and_then(|_| self.worker.pump_stats())
+            .unwrap_or_default();
+        Account {
+            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
+            segments: pump.datagrams,
+            runs: pump.runs,
+            log_full: pump.log_full,
+            ..Account::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(app) = &self.app {
+            app.check()?;
+        }
+        check_state(&self.worker.replica().stats(), self.worker.stats().diverged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_udp_moves_verified_datagrams() {
+        for segment_bytes in [1448, 64, 1472] {
+            let workload = Workload {
+                pool_bytes: 4 << 20,
+                ring_bytes: 1 << 18,
+                segment_bytes,
+                ..Workload::default()
+            };
+            for variant in VARIANTS {
+                for direction in [Direction::Receive, Direction::Send] {
+                    for cores in if variant.scales { 1..=3 } else { 1..=1 } {
+                        let mut row = (variant.make)(direction, &workload, cores).unwrap();
+                        row.drive_until(1 << 20)
+                            .unwrap_or_else(|e| panic!("{direction:?} {workload:?}: {e}"));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Receive-window autotuning: the window grows with the amount that the application reads in a
+//! round trip.
+//!
+//! A window that is too small costs throughput, one that is too large costs memory and cache space.
+//! The peer cannot send more than a window in a round trip. So when an application reads more than
+//! half of one in that time, the window may limit the transfer, and is widened to twice what was
+//! read (M. Fisk and W. Feng, *Dynamic right-sizing in TCP*, 2001). It never narrows. Rings have
+//! their full length from the beginning, so this only decides how much of them is advertised.
+//!
+//! Only a window that is less than half open is considered, off the fast path. The read cursor and
+//! the time come from the log.
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use super::Tcb;
+use super::fields::fields;
+use crate::config::Limits;
+use crate::time::{Duration, Instant};
+
+/// The shortest time that counts as a round trip: applications do not read more often.
+const MIN_ROUND_TRIP: Duration = Duration::from_millis(1);
+
+/// Measures how much is read in a round trip.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub(super) struct Autotune {
+    /// When the measurement began.
+    since: Instant,
+    /// How much had been read then.
+    read: u64,
+}
+
+fields!(Autotune, "autotune", { since, read });
+
+impl Tcb {
+    /// The application has read, and the window is less than half open.
+    pub(super) fn autotune(&mut self, now: Instant, limits: &Limits) {
+        let most = limits.receive_buffer;
+        if self.rcv.limit >= most {
+            return;
+        }
+        let round = self.retransmit.srtt.max(MIN_ROUND_TRIP);
+        let took = now.since(self.autotune.since);
+        if took < round {
+            return;
+        }
+        let read = self.rcv.read - self.autotune.read;
+        self.autotune = Autotune {
+            since: now,
+            read: self.rcv.read,
+        };
+        let a_round = u128::from(read) * u128::from(round.as_nanos()) / u128::from(took.as_nanos());
+        let wanted = (2 * a_round).min(u128::from(most)) as u32;
+        if wanted > self.rcv.limit {
+            self.rcv.widen(wanted);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The path MTU, and other ICMP errors about a connection.
+//!
+//! Anyone can forge ICMP errors. An error counts only if it quotes a number that is in flight (RFC
+//! 5927 section 4.1). None closes a connection whose handshake is complete (RFC 5927 section 5.2,
+//! RFC 5461). One that reports as too big a segment size that has been acknowledged before has to
+//! be confirmed by a timeout (RFC 5927 section 7.2).
+//!
+//! Where errors are filtered, repeated timeouts of full segments show that their size is too large
+//! (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The path MTU is
+//! stored per connection.
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use super::fields::fields;
+use super::{Cx, State, Tcb};
+use crate::config::Limits;
+use crate::digest::NetworkError;
+use crate::effect::{EffectSink, Event};
+use crate::seqnum::SeqNum;
+use crate::time::{Duration, Instant};
+
+/// Packets of this size always pass: the smallest plateau of RFC 1191 section 7 above the 68 bytes
+/// of RFC 791. A forged error must not reduce segments further.
+const MIN_PACKET: u16 = 296;
+
+/// Common sizes of packets in networks (RFC 1191 section 7), for routers that do not report theirs.
+const PLATEAUS: [u16; 10] = [
+    65_535, 32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508, MIN_PACKET,
+];
+
+/// The number of consecutive timeouts after which full segments are suspect (R1 of RFC 9293 section
+/// 3.8.3), and the packet size tried then: BASE_PLPMTU of RFC 8899 section 5.1.2, what every host
+/// accepts (RFC 791), the minimum.
+const BASES: [(u8, u16); 3] = [(3, 1200), (6, 576), (9, MIN_PACKET)];
+
+/// How long a smaller size is kept before a larger one is tried: PMTU_RAISE_TIMER of RFC 8899 section 5.1.1, and RFC
+/// 1191 section 6.3.
+const RAISE_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Retransmissions of a SYN before a soft error fails the open (RFC 5461 section 4).
+const MAX_SYN_RETRIES_AFTER_ERROR: u8 = 3;
+
+/// What is known of the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub(super) struct PathMtu {
+    /// SND.UNA at the latest report that packets do not arrive.
+    soft_error: Option<SeqNum>,
+    /// Largest payload of a segment that both ends negotiated.
+    full: u16,
+    /// The payload that segments had before the last increase.
+    proven: u16,
+    /// The payload size of an error that is not confirmed yet, and SND.UNA when it arrived.
+    claimed: Option<(u16, SeqNum)>,
+    /// Bytes of the stream that were acknowledged when the payload last changed.
+    changed_at: u64,
+    /// When to try a larger payload.
+    pub(super) raise_at: Instant,
+}
+
+fields!(PathMtu, "pmtu", { soft_error, full, proven, claimed, changed_at, raise_at });
+
+impl PathMtu {
+    pub(super) const fn new() -> Self {
+        PathMtu {
+            soft_error: None,
+            full: 0,
+            proven: 0,
+            claimed: None,
+            changed_at: 0,
+            raise_at: Instant::NEVER,
+        }
+    }
+
+    /// Sets the negotiated MSS.
+    pub(super) const fn set_negotiated(&mut self, mss: u16) {
+        self.full = mss;
+        self.proven = mss;
+    }
+
+    /// The peer responded: clears the reported error.
+    pub(super) const fn clear_soft_error(&mut self) {
+        self.soft_error = None;
+    }
+}
+
+impl Tcb {
+    /// A router or the peer's host reports `error` about the segment at `seq`. Returns whether it
+    /// counts.
+    pub fn network_error<S: EffectSink>(
+        &mut self,
+        seq: SeqNum,
+        error: NetworkError,
+        cx: &mut Cx<'_, S>,
+    ) -> bool {
+        let in_flight = seq.at_or_after(self.snd.una) && seq.before(self.snd.max);
+        // A keepalive probe has the number before SND.UNA (RFC 1122 section 4.2.3.6).
+        let asked = self.keepalive.is_probing() && seq + 1 == self.snd.una;
+        if !(in_flight || asked) || matches!(self.state, State::Closed | State::TimeWait) {
+            return false;
+        }
+        let opens = !self.state.is_synchronized();
+        match error {
+            NetworkError::TooBig { mtu } => {
+                return !opens && in_flight && self.on_packet_too_big(mtu, cx);
+            }
+            NetworkError::Refused if opens => self.fail_open(Event::Refused, cx),
+            NetworkError::Prohibited if opens => self.fail_open(Event::Unreachable, cx),
+            // RFC 1122 section 4.2.3.9: conditions that may pass must not abort the connection.
+            NetworkError::Unreachable | NetworkError::Refused | NetworkError::Prohibited => {
+                self.pmtu.soft_error = Some(self.snd.una);
+                if self.state == State::SynSent
+                    && self.retransmit.retries >= MAX_SYN_RETRIES_AFTER_ERROR
+                {
+                    self.fail_open(Event::Unreachable, cx);
+                }
+            }
+        }
+        true
+    }
+
+    /// The handshake cannot be completed.
+    fn fail_open<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
+        if self.passive {
+            // Back to LISTEN, a state that the user never saw this connection in.
+            self.enter(State::Closed);
+        } else {
+            self.fail_with(event, cx);
+        }
+    }
+
+    /// The event that reports a timeout: the reason that the network reported since the last
+    /// response, if it did.
+    pub(super) fn timeout_event(&self) -> Event {
+        if self.pmtu.soft_error == Some(self.snd.una) {
+            Event::Unreachable
+        } else {
+            Event::TimedOut
+        }
+    }
+
+    /// A packet was larger than the path MTU (RFC 1191).
+    fn on_packet_too_big<S: EffectSink>(&mut self, mtu: u16, cx: &Cx<'_, S>) -> bool {
+        let size = self.snd.mss + self.overhead();
+        let mtu = if mtu == 0 {
+            // A router from before RFC 1191: the next plateau.
+            let next = PLATEAUS.iter().find(|plateau| **plateau < size);
+            *next.unwrap_or(&MIN_PACKET)
+        } else {
+            mtu.max(MIN_PACKET)
+        };
+        if mtu >= size {
+            return false;
+        }
+        let mss = mtu - self.overhead();
+        if self.has_arrived() {
+            self.pmtu.claimed = Some((mss, self.snd.una));
+        } else {
+            self.shrink(mss, cx.now);
+            // Only the size is wrong: data in flight is segmented anew (RFC 1191 section 6.5).
+            self.snd.small = self.snd.una;
+            self.mark_all_lost();
+            self.retransmit.on_resent();
+        }
+        true
+    }
+
+    /// Whether segments of this size may have arrived, by the number of acknowledged bytes.
+    fn has_arrived(&self) -> bool {
+        self.snd.una_offset - self.pmtu.changed_at >= u64::from(self.snd.mss)
+    }
+
+    /// Bytes of a packet before its payload.
+    const fn overhead(&self) -> u16 {
+        Limits::HEADERS + if self.rcv.timestamps { 12 } else { 0 }
+    }
+
+    fn shrink(&mut self, mss: u16, now: Instant) {
+        self.resize(mss);
+        self.pmtu.raise_at = now + RAISE_INTERVAL;
+    }
+
+    fn resize(&mut self, mss: u16) {
+        self.close_fast_path();
+        self.snd.mss = mss;
+        self.pmtu.claimed = None;
+        self.pmtu.changed_at = self.snd.una_offset;
+    }
+
+    /// The retransmission timer has expired: decides whether the size may be the reason.
+    pub(super) fn detect_black_hole(&mut self, now: Instant) {
+        let snd = &self.snd;
+        let mss = snd.mss;
+        let sent = snd.max.since(snd.una);
+        if snd.data_from(snd.una).min(sent) < u32::from(mss) {
+            return;
+        }
+        if let Some((claimed, una)) = self.pmtu.claimed
+            && una == snd.una
+            && claimed < mss
+        {
+            return self.shrink(claimed, now);
+        }
+        if mss > self.pmtu.proven && !self.has_arrived() {
+            // The larger size that was tried does not pass.
+            return self.shrink(self.pmtu.proven, now);
+        }
+        let tried = BASES
+            .iter()
+            .find(|(timeouts, _)| *timeouts == self.retransmit.retries);
+        if let Some((_, base)) = tried
+            && base - self.overhead() < mss
+        {
+            self.shrink(base - self.overhead(), now);
+        }
+    }
+
+    /// Tries larger segments.
+    #[cold]
+    pub(super) fn probe_larger(&mut self) {
+        self.pmtu.raise_at = Instant::NEVER;
+        self.pmtu.proven = self.snd.mss;
+        self.resize(self.pmtu.full);
+    }
+}

@@ -1,0 +1,439 @@
+//! Receive space: what the peer may send, and what it has sent (RFC 9293 section 3.8.6).
+//!
+//! The window ends at an edge that never moves left. It moves right in steps worth a segment (RFC
+//! 9293 section 3.8.6.2.2), at most to the end of the ring. A scaled window field cannot always
+//! express the edge exactly; it then expresses the next lower value, and data up to an edge
+//! advertised earlier is still accepted (RFC 7323 section 2.4).
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use super::fields::{field_variants, fields};
+use super::retransmit::Timer;
+use super::{Cx, DELAYED_ACK, PendingDelivery, Tcb};
+use crate::config::Limits;
+use crate::digest::{ConnId, Sack, Segment, SynOptions};
+use crate::effect::EffectSink;
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// Largest shift of a window field (RFC 7323 section 2.3).
+pub(super) const SHIFT_MAX: u8 = 14;
+
+/// Whether an acknowledgment is owed (RFC 9293 section 3.8.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(u8)]
+pub(super) enum AckDue {
+    /// No.
+    None,
+    /// Yes, with the next segment or when the timer says so.
+    Delayed,
+    /// Yes, with this request.
+    Now,
+}
+
+field_variants!(AckDue { None, Delayed, Now });
+
+/// What acknowledgments have to carry besides numbers, as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub(super) struct AckContents(pub(super) u8);
+
+impl AckContents {
+    /// Something that only SACK blocks can report.
+    pub(super) const BLOCKS: AckContents = AckContents(1);
+    /// A segment arrived marked, and the peer has not sent CWR since (RFC 3168 section 6.1.3).
+    pub(super) const CONGESTION: AckContents = AckContents(2);
+
+    /// Whether acknowledgments carry `what`.
+    #[inline]
+    pub(super) const fn has(self, what: AckContents) -> bool {
+        self.0 & what.0 != 0
+    }
+
+    /// Acknowledgments carry `what` from now on.
+    pub(super) const fn add(&mut self, what: AckContents) {
+        self.0 |= what.0;
+    }
+
+    /// Acknowledgments carry `what` no longer.
+    pub(super) const fn remove(&mut self, what: AckContents) {
+        self.0 &= !what.0;
+    }
+}
+
+/// Time in units of 2^30 ns, 1.07 s.
+const fn coarse_time(at: Instant) -> u32 {
+    (at.as_nanos() >> 30) as u32
+}
+
+/// Receive sequence space (RFC 9293 section 3.3.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(C)]
+pub(super) struct ReceiveSpace {
+    /// RCV.NXT.
+    pub(super) nxt: SeqNum,
+    /// RCV.NXT + RCV.WND: the highest edge that was advertised.
+    pub(super) edge: SeqNum,
+    /// Bytes of the stream before `nxt`; FIN and SYN are not counted.
+    pub(super) offset: u64,
+    /// Bytes that the application has read.
+    pub(super) read: u64,
+    /// Requests so far with a delivery.
+    pub(super) deliveries: u64,
+    /// When `ts_recent` was stored, in units of [`coarse_time`].
+    pub(super) ts_recent_at: u32,
+    /// The offset of our timestamps (RFC 7323 section 5.4).
+    pub(super) ts_offset: u32,
+    /// Stream offset of a FIN that arrived, `u64::MAX` while none has.
+    pub(super) fin_at: u64,
+    /// TS.Recent (RFC 7323 section 4.3).
+    pub(super) ts_recent: u32,
+    /// Last.ACK.sent (RFC 7323 section 4.3).
+    pub(super) last_ack_sent: SeqNum,
+    /// IRS.
+    pub(super) irs: SeqNum,
+    /// The limit of unread bytes, and so of the window; at most the ring's length.
+    pub(super) limit: u32,
+    /// Half of the widest window: while more than that is open, reading does not change the
+    /// advertisement.
+    pub(super) half: u32,
+    /// Rcv.Wind.Shift (RFC 7323 section 2.3).
+    pub(super) shift: u8,
+    /// Snd.TS.OK: both sides offered timestamps (RFC 7323 section 3.2).
+    pub(super) timestamps: bool,
+    /// Whether an acknowledgment is owed.
+    pub(super) ack: AckDue,
+    /// Both sides permit SACK (RFC 2018 section 2); we offer it before we know.
+    pub(super) sack_permitted: bool,
+    /// What acknowledgments have to carry besides numbers.
+    pub(super) ack_contents: AckContents,
+    /// A range that arrived twice and was not reported yet (RFC 2883), if the edges differ.
+    pub(super) duplicate: (SeqNum, SeqNum),
+}
+
+fields!(ReceiveSpace, "rcv", {
+    nxt, edge, offset, read, deliveries, ts_recent_at, ts_offset, fin_at, ts_recent, last_ack_sent,
+    irs, limit, half, shift, timestamps, ack, sack_permitted, ack_contents, duplicate,
+});
+
+impl ReceiveSpace {
+    /// The state before anything of the peer is known; the shift is the one that we offer.
+    pub(super) fn new(limits: &Limits) -> Self {
+        let shift = (0..SHIFT_MAX)
+            .find(|&shift| limits.receive_buffer >> shift <= 0xffff)
+            .unwrap_or(SHIFT_MAX);
+        let limit = limits.receive_window.min(limits.receive_buffer);
+        ReceiveSpace {
+            nxt: SeqNum(0),
+            edge: SeqNum(0),
+            offset: 0,
+            read: 0,
+            deliveries: 0,
+            ts_recent_at: 0,
+            ts_offset: 0,
+            fin_at: u64::MAX,
+            ts_recent: 0,
+            last_ack_sent: SeqNum(0),
+            irs: SeqNum(0),
+            limit,
+            half: limit.min(0xffff << shift) / 2,
+            shift,
+            timestamps: true,
+            ack: AckDue::None,
+            sack_permitted: true,
+            ack_contents: AckContents(0),
+            duplicate: (SeqNum(0), SeqNum(0)),
+        }
+    }
+
+    /// The peer's SYN arrived: its sequence number, its timestamp, its options.
+    pub(super) fn begin(
+        &mut self,
+        irs: SeqNum,
+        timestamps: Option<(u32, u32)>,
+        options: &SynOptions,
+        now: Instant,
+    ) {
+        // The window of our own SYN, if one was sent, begins after the peer's SYN.
+        let announced = self.wnd();
+        self.irs = irs;
+        self.nxt = irs + 1;
+        self.edge = self.nxt + announced;
+        self.last_ack_sent = self.nxt;
+        if options.window_scale.is_none() {
+            self.shift = 0;
+            self.half = self.half.min(0xffff / 2);
+        }
+        self.sack_permitted = options.sack_permitted;
+        self.timestamps = timestamps.is_some();
+        if let Some((ts_val, _)) = timestamps {
+            self.ts_recent = ts_val;
+            self.ts_recent_at = coarse_time(now);
+        }
+    }
+
+    /// RCV.WND: bytes that the peer may send from `nxt` on.
+    #[inline]
+    pub(super) const fn wnd(&self) -> u32 {
+        self.edge.since(self.nxt)
+    }
+
+    /// Bytes from `nxt` on that have a place in the ring.
+    #[inline]
+    const fn capacity(&self) -> u32 {
+        (self.read + self.limit as u64).saturating_sub(self.offset) as u32
+    }
+
+    /// Bytes from `nxt` on that are accepted: advertised, and with a place in the ring.
+    #[inline(always)]
+    pub(super) fn room(&self) -> u32 {
+        self.wnd().min(self.capacity())
+    }
+
+    /// Makes a delivery pending, and pushes the one before it.
+    #[inline(always)]
+    pub(super) fn deliver<S: EffectSink>(
+        &self,
+        conn: ConnId,
+        run_offset: u32,
+        stream_offset: u64,
+        len: u32,
+        cx: &mut Cx<'_, S>,
+    ) {
+        if cx.pending_delivery.len != 0 {
+            cx.push_pending_delivery(conn, self.deliveries, self.offset, false);
+        }
+        cx.pending_delivery = PendingDelivery {
+            stream_offset,
+            run_offset,
+            len,
+        };
+    }
+
+    /// The window field of a segment that is sent now. With `syn` it is not scaled (RFC 7323
+    /// section 2.2).
+    #[inline(always)]
+    pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
+        let shift = if syn { 0 } else { self.shift };
+        let open = self.wnd();
+        let capacity = self.capacity();
+        let step = u32::from(limits.mss()).min(self.limit / 2);
+        let wanted = if capacity >= open.saturating_add(step) {
+            capacity
+        } else {
+            open
+        };
+        let field = (wanted >> shift).min(0xffff);
+        let announced = self.nxt + (field << shift);
+        if announced.after(self.edge) {
+            self.edge = announced;
+        }
+        field as u16
+    }
+
+    /// Whether to send a window update now: the window is less than half open and can open by two
+    /// segments or by half.
+    fn needs_window_update(&self, limits: &Limits) -> bool {
+        let open = self.wnd();
+        if open >= self.half {
+            return false;
+        }
+        let step = (2 * u32::from(limits.mss())).min(self.half);
+        self.capacity().min(0xffff << self.shift) >= open + step
+    }
+
+    /// Raises the limit of the window to `limit`.
+    pub(super) fn widen(&mut self, limit: u32) {
+        self.limit = limit;
+        self.half = limit.min(0xffff << self.shift) / 2;
+    }
+
+    /// Whether `ts_val` is older than the timestamps before it (PAWS, RFC 7323 section 5).
+    /// Undecidable after 24 days without a segment.
+    pub(super) fn is_outdated(&self, ts_val: u32, now: Instant) -> bool {
+        const OUTDATED: u32 = coarse_time(Instant::from_nanos(24 * 24 * 3600 * 1_000_000_000));
+        (ts_val.wrapping_sub(self.ts_recent) as i32) < 0
+            && coarse_time(now).saturating_sub(self.ts_recent_at) < OUTDATED
+    }
+
+    /// TS.Recent after a segment that begins at `seq` (RFC 7323 section 4.3, rule 2).
+    #[inline(always)]
+    pub(super) fn record_timestamp(&mut self, seq: SeqNum, ts_val: u32, now: Instant) {
+        if !seq.after(self.last_ack_sent) {
+            self.ts_recent = ts_val;
+            self.ts_recent_at = coarse_time(now);
+        }
+    }
+
+    /// Data `left..right` arrived again, all of it before RCV.NXT or none; the next acknowledgment
+    /// reports it once (RFC 2883 section 4).
+    pub(super) fn record_duplicate(&mut self, left: SeqNum, right: SeqNum) {
+        if !self.sack_permitted || left == right {
+            return;
+        }
+        let right = if left.before(self.nxt) {
+            right.min(self.nxt)
+        } else {
+            right
+        };
+        self.duplicate = (left, right);
+        self.ack_contents.add(AckContents::BLOCKS);
+    }
+
+    /// Updates whether SACK blocks are needed. `gaps`: whether data was received out of order.
+    pub(super) fn update_sack(&mut self, gaps: bool) {
+        if self.sack_permitted && (gaps || self.duplicate.0 != self.duplicate.1) {
+            self.ack_contents.add(AckContents::BLOCKS);
+        } else {
+            self.ack_contents.remove(AckContents::BLOCKS);
+        }
+    }
+}
+
+impl Tcb {
+    /// The SACK option of an acknowledgment that is sent now: first the range that arrived twice,
+    /// then the ranges beyond RCV.NXT, the latest change first (RFC 2018 section 4, RFC 2883
+    /// section 4).
+    #[cold]
+    pub(super) fn take_sack(&mut self) -> Option<Sack> {
+        let rcv = &mut self.rcv;
+        // Beside timestamps there is room for three blocks.
+        let mut room = Sack::MOST - usize::from(rcv.timestamps);
+        let mut sack = Sack::NONE;
+        if rcv.duplicate.0 != rcv.duplicate.1 {
+            sack.push(rcv.duplicate.0, rcv.duplicate.1);
+            room -= 1;
+            rcv.duplicate.1 = rcv.duplicate.0;
+        }
+        let (nxt, offset) = (rcv.nxt, rcv.offset);
+        let seq = |at: u64| nxt + (at - offset) as u32;
+        for (left, right) in self.reassembly.newest().take(room) {
+            sack.push(seq(left), seq(right));
+        }
+        rcv.update_sack(!self.reassembly.is_empty());
+        (!sack.blocks().is_empty()).then_some(sack)
+    }
+
+    /// `len` bytes of `seg` arrived in order: acknowledges every second full segment at once, a
+    /// single one later (RFC 9293 section 3.8.6.3). If the pump has further segments already, they
+    /// are acknowledged together with this one.
+    #[inline(always)]
+    pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
+        let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
+        let owed = self.rcv.ack;
+        if owed == AckDue::Now || !seg.followed && (several || owed == AckDue::Delayed) {
+            self.rcv.ack = AckDue::Now;
+        } else {
+            // If the following segments were damaged, the timer triggers the acknowledgment.
+            self.rcv.ack = AckDue::Delayed;
+            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
+        }
+    }
+
+    /// The application has read up to `app_read`: schedules a window update if the window opens
+    /// enough.
+    #[inline(always)]
+    pub(super) fn on_read<S: EffectSink>(&mut self, app_read: u64, cx: &Cx<'_, S>) {
+        let rcv = &mut self.rcv;
+        // A cursor that went back is ignored.
+        rcv.read = rcv.read.max(app_read.min(rcv.offset));
+        if rcv.wnd() < rcv.half {
+            self.schedule_window_update(cx.now, cx.limits);
+        }
+    }
+
+    /// The window is less than half open.
+    #[inline(never)]
+    fn schedule_window_update(&mut self, now: Instant, limits: &Limits) {
+        self.autotune(now, limits);
+        if self.state.accepts_data() && self.rcv.needs_window_update(limits) {
+            self.rcv.ack = AckDue::Now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rcv(limits: &Limits) -> ReceiveSpace {
+        let mut rcv = ReceiveSpace::new(limits);
+        let options = SynOptions {
+            window_scale: Some(0),
+            ..SynOptions::default()
+        };
+        rcv.begin(SeqNum(u32::MAX), None, &options, Instant::ZERO);
+        rcv
+    }
+
+    #[test]
+    fn the_shift_is_the_smallest_that_names_the_whole_ring() {
+        let shift = |receive_buffer| {
+            ReceiveSpace::new(&Limits {
+                receive_buffer,
+                ..Limits::default()
+            })
+            .shift
+        };
+        assert_eq!((shift(1 << 15), shift(1 << 16), shift(1 << 20)), (0, 1, 5));
+        assert_eq!(shift(1 << 30), SHIFT_MAX);
+    }
+
+    #[test]
+    fn the_window_of_a_syn_is_not_scaled_and_the_next_one_names_the_ring() {
+        let limits = Limits::default();
+        let mut rcv = rcv(&limits);
+        assert_eq!(rcv.advertise(&limits, true), 0xffff);
+        assert_eq!(rcv.wnd(), 0xffff);
+        assert_eq!(rcv.advertise(&limits, false), 1 << 15);
+        assert_eq!(rcv.wnd(), 1 << 20);
+    }
+
+    #[test]
+    fn the_edge_stays_until_it_can_move_by_a_segment() {
+        let limits = Limits {
+            receive_buffer: 1 << 14,
+            ..Limits::default()
+        };
+        let mut rcv = rcv(&limits);
+        assert_eq!(rcv.advertise(&limits, false), 1 << 14);
+        let edge = rcv.edge;
+        rcv.nxt += 10_000;
+        rcv.offset += 10_000;
+        rcv.read = 1459;
+        assert_eq!(rcv.advertise(&limits, false), (1 << 14) - 10_000);
+        assert_eq!(rcv.edge, edge);
+        rcv.read = 1460;
+        rcv.advertise(&limits, false);
+        assert_eq!(rcv.edge, edge + 1460);
+    }
+
+    #[test]
+    fn a_closed_window_is_updated_after_two_segments() {
+        let limits = Limits {
+            receive_buffer: 1 << 14,
+            ..Limits::default()
+        };
+        let mut rcv = rcv(&limits);
+        rcv.advertise(&limits, false);
+        rcv.nxt = rcv.edge;
+        rcv.offset = 1 << 14;
+        rcv.read = 2919;
+        assert!(!rcv.needs_window_update(&limits));
+        rcv.read = 2920;
+        assert!(rcv.needs_window_update(&limits));
+    }
+
+    #[test]
+    fn an_older_timestamp_is_old_for_24_days() {
+        let mut rcv = rcv(&Limits::default());
+        rcv.record_timestamp(rcv.nxt, 5, Instant::ZERO);
+        let day = crate::time::Duration::from_secs(24 * 3600);
+        assert!(rcv.is_outdated(4, Instant::ZERO + day.times(23)));
+        assert!(!rcv.is_outdated(4, Instant::ZERO + day.times(24)));
+        assert!(!rcv.is_outdated(5, Instant::ZERO) && !rcv.is_outdated(6, Instant::ZERO));
+    }
+}

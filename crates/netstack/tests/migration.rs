@@ -1,0 +1,431 @@
+//! Connections that move from group to group while they run: every octet arrives all the same, whatever the wire does and
+//! whoever stalls, dies, joins or leaves meanwhile.
+
+#![cfg(feature = "testkit")]
+
+use core::ops::ControlFlow;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
+use dominoes_netstack::groups::{self, INBOX};
+use dominoes_netstack::stats::StateStats;
+use dominoes_netstack::testkit::{
+    FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
+};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{Connecting, Limits, TcpStream};
+
+const PORT: u16 = 7;
+
+/// What happened in a run, or in all of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    left: u64,
+    came: u64,
+    stayed: u64,
+    held_back: u64,
+    handed_over: u64,
+    lost: u64,
+    stalls: u64,
+    joins: u64,
+    leaves: u64,
+    deaths: u64,
+    segments: u64,
+    no_connection: u64,
+    panicked: u64,
+}
+
+impl Tally {
+    fn add(&mut self, net: &mut Net, id: HostId) {
+        for host in net.groups(id) {
+            let stats: StateStats = host.state_stats();
+            let (pump, life) = (host.pump_stats(), host.fault_stats());
+            self.left += stats.migrated_out;
+            self.came += stats.migrated_in;
+            self.stayed += stats.migration_declined;
+            self.segments += stats.segments;
+            self.no_connection += stats.no_connection;
+            self.panicked += stats.panicked;
+            self.held_back += pump.deferred;
+            self.handed_over += pump.forwarded;
+            self.lost += stats.dropped_while_migrating + pump.deferred_dropped;
+            self.stalls += host.stall_count();
+            self.joins += life.joins;
+            self.leaves += life.leaves;
+            self.deaths += life.failures + life.failures_performing + life.failures_applying;
+        }
+    }
+}
+
+/// Some conversations over bad wires, between a stack of several groups and one of one, in both directions.
+struct Case {
+    net: Net,
+    near: HostId,
+    far: HostId,
+    octets: u64,
+    conversations: u64,
+}
+
+fn wire(rng: &mut Rng, is_bad: bool) -> LinkConfig {
+    let wire = LinkConfig::default()
+        .delay(core::time::Duration::from_micros(50 + rng.below(3_000)))
+        .rate(4_000_000 + rng.below(40_000_000), 60_000);
+    if !is_bad {
+        return wire;
+    }
+    let faults = Faults::new(0).loss(5_000).duplicate(5_000);
+    wire.faults(faults.reorder(10_000, 4))
+}
+
+impl Case {
+    fn new(seed: u64, variant: Variant, groups: usize, life: FaultPlan, is_bad: bool) -> Case {
+        let mut rng = Rng::new(seed);
+        let mut net = Net::new(seed);
+        let mut limits = Limits::default();
+        limits.connections = 16;
+        limits.receive_buffer = 1 << (13 + rng.below(3));
+        limits.send_buffer = 1 << (13 + rng.below(3));
+        limits.tx_slots = 64;
+        let stalls = Stalls {
+            // Several microseconds are many frames' time where nobody else stalls.
+            ppm: 500 + 49_500 * u32::from(life.is_empty()),
+            longest: Duration::from_millis(5),
+        };
+        let near = HostConfig::new(variant)
+            .limits(limits)
+            .stalls(stalls)
+            .fault_plan(life)
+            .groups(groups, 50_000)
+            .wires(wire(&mut rng, is_bad), wire(&mut rng, is_bad));
+        let far = HostConfig::new(Variant::Single)
+            .limits(limits)
+            .wires(wire(&mut rng, is_bad), wire(&mut rng, is_bad));
+        Case {
+            near: net.add(near).unwrap(),
+            far: net.add(far).unwrap(),
+            net,
+            octets: 60_000 + rng.below(60_000),
+            conversations: 6,
+        }
+    }
+
+    /// Runs it to its end. Says what happened at the near end.
+    fn run(mut self, seed: u64) -> Tally {
+        let (near, far, octets, count) = (self.near, self.far, self.octets, self.conversations);
+        let backlog = count as u16;
+        let ours = self.net.sockets(near).listen(PORT, backlog).unwrap();
+        let theirs = self.net.sockets(far).listen(PORT, backlog).unwrap();
+        let (to_near, to_far) = (
+            self.net.address_of(near, PORT),
+            self.net.address_of(far, PORT),
+        );
+        let mut opening: Vec<(bool, Connecting)> = (0..count)
+            .map(|i| match i % 2 {
+                0 => (true, self.net.sockets(near).begin_connect(to_far).unwrap()),
+                _ => (false, self.net.sockets(far).begin_connect(to_near).unwrap()),
+            })
+            .collect();
+        let mut all_traffic: Vec<Traffic> = Vec::new();
+        let ended = self.net.run(Duration::from_secs(600), |_| {
+            let mut done = 0;
+            opening.retain_mut(|(_, connecting)| match connecting.try_finish() {
+                Ok(None) => true,
+                Ok(Some(stream)) => {
+                    all_traffic.push(Traffic::new(stream, 1, 2, octets, octets));
+                    done += 1;
+                    false
+                }
+                Err(error) => panic!("{error}"),
+            });
+            for listener in [&ours, &theirs] {
+                while let Ok((stream, _)) = listener.try_accept() {
+                    all_traffic.push(Traffic::new(stream, 2, 1, octets, octets));
+                    done += 1;
+                }
+            }
+            for traffic in &mut all_traffic {
+                done += traffic
+                    .step()
+                    .unwrap_or_else(|trouble| panic!("seed {seed:#x}: {traffic:?}: {trouble}"));
+            }
+            let over =
+                all_traffic.len() as u64 == 2 * count && all_traffic.iter().all(Traffic::is_over);
+            Ok(match over {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(done),
+            })
+        });
+        assert!(ended.is_ok(), "seed {seed:#x}: {ended:?}: {all_traffic:?}");
+        self.net.clear_faults();
+        drop(all_traffic);
+        self.net.pass(Duration::from_secs(130));
+        let mut tally = Tally::default();
+        for id in [near, far] {
+            for host in self.net.groups(id) {
+                let open: usize = host
+                    .replicas()
+                    .iter()
+                    .map(|replica| replica.connections().count())
+                    .sum();
+                assert_eq!(open, 0, "seed {seed:#x}: some connection never ends");
+            }
+        }
+        let checked = self.net.check();
+        assert!(checked.is_ok(), "seed {seed:#x}: {checked:?}");
+        tally.add(&mut self.net, near);
+        assert_eq!(tally.left, tally.came, "seed {seed:#x}: {tally:?}");
+        tally
+    }
+}
+
+fn all(seeds: core::ops::Range<u64>, case: impl Fn(u64) -> Case) -> Tally {
+    let mut sum = Tally::default();
+    for seed in seeds {
+        let tally = case(seed).run(seed);
+        sum.left += tally.left;
+        sum.came += tally.came;
+        sum.stayed += tally.stayed;
+        sum.held_back += tally.held_back;
+        sum.handed_over += tally.handed_over;
+        sum.lost += tally.lost;
+        sum.stalls += tally.stalls;
+        sum.joins += tally.joins;
+        sum.leaves += tally.leaves;
+        sum.deaths += tally.deaths;
+        sum.segments += tally.segments;
+        sum.no_connection += tally.no_connection;
+    }
+    println!("{sum:?}");
+    sum
+}
+
+#[test]
+fn connections_of_groups_of_one_move_back_and_forth_and_every_octet_arrives() {
+    let sum = all(0..20, |seed| {
+        Case::new(
+            seed,
+            Variant::Single,
+            2 + seed as usize % 2,
+            FaultPlan::default(),
+            true,
+        )
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+}
+
+#[test]
+fn replicas_stall_come_go_and_die_while_connections_move() {
+    let life = FaultPlan {
+        free_slots: 2,
+        joins_ppm: 300,
+        leaves_ppm: 200,
+        failures_ppm: 100,
+        panics_ppm: 100,
+        ..FaultPlan::default()
+    };
+    let sum = all(100..120, |seed| {
+        let replicas = 1 + seed as usize % 3;
+        Case::new(seed, Variant::Replicated(replicas), 2, life, true)
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+    let all = [sum.stalls, sum.joins, sum.leaves, sum.deaths];
+    assert!(all.iter().all(|count| *count > 0), "{sum:?}");
+}
+
+#[test]
+fn over_a_good_wire_a_move_loses_no_segment() {
+    let sum = all(200..210, |seed| {
+        Case::new(seed, Variant::Single, 2, FaultPlan::default(), false)
+    });
+    assert!(sum.left > 100 && sum.held_back > 0, "{sum:?}");
+    assert_eq!((sum.lost, sum.no_connection), (0, 0), "{sum:?}");
+}
+
+#[test]
+fn a_connection_that_is_aborted_by_either_end_while_it_moves_is_over_at_both() {
+    let mut moved = 0;
+    for seed in 300..340 {
+        let case = Case::new(
+            seed,
+            Variant::Replicated(1),
+            2,
+            FaultPlan::default(),
+            seed % 2 == 0,
+        );
+        let (mut net, near, far) = (case.net, case.near, case.far);
+        let mut rng = Rng::new(seed);
+        let listener = net.sockets(near).listen(PORT, 1).unwrap();
+        let to_near = net.address_of(near, PORT);
+        let mut opening = Some(net.sockets(far).begin_connect(to_near).unwrap());
+        let (mut ours, mut theirs) = (None, None);
+        let mut left = 20 + rng.below(200);
+        let text = [7; 3000];
+        let ended = net.run(Duration::from_secs(100), |_| {
+            if let Some(connecting) = &mut opening
+                && let Some(stream) = connecting.try_finish()?
+            {
+                (theirs, opening) = (Some(stream), None);
+            }
+            if ours.is_none() {
+                ours = listener.try_accept().ok().map(|(stream, _)| stream);
+            }
+            let (Some(ours), Some(theirs)) = (&mut ours, &mut theirs) else {
+                return Ok(ControlFlow::Continue(0));
+            };
+            let mut done = 0;
+            for stream in [ours, theirs] {
+                done += stream.try_write(&text).unwrap_or(0);
+                done += stream.try_read(&mut [0; 3000]).unwrap_or(0);
+            }
+            left = left.saturating_sub(1);
+            Ok(match left {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(done),
+            })
+        });
+        assert!(ended.is_ok(), "seed {seed:#x}: {ended:?}");
+        match rng.below(3) {
+            0 => ours.take().map(TcpStream::abort),
+            1 => theirs.take().map(TcpStream::abort),
+            _ => None,
+        };
+        net.pass(Duration::from_millis(rng.below(20)));
+        drop((ours, theirs));
+        net.pass(Duration::from_millis(rng.below(20)));
+        net.clear_faults();
+        net.pass(Duration::from_secs(300));
+        let mut tally = Tally::default();
+        for id in [near, far] {
+            for host in net.groups(id) {
+                for replica in host.replicas() {
+                    let open = replica.connections().count();
+                    assert_eq!(open, 0, "seed {seed:#x}: it never ends");
+                }
+            }
+        }
+        tally.add(&mut net, near);
+        assert_eq!(tally.left, tally.came, "seed {seed:#x}: {tally:?}");
+        moved += tally.left;
+    }
+    assert!(moved > 50, "{moved}");
+}
+
+/// Two groups of one, and a peer, over perfect wires, by hand.
+struct Pair {
+    now: Instant,
+    near: Vec<Single>,
+    far: Single,
+    wires: [Script; 2],
+}
+
+impl Pair {
+    fn new(balance: bool) -> Pair {
+        let address = |last: u8| Ipv4Addr::new(10, 0, 0, last);
+        let setup = |last: u8| Setup::new(address(last), 24, [1, u64::from(last)]);
+        let device = |last: u8| {
+            let mac = [2, 0, 0, 0, 0, last];
+            scripted_with(MemoryConfig::default().macs(mac, mac))
+        };
+        let ((here, ours), (there, theirs)) = (device(1), device(2));
+        let mut near = setup(1);
+        near.balance = balance;
+        let parts = groups::divide(near, 2, Box::new(here), INBOX).unwrap();
+        let near = parts
+            .into_iter()
+            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap());
+        Pair {
+            now: Instant::from_millis(1),
+            near: near.collect(),
+            far: Single::new(setup(2), Box::new(there)).unwrap(),
+            wires: [ours, theirs],
+        }
+    }
+
+    /// Ten microseconds, in which everybody has a turn, and hears of what the other one sent.
+    fn step(&mut self) {
+        self.now += Duration::from_micros(10);
+        for group in &mut self.near {
+            group.turn(self.now);
+        }
+        self.carry(0, 1);
+        self.far.turn(self.now);
+        self.carry(1, 0);
+    }
+
+    fn carry(&self, from: usize, to: usize) {
+        for (frame, _) in self.wires[from].take_sent() {
+            self.wires[to].push(frame);
+        }
+    }
+}
+
+/// Has four connections of the first group send for so long. Returns the group of each afterwards, how many were asked to
+/// go, and whether all octets came.
+fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
+    let mut pair = Pair::new(balance);
+    let ours = groups::sockets(pair.near.iter().map(Single::sockets));
+    let theirs = pair.far.sockets();
+    let listener = theirs.listen(PORT, 16).unwrap();
+    let far = SocketAddrV4::new([10, 0, 0, 2].into(), PORT);
+    let mut opening: Vec<_> = (0..8).map(|_| ours.begin_connect(far).unwrap()).collect();
+    let (mut streams, mut others) = (Vec::new(), Vec::new());
+    while streams.len() < 4 || others.len() < 4 {
+        pair.step();
+        opening.retain_mut(|opening| match opening.try_finish().unwrap() {
+            Some(stream) if stream.group() == 0 => {
+                streams.push((stream, 0, 0));
+                false
+            }
+            done => done.is_none(),
+        });
+        while let Ok((stream, peer)) = listener.try_accept() {
+            let ours = streams.iter().any(|(one, ..)| one.local_addr() == peer);
+            match ours || streams.len() < 4 {
+                true => others.push(stream),
+                false => drop(stream),
+            }
+        }
+        others.retain(|other: &TcpStream| {
+            streams.len() < 4
+                || streams
+                    .iter()
+                    .any(|(one, ..)| one.local_addr() == other.peer_addr())
+        });
+    }
+    let text: Vec<u8> = (0..251).cycle().take(64 * 251).collect();
+    for _ in 0..steps {
+        for (stream, written, _) in &mut streams {
+            let at = *written % 251;
+            *written += stream.try_write(&text[at..]).unwrap_or(0);
+        }
+        for other in &mut others {
+            let peer = other.peer_addr();
+            let mut piece = [0; 4096];
+            let len = other.try_read(&mut piece).unwrap_or(0);
+            let one = streams.iter_mut().find(|one| one.0.local_addr() == peer);
+            let (_, _, read) = one.unwrap();
+            for octet in &piece[..len] {
+                assert_eq!(usize::from(*octet), *read % 251);
+                *read += 1;
+            }
+        }
+        pair.step();
+    }
+    for (stream, _, read) in &streams {
+        assert!(*read > steps, "{stream:?}: {read}");
+    }
+    let moved = pair.near.iter().map(|group| group.pump_stats().rebalanced);
+    let groups = streams.iter().map(|(stream, ..)| stream.group());
+    (groups.collect(), moved.sum())
+}
+
+#[test]
+fn a_group_that_is_full_lets_connections_go_to_an_idle_one_if_it_may() {
+    let (groups, moved) = four_of_one_group(true, 20_000);
+    let there = groups.iter().filter(|group| **group == 1).count();
+    assert!((1..=3).contains(&there), "{groups:?}");
+    assert_eq!(moved, there as u64, "{groups:?}");
+    assert_eq!(four_of_one_group(false, 20_000), (vec![0; 4], 0));
+}

@@ -1,0 +1,320 @@
+//! Members of the group that come, go, and die, at any step and in the middle of one.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use dominoes::Mismatch;
+use dominoes_netstack::Replica;
+use dominoes_netstack::digest::Request;
+use dominoes_netstack::effect::Effect;
+use dominoes_netstack::variants::replicated::FaultHooks;
+
+use super::case::Case;
+use super::check::Failure;
+use crate::support::{Rng, mix};
+
+/// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`] steps, but for `panics`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MembershipFaults {
+    /// Slots that are free at the beginning.
+    pub(crate) free: usize,
+    pub(crate) joins: u32,
+    pub(crate) leaves: u32,
+    pub(crate) failures: u32,
+    /// Steps that end in a panic, if they come to where one can, per mille of those that are tried.
+    pub(crate) panics: u32,
+    /// Bits of a state that flip behind its replica's back. Only where states are confirmed before anything is
+    /// performed.
+    pub(crate) flips: u32,
+}
+
+/// Steps between two thoughts about it.
+pub(crate) const STEPS_BETWEEN_FAULTS: usize = 32;
+
+impl MembershipFaults {
+    /// That of the plan with `seed`: nothing ever happens in every second one.
+    pub(crate) fn of(seed: u64) -> MembershipFaults {
+        let mut rng = Rng::new(mix(seed ^ 0x11fe));
+        if rng.chance(500) {
+            return MembershipFaults::default();
+        }
+        MembershipFaults {
+            free: rng.index(4),
+            joins: 100 + rng.below(500) as u32,
+            leaves: rng.below(200) as u32,
+            failures: rng.below(200) as u32,
+            panics: rng.below(300) as u32,
+            flips: if rng.chance(400) { 600 } else { 0 },
+        }
+    }
+
+    /// Whether a majority has to agree before anything is performed.
+    pub(crate) fn confirms(&self) -> bool {
+        self.flips > 0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.joins == 0
+    }
+}
+
+/// Where the worker that has its step is to panic.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PanicPoint {
+    Never,
+    /// In the middle of an effect, behind so many others.
+    Performing(u64),
+    /// Behind a request that it applied, before what that asks for counts.
+    Applying,
+}
+
+/// What a planted panic carries.
+struct InjectedPanic;
+
+thread_local! {
+    static PANIC_POINT: Cell<PanicPoint> = const { Cell::new(PanicPoint::Never) };
+    /// The connection and the bit that are to flip before the next request is applied.
+    static FLIP: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
+}
+
+/// A worker that panics where the plan says so, and whose state changes.
+pub(crate) struct PlannedFaults<T>(pub(crate) T);
+
+impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
+    const ACTIVE: bool = true;
+
+    fn change_state(&mut self, _seq: u64, replica: &mut Replica) {
+        let Some((nth, bit)) = FLIP.take() else {
+            return;
+        };
+        let open: Vec<u32> = replica.connections().map(|(conn, _)| conn.index).collect();
+        match nth.checked_rem(open.len()) {
+            Some(at) => {
+                let bits = replica.bits(open[at]).max(1);
+                replica.flip(open[at], bit % bits);
+            }
+            None => FLIP.set(Some((nth, bit))),
+        }
+    }
+
+    fn change_request(&mut self, seq: u64, request: &mut Request) {
+        self.0.change_request(seq, request);
+    }
+
+    fn change_verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
+        self.0.change_verdict(seq, verdict, request)
+    }
+
+    fn change_effects(&mut self, seq: u64, effects: &mut Vec<Effect>) {
+        self.0.change_effects(seq, effects);
+        if PANIC_POINT.get() == PanicPoint::Applying {
+            resume_unwind(Box::new(InjectedPanic));
+        }
+    }
+
+    fn before_performing(&mut self, seq: u64, effect: &Effect) {
+        self.0.before_performing(seq, effect);
+        match PANIC_POINT.get() {
+            PanicPoint::Performing(0) => resume_unwind(Box::new(InjectedPanic)),
+            PanicPoint::Performing(left) => PANIC_POINT.set(PanicPoint::Performing(left - 1)),
+            _ => {}
+        }
+    }
+}
+
+/// Does `what` with a planned panic. Returns nothing if that happened.
+///
+/// # Panics
+/// If something else panics.
+fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R) -> Option<R> {
+    PANIC_POINT.set(panic_point);
+    let done = catch_unwind(AssertUnwindSafe(what));
+    PANIC_POINT.set(PanicPoint::Never);
+    match done {
+        Ok(done) => Some(done),
+        Err(panic) if panic.is::<InjectedPanic>() => None,
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+impl<T: FaultHooks> Case<'_, T> {
+    /// Workers that have a state, and were not asked to leave.
+    fn remaining(&mut self) -> usize {
+        let workers = self.group.workers().iter();
+        workers.filter(|worker| worker.is_active()).count()
+    }
+
+    /// Somebody may come, go or die before the next stretch of steps.
+    pub(crate) fn inject_faults(&mut self) -> Result<(), Failure> {
+        let plan = self.plan;
+        let living = &plan.membership;
+        if living.is_empty() {
+            return Ok(());
+        }
+        if self.flipped.is_some() {
+            // With one of three different, nobody else may go missing; others may come.
+            self.maybe_join();
+            return self.admit_and_remove();
+        }
+        if self.rng.chance(living.flips) {
+            self.flip()?;
+            if self.flipped.is_some() {
+                return Ok(());
+            }
+        }
+        self.maybe_join();
+        if self.rng.chance(living.leaves) {
+            let index = self.rng.index(self.group.workers().len());
+            let replica = self.group.workers()[index].id();
+            // The last one stays.
+            let _ = self.group.leave(Some(replica));
+        }
+        if self.rng.chance(living.leaves / 2) {
+            self.group.park();
+        }
+        if self.rng.chance(living.joins / 2) {
+            self.group.unpark();
+        }
+        if self.rng.chance(living.failures) && self.remaining() > 1 {
+            let index = self.rng.index(self.group.workers().len());
+            self.remove_worker(index)?;
+            self.seen.died = true;
+        }
+        self.admit_and_remove()
+    }
+
+    /// A worker may join, if a slot is free.
+    fn maybe_join(&mut self) {
+        if self.rng.chance(self.plan.membership.joins) {
+            let hooks = (self.hooks)(self.group.workers().len());
+            // With every slot taken, no worker joins.
+            let _ = self.group.join(None, hooks);
+        }
+    }
+
+    /// A bit of somebody's state flips, if there are enough others to say so.
+    fn flip(&mut self) -> Result<(), Failure> {
+        let workers = self.group.workers().len();
+        if self.remaining() < 3 || self.remaining() < workers || self.group.joining() > 0 {
+            return Ok(());
+        }
+        let index = self.rng.index(workers);
+        let position = self.group.workers()[index].replica().position();
+        let voters = self.group.workers().iter();
+        if voters.filter(|worker| worker.since() <= position).count() < 3 {
+            // The others were given their states farther on, perhaps by one of the two.
+            return Ok(());
+        }
+        let id = self.group.workers()[index].id();
+        self.repaired = self.group.membership_stats().repaired;
+        FLIP.set(Some((self.rng.index(8), self.rng.next() as u32)));
+        self.flipped = Some(id);
+        let applied = catch_unwind(AssertUnwindSafe(|| {
+            self.group.workers()[index].apply();
+        }));
+        if FLIP.take().is_some() {
+            // There was nothing to apply, or no connection.
+            self.flipped = None;
+            return self.mark(index);
+        }
+        self.seen.flipped = true;
+        if applied.is_err() {
+            self.lose_flipped(index)?;
+        }
+        Ok(())
+    }
+
+    /// What a changed state led to was too much for its worker.
+    fn lose_flipped(&mut self, index: usize) -> Result<(), Failure> {
+        self.lost.extend(self.flipped.take());
+        self.seen.unwound = true;
+        self.remove_worker(index)
+    }
+
+    /// Whether those who differ had changed, and died before they were found.
+    pub(crate) fn is_explained_by_lost_workers(&self, mismatch: &Mismatch) -> bool {
+        let wrong = mismatch.minority().unwrap_or_default();
+        !wrong.is_empty() && wrong.iter().all(|replica| self.lost.contains(replica))
+    }
+
+    /// Whether what worker `index` knows may be wrong.
+    pub(crate) fn is_flipped(&mut self, index: usize) -> bool {
+        let Some(id) = self.flipped else {
+            return false;
+        };
+        if self.group.membership_stats().repaired > self.repaired {
+            self.seen.repaired = true;
+            self.flipped = None;
+            return false;
+        }
+        self.group.workers()[index].id() == id
+    }
+
+    /// Those who were given a state sit down, and those who have left go.
+    pub(crate) fn admit_and_remove(&mut self) -> Result<(), Failure> {
+        if self.plan.membership.is_empty() {
+            return Ok(());
+        }
+        if self.group.admit() > 0 {
+            self.seen.joined = true;
+            self.seen.joined_beside_flipped |= self.flipped.is_some();
+        }
+        self.seen.unparked |= self.group.membership_stats().unparked > 0;
+        while let Some(index) = self.group.workers().iter().position(|w| w.has_left()) {
+            self.seen.left = true;
+            self.remove_worker(index)?;
+        }
+        Ok(())
+    }
+
+    /// Worker `index` is no more.
+    fn remove_worker(&mut self, index: usize) -> Result<(), Failure> {
+        let worker = self.group.take(index);
+        match worker.stats().diverged {
+            0 => Ok(()),
+            diverged => Err(Failure::new(format!(
+                "worker {} counted {diverged} divergences",
+                worker.id()
+            ))),
+        }
+    }
+
+    /// Lets `what` be done to worker `index`, which may panic in the middle of it.
+    pub(crate) fn run_with_fault<R>(
+        &mut self,
+        index: usize,
+        what: impl FnOnce(&mut Self) -> R,
+    ) -> Result<Option<R>, Failure> {
+        if self.is_flipped(index) {
+            return match catch_unwind(AssertUnwindSafe(|| what(self))) {
+                Ok(done) => Ok(Some(done)),
+                Err(_) => {
+                    self.lose_flipped(index)?;
+                    Ok(None)
+                }
+            };
+        }
+        let panics = self.plan.membership.panics;
+        if panics == 0
+            || self.flipped.is_some()
+            || !self.rng.chance(panics / 16)
+            || self.remaining() < 2
+        {
+            return Ok(Some(what(self)));
+        }
+        let panic_point = if self.rng.chance(300) {
+            PanicPoint::Applying
+        } else {
+            PanicPoint::Performing(self.rng.below(4))
+        };
+        let done = with_panic_at(panic_point, || what(self));
+        if done.is_none() {
+            match panic_point {
+                PanicPoint::Applying => self.seen.died_applying = true,
+                _ => self.seen.died_performing = true,
+            }
+            self.remove_worker(index)?;
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,573 @@
+//! Network namespaces with a server in them, commands with a deadline, files with their hashes. All that is made here
+//! goes with its owner, be it by a panic.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use sha2::{Digest, Sha256};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Arguments of the servers over TCP. After 600 s a server ends by itself, should this program be killed.
+const COMMON: &[&str] = &["--addr", "10.78.0.1/24", "--seconds", "600"];
+/// How often something is looked at that does not call.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// The address of our stack, and of the kernel that talks to it.
+pub(crate) const OURS: &str = "10.78.0.1";
+const KERNELS: &str = "10.78.0.2/24";
+
+/// Which device the server uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// A TAP in the namespace of the kernel that is its other end.
+    Tap,
+    /// One end of a veth pair through a packet socket; the other end is in the peer's namespace.
+    Packet,
+    /// The same through AF_XDP, which needs a peer that computes checksums.
+    Xdp,
+}
+
+impl Device {
+    /// The name of the interface at either end.
+    fn interface(self) -> &'static str {
+        match self {
+            Device::Tap => "tap0",
+            Device::Packet | Device::Xdp => "veth0",
+        }
+    }
+}
+
+/// A running server and the namespaces around it.
+pub(crate) struct Fixture {
+    server: Server,
+    peer: Namespace,
+    /// Ours, if it is not the peer's.
+    _ours: Option<Namespace>,
+    /// What the server serves.
+    pub(crate) root: Temporary,
+    /// The kernel's interface.
+    pub(crate) interface: &'static str,
+    /// How many lines the server says when all is well; `None`: any number.
+    lines: Option<usize>,
+}
+
+impl Fixture {
+    /// The example `http_server`.
+    pub(crate) fn new(device: Device, replicas: usize) -> Result<Fixture, Failed> {
+        let root = Temporary::new()?;
+        let replicas = replicas.to_string();
+        let folder = root.file("");
+        let arguments = ["--replicas", &replicas, "--root", &folder];
+        let option = if device == Device::Tap {
+            "--tap"
+        } else {
+            "--interface"
+        };
+        let program = server_program("http_server", &HTTP_SERVER)?;
+        let arguments = [&[option, device.interface()], COMMON, &arguments].concat();
+        Fixture::start_server(device, program, &arguments, root, Some(1))
+    }
+
+    /// The example `services`.
+    pub(crate) fn services(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
+        let option = match device {
+            Device::Tap => "--tap",
+            Device::Packet => "--packet",
+            Device::Xdp => "--xdp",
+        };
+        let program = server_program("services", &SERVICES)?;
+        let arguments = [&[option, device.interface()], COMMON, arguments].concat();
+        Fixture::start_server(device, program, &arguments, Temporary::new()?, None)
+    }
+
+    /// The example `udp_echo`, over a TAP.
+    pub(crate) fn udp_echo() -> Result<Fixture, Failed> {
+        let program = server_program("udp_echo", &UDP_ECHO)?;
+        let arguments = [Device::Tap.interface()];
+        Fixture::start_server(Device::Tap, program, &arguments, Temporary::new()?, Some(1))
+    }
+
+    fn start_server(
+        device: Device,
+        program: &Path,
+        arguments: &[&str],
+        root: Temporary,
+        lines: Option<usize>,
+    ) -> Result<Fixture, Failed> {
+        let peer = Namespace::new("peer")?;
+        let interface = device.interface();
+        let ours = match device {
+            Device::Tap => {
+                peer.ip(&format!("tuntap add dev {interface} mode tap"))?;
+                None
+            }
+            Device::Packet | Device::Xdp => {
+                let ours = Namespace::new("ours")?;
+                let name = &peer.name;
+                ours.ip(&format!(
+                    "link add {interface} type veth peer name {interface} netns {name}"
+                ))?;
+                ours.ip(&format!("link set {interface} up"))?;
+                Some(ours)
+            }
+        };
+        peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
+        peer.ip(&format!("link set {interface} up"))?;
+        if device == Device::Xdp {
+            let mut command = peer.command("ethtool");
+            command.args(["-K", interface, "tx", "off"]);
+            Running::start(command)?.finish()?;
+        }
+        let mut command = ours.as_ref().unwrap_or(&peer).command(program);
+        command.args(arguments);
+        let server = Server::start(command)?;
+        // The interface of a TAP carries frames once its other end is open, and a moment later says so.
+        peer.wait_until_running(interface)?;
+        Ok(Fixture {
+            server,
+            peer,
+            _ours: ours,
+            root,
+            interface,
+            lines,
+        })
+    }
+
+    /// Runs a command where the peer is, and returns what it prints.
+    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
+        self.start(program, arguments)?.finish()
+    }
+
+    /// Starts a command where the peer is.
+    pub(crate) fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
+        let mut command = self.peer.command(program);
+        command.args(arguments);
+        Running::start(command)
+    }
+
+    /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a panic.
+    pub(crate) fn check(&mut self) -> Result<(), Failed> {
+        let said = self.server.said().lines().count();
+        let complained = self.lines.is_some_and(|lines| said > lines);
+        match self.server.process.0.try_wait()? {
+            None if !complained => Ok(()),
+            _ => Err("the server has something to say".into()),
+        }
+    }
+
+    /// Runs `ip` where the peer is.
+    pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
+        self.peer.ip(arguments)
+    }
+
+    /// Gives the peer's kernel another address.
+    pub(crate) fn add_address(&self, address: &str) -> Result<(), Failed> {
+        self.peer.ip(&format!("addr add {address} dev lo"))?;
+        Ok(())
+    }
+
+    /// The process number of the server.
+    pub(crate) fn server_id(&self) -> u32 {
+        self.server.process.0.id()
+    }
+
+    /// Waits until the server ends by itself, and returns how. Fails when that takes longer than `patience`.
+    pub(crate) fn wait_for_end(&mut self, patience: Duration) -> Result<ExitStatus, Failed> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.server.process.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("the server does not end within {patience:?}").into());
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    /// What the server has said so far.
+    pub(crate) fn said(&self) -> String {
+        self.server.said().clone()
+    }
+
+    /// Bytes of memory that the server occupies.
+    pub(crate) fn server_memory(&self) -> Result<u64, Failed> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.server.process.0.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+    }
+
+    /// Processor time of all threads of the server.
+    pub(crate) fn server_cpu(&self) -> Result<Duration, Failed> {
+        cpu_time(&self.server.process.0.id().to_string())
+    }
+
+    /// A failure, with what the server has to say about it.
+    pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
+        self.server.explain(failed.message().unwrap_or("failed"))
+    }
+
+    /// Which congestion control the kernel uses, that is for uploads.
+    pub(crate) fn congestion_control(&self) -> String {
+        let path = "/proc/sys/net/ipv4/tcp_congestion_control";
+        let said = self.run("cat", &[path]).unwrap_or_default();
+        said.trim().to_owned()
+    }
+}
+
+/// Processor time of all threads of a process, user and system, in ticks of 10 ms (proc(5)).
+pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("no processor time")?;
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let sum: u64 = ticks.map_while(|ticks| ticks.parse::<u64>().ok()).sum();
+    Ok(Duration::from_millis(10 * sum))
+}
+
+// Namespaces ---------------------------------------------------------------------------------------------------------
+
+/// A network namespace, with a name that no other process uses.
+pub(crate) struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    pub(crate) fn new(role: &str) -> Result<Namespace, Failed> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let name = format!("dominoes-{process}-{number}-{role}");
+        ip(&format!("netns add {name}"))?;
+        let namespace = Namespace { name };
+        namespace.ip("link set lo up")?;
+        // Neighbour discovery of the kernel would mix with our frames.
+        let quiet = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true";
+        let mut command = namespace.command("sh");
+        command.args(["-c", quiet]);
+        Running::start(command)?.finish()?;
+        Ok(namespace)
+    }
+
+    /// Runs `ip` for this namespace.
+    pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
+        ip(&format!("-n {} {arguments}", self.name))
+    }
+
+    /// A command to be run in this namespace, under its own process number.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program);
+        command
+    }
+
+    fn wait_until_running(&self, interface: &str) -> Result<(), Failed> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let line = self.ip(&format!("-o link show dev {interface}"))?;
+            if line.contains(" state UP ") {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!("it does not come up: {line}").into());
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // The interfaces in it go with it.
+        if let Err(failed) = ip(&format!("netns del {}", self.name)) {
+            eprintln!(
+                "{} stays: {}",
+                self.name,
+                failed.message().unwrap_or_default()
+            );
+        }
+    }
+}
+
+/// Runs `ip`, and returns what it prints.
+fn ip(arguments: &str) -> Result<String, Failed> {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' '));
+    Running::start(command)?.finish()
+}
+
+// Processes ----------------------------------------------------------------------------------------------------------
+
+/// A process that is killed when nobody waits for it any more.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Result<Process, Failed> {
+        let spawned = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        match spawned {
+            Ok(child) => Ok(Process(child)),
+            Err(error) => Err(format!("{}: {error}", describe(command)).into()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails if it has ended, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command line, for messages.
+fn describe(command: &Command) -> String {
+    format!("{command:?}").replace('"', "")
+}
+
+/// A command with a deadline.
+pub(crate) struct Running {
+    what: String,
+    process: Process,
+    deadline: Instant,
+    out: thread::JoinHandle<String>,
+    err: thread::JoinHandle<String>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Result<Running, Failed> {
+        let mut process = Process::start(&mut command)?;
+        Ok(Running {
+            what: describe(&command),
+            out: collect(process.0.stdout.take()),
+            err: collect(process.0.stderr.take()),
+            process,
+            deadline: Instant::now() + PATIENCE,
+        })
+    }
+
+    /// Gives it more time than anything here takes.
+    pub(crate) fn allow(mut self, more: Duration) -> Running {
+        self.deadline += more;
+        self
+    }
+
+    /// Whether it has ended by itself. Fails when it takes too long.
+    pub(crate) fn has_ended(&self) -> Result<bool, Failed> {
+        if Instant::now() > self.deadline {
+            return Err(format!("{}: after {} s", self.what, PATIENCE.as_secs()).into());
+        }
+        // The pipes are closed when it ends.
+        Ok(self.out.is_finished() && self.err.is_finished())
+    }
+
+    /// Waits until it ends, and returns what it printed. A failure holds what it complained about.
+    pub(crate) fn finish(mut self) -> Result<String, Failed> {
+        let outcome = loop {
+            match self.process.0.try_wait()? {
+                Some(status) if status.success() => break None,
+                Some(status) => break Some(status.to_string()),
+                None if Instant::now() < self.deadline => thread::sleep(GLANCE),
+                None => break Some(format!("killed after {} s", PATIENCE.as_secs())),
+            }
+        };
+        drop(self.process);
+        let [out, err] = [self.out, self.err].map(|thread| thread.join().unwrap_or_default());
+        match outcome {
+            None => Ok(out),
+            Some(outcome) => Err(format!("{}: {outcome}\n{out}{err}", self.what).into()),
+        }
+    }
+}
+
+/// Reads what a process prints, lest it wait for a reader.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What came before an error is still of use.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// The example `http_server`, ready to be asked.
+struct Server {
+    process: Process,
+    said: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts it, and waits until it says that it listens.
+    fn start(mut command: Command) -> Result<Server, Failed> {
+        let mut process = Process::start(&mut command)?;
+        let said = Arc::new(Mutex::new(String::new()));
+        let (ready, is_ready) = mpsc::channel();
+        let out = process.0.stdout.take();
+        let err = process.0.stderr.take();
+        let listen = |pipe: Option<Box<dyn Read + Send>>| {
+            let (said, ready) = (Arc::clone(&said), ready.clone());
+            thread::spawn(move || {
+                for line in pipe
+                    .into_iter()
+                    .flat_map(|pipe| BufReader::new(pipe).lines())
+                {
+                    let Ok(line) = line else { break };
+                    if line.starts_with("listening on ") {
+                        // Nobody waits any more if this comes late.
+                        let _ = ready.send(());
+                    }
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+            });
+        };
+        listen(out.map(|pipe| Box::new(pipe) as Box<_>));
+        listen(err.map(|pipe| Box::new(pipe) as Box<_>));
+        drop(ready);
+        let mut server = Server { process, said };
+        // If it ends, so do its pipes, and then nothing holds the channel.
+        match is_ready.recv_timeout(PATIENCE) {
+            Ok(()) => Ok(server),
+            Err(_) => Err(server.explain(&format!("{} is not ready", describe(&command)))),
+        }
+    }
+
+    fn said(&self) -> MutexGuard<'_, String> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn explain(&mut self, failure: &str) -> Failed {
+        let state = match self.process.0.try_wait() {
+            Ok(None) => "still runs".to_owned(),
+            Ok(Some(status)) => format!("ended with {status}"),
+            Err(error) => error.to_string(),
+        };
+        let said = self.said();
+        format!("{failure}\nThe server {state}. It said:\n{said}").into()
+    }
+}
+
+/// Where the example is, once it is built.
+///
+/// Cargo tells integration tests where binaries are, but not examples, and may not have built this one: so it is
+/// built here, which is quick if it was, in the profile of this program.
+fn server_program(
+    name: &str,
+    built: &'static OnceLock<Result<PathBuf, String>>,
+) -> Result<&'static Path, Failed> {
+    match built.get_or_init(|| build_server(name).map_err(|error| error.to_string())) {
+        Ok(path) => Ok(path),
+        Err(error) => Err(error.into()),
+    }
+}
+
+static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+
+/// Starts the example `top` in this program's own namespaces, without a terminal.
+pub(crate) fn start_top(arguments: &[&str]) -> Result<Running, Failed> {
+    let mut command = Command::new(server_program("top", &TOP)?);
+    command.args(arguments);
+    Running::start(command)
+}
+
+fn build_server(name: &str) -> io::Result<PathBuf> {
+    // TARGET/PROFILE/deps/host-HASH
+    let this = std::env::current_exe()?;
+    let folder = this.ancestors().nth(2).unwrap_or(&this);
+    let target = folder.parent().unwrap_or(folder);
+    // The profile `test` shares its folder with `dev`.
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "test",
+        Some(profile) => profile,
+    };
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--example", name, "--profile", profile])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .stdin(Stdio::null())
+        .status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!(
+            "cargo build --example {name}: {status}"
+        )));
+    }
+    Ok(folder.join("examples").join(name))
+}
+
+// Files --------------------------------------------------------------------------------------------------------------
+
+/// A folder that goes when its owner does.
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn new() -> io::Result<Temporary> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(format!("dominoes-host-{process}-{number}"));
+        fs::create_dir(&path)?;
+        Ok(Temporary(path))
+    }
+
+    /// The path of a file in it, as an argument.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// Writes a file of `len` bytes without a pattern that follow from `seed` (Marsaglia's xorshift64); returns
+    /// its hash.
+    pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
+        let mut file = File::create(self.0.join(name))?;
+        let mut hash = Sha256::new();
+        let mut state = seed + 1;
+        let mut chunk = vec![0; len.min(1 << 20).next_multiple_of(8)];
+        let mut left = len;
+        while left > 0 {
+            for word in chunk.chunks_exact_mut(8) {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                word.copy_from_slice(&state.to_le_bytes());
+            }
+            let bytes = &chunk[..left.min(chunk.len())];
+            file.write_all(bytes)?;
+            hash.update(bytes);
+            left -= bytes.len();
+        }
+        Ok(hash.finalize())
+    }
+
+    /// The hash of a file in it.
+    pub(crate) fn hash(&self, name: &str) -> io::Result<Hash> {
+        let mut hash = Sha256::new();
+        io::copy(&mut File::open(self.0.join(name))?, &mut hash)?;
+        Ok(hash.finalize())
+    }
+}
+
+/// SHA-256.
+pub(crate) type Hash = sha2::digest::Output<Sha256>;
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{} stays: {error}", self.0.display());
+        }
+    }
+}
