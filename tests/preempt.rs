@@ -16,11 +16,11 @@ use std::thread;
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::group::{FaultHooks, Group, Layout, Primaries, Worker};
+use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout, Primaries, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 

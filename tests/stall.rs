@@ -11,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::group::{FaultHooks, Group, Layout, Primaries, Worker};
+use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout, Primaries, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 

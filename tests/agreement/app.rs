@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use dominoes_netstack::digest::ConnId;
+use dominoes_netstack::log::request::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
 
 use super::peer::{FIRST_PORT, SERVER, keys, pattern};

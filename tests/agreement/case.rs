@@ -4,10 +4,10 @@ mod quiesce;
 
 use dominoes_drivers::memory::Script;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
-use dominoes_netstack::digest::Body;
+use dominoes_netstack::group::{FaultHooks, Group};
+use dominoes_netstack::log::request::Body;
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{FaultHooks, Group};
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
 
 use super::app::Application;

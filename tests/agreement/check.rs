@@ -1,7 +1,7 @@
 //! What must be equal.
 
 use dominoes_drivers::memory::Script;
-use dominoes_netstack::variants::replicated::Group;
+use dominoes_netstack::group::Group;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Replica};
 

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use dominoes_netstack::effect::{Deliver, Effect, SendDatagrams, Transmit};
-use dominoes_netstack::variants::replicated::FaultHooks;
+use dominoes_netstack::group::FaultHooks;
+use dominoes_netstack::log::effect::{Deliver, Effect, SendDatagrams, Transmit};
 
 use super::check::Failure;
 
@@ -140,7 +140,7 @@ fn delivered(stream: &mut Stream, deliver: &Deliver) -> Result<(), String> {
 fn a_byte_that_two_deliveries_name_is_found() {
     let deliver = |delivery, stream_offset, end| {
         Effect::Deliver(Deliver {
-            conn: dominoes_netstack::digest::ConnId {
+            conn: dominoes_netstack::log::request::ConnId {
                 index: 0,
                 generation: 0,
             },

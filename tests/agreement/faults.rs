@@ -1,11 +1,11 @@
 //! Faults planted on purpose: each is what a careless engine would do, and each must be noticed, although it
 //! happens only once in a case.
 
-use dominoes_netstack::digest::{Body, Flags, Flow, Kind, Request};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::group::FaultHooks;
+use dominoes_netstack::log::effect::Effect;
+use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::variants::replicated::FaultHooks;
 
 use crate::support::Rng;
 

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use dominoes::Mismatch;
 use dominoes_netstack::Replica;
-use dominoes_netstack::digest::Request;
-use dominoes_netstack::effect::Effect;
-use dominoes_netstack::variants::replicated::FaultHooks;
+use dominoes_netstack::group::FaultHooks;
+use dominoes_netstack::log::effect::Effect;
+use dominoes_netstack::log::request::Request;
 
 use super::case::Case;
 use super::check::Failure;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use dominoes_netstack::variants::replicated::Primaries;
+use dominoes_netstack::group::Primaries;
 
 use super::membership::MembershipFaults;
 use crate::support::Rng;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::group::Layout;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::Layout;
 use dominoes_netstack::{Entry, Limits, Recording};
 
 use super::plan::Plan;

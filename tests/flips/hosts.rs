@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::Replica;
 use dominoes_netstack::config::Limits;
-use dominoes_netstack::digest::{
+use dominoes_netstack::log::effect::{Effect, EffectSink, Event, Transmit};
+use dominoes_netstack::log::request::{
     Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
 };
-use dominoes_netstack::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
 

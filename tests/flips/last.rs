@@ -3,10 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::group::{FaultHooks, Group, Layout};
+use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{FaultHooks, Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 

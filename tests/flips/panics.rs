@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_netstack::effect::Event;
+use dominoes_netstack::log::effect::Event;
 use dominoes_netstack::testkit::Cases;
 
 use super::hosts::World;

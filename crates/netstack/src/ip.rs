@@ -3,11 +3,15 @@
 //! None of it is replicated. The receive pump puts datagrams together before anything else sees them, and looks up
 //! where frames go; what connections must know of that stands in the log.
 
-pub(crate) mod cut;
+pub(crate) mod fragment;
+pub(crate) mod identification;
+pub(crate) mod neighbor;
+pub(crate) mod rate_limit;
 pub mod reassembly;
 pub mod route;
 
-use crate::wire::{self, ETHERNET_HEADER};
+use crate::packet as wire;
+use crate::packet::ETHERNET_HEADER;
 use reassembly::{Datagram, DatagramId, Fragment};
 
 /// Reads a fragment. `None` if the frame is not what the parser called one.

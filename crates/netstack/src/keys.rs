@@ -8,7 +8,7 @@ use core::hash::{BuildHasher, Hasher};
 
 use siphasher::sip::{SipHasher13, SipHasher24};
 
-use crate::digest::Flow;
+use crate::packet::flow::Flow;
 
 /// What a keyed hash is for. The number is the first word of the input; numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

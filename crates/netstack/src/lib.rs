@@ -83,12 +83,15 @@
 struct Readme;
 
 pub mod config;
-pub mod digest;
-pub mod effect;
 pub mod error;
-pub mod groups;
+pub mod group;
+mod groups;
+mod io;
 pub mod ip;
+pub mod log;
+mod packet;
 pub mod seqnum;
+mod state;
 pub mod stats;
 pub mod tcp;
 #[cfg(feature = "testkit")]
@@ -96,22 +99,20 @@ pub mod testkit;
 pub mod time;
 pub mod variants;
 
-mod engine;
-mod identification;
+mod clock;
+mod hash;
 mod keys;
-mod rate_limit;
 mod socket;
 mod stack;
 mod udp;
-mod wire;
 
-pub use config::{Keepalive, Limits, Settings};
-pub use engine::processor;
+pub use crate::io::processor;
 #[cfg(feature = "record")]
-pub use engine::record::Recording;
-pub use engine::record::{Entry, Recorder, Written};
-pub use engine::replica::Replica;
-pub use engine::view::ConnectionStats;
+pub use crate::io::record::Recording;
+pub use crate::io::record::{Entry, Recorder, Written};
+pub use crate::io::view::ConnectionStats;
+pub use crate::state::apply::Replica;
+pub use config::{Keepalive, Limits, Settings};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
 pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
 pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};

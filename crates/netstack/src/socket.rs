@@ -19,13 +19,13 @@ use std::net::Shutdown;
 use std::sync::Arc;
 
 use crate::config::Keepalive;
-use crate::digest::{ConnId, Flow};
-use crate::engine::processor::InlineStats;
-use crate::engine::stream::{AppRequest, EndReason, Handle};
-use crate::engine::udp_queues::ephemeral_from;
-use crate::engine::world::{AcceptQueue, Command, World};
 use crate::error::SocketError;
+use crate::io::processor::InlineStats;
+use crate::io::stream::{AppRequest, EndReason, Handle};
+use crate::io::world::{AcceptQueue, Command, World};
 use crate::keys::Domain;
+use crate::log::request::{ConnId, Flow};
+use crate::state::ports::ephemeral_from;
 use crate::stats::StackStats;
 
 use half::Half;

@@ -4,6 +4,7 @@ mod close;
 mod coalescing;
 mod threads;
 
+use crate::clock::now;
 use core::str::FromStr;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
@@ -14,19 +15,20 @@ use dominoes::{ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
-use crate::digest::GroupIndex;
-use crate::engine::processor::{InlineStats, Processor};
-use crate::engine::record::Recorder;
-use crate::engine::view::{ConnectionStats, Counted, Gauge};
-use crate::engine::world::World;
 use crate::error::{MembershipError, SocketError, StackError};
-use crate::groups::{self, INBOX};
+use crate::group::{Group, Layout, Shared};
+use crate::io::processor::{InlineStats, Processor};
+use crate::io::record::Recorder;
+use crate::io::view::{ConnectionStats, Counted, Gauge};
+use crate::io::world::World;
 use crate::ip::route::Route;
+use crate::log::request::GroupIndex;
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout, Shared};
+use crate::variants::groups;
+use crate::variants::groups::INBOX;
 use crate::variants::single::Single;
 use coalescing::{CoalescingDelay, Received};
 use threads::Threads;
@@ -562,14 +564,6 @@ impl Clock {
     fn until(&self, deadline: Instant) -> Option<time::Duration> {
         (deadline != Instant::NEVER).then(|| deadline.since(self.now()).into())
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place where the stack looks at a clock; sockets ask here how long they have waited"
-)]
-pub(crate) fn now() -> time::Instant {
-    time::Instant::now()
 }
 
 /// How long [`Stack::connections`] waits at most.

@@ -209,7 +209,7 @@ pub struct MembershipStats {
     /// Replicas that differed from the majority, and were given its state.
     pub repaired: u64,
     /// Times that a replica did not improve throughput, and was parked
-    /// ([`Layout::autoscale`](crate::variants::replicated::Layout::autoscale)).
+    /// ([`Layout::autoscale`](crate::group::Layout::autoscale)).
     pub parked: u64,
     /// Times that one was unparked.
     pub unparked: u64,

@@ -11,7 +11,7 @@
 //! A replica catches panics, and a connection ends
 //! ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this feature every stack
 //! that is dropped, also one on threads, panics itself if a replica of it has caught one that no
-//! test planted. Of a group with a [`FaultHooks`](crate::variants::replicated::FaultHooks) its test
+//! test planted. Of a group with a [`FaultHooks`](crate::group::FaultHooks) its test
 //! asks by itself.
 //!
 //! ```
@@ -48,6 +48,8 @@
 //! net.check().expect("the replicas agree");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+use crate::hash::mix;
 
 mod cases;
 mod fault_plan;
@@ -95,11 +97,4 @@ impl Rng {
     pub const fn fork(&mut self) -> Rng {
         Rng(mix(self.next() ^ 0x5851_f42d_4c95_7f2d))
     }
-}
-
-/// The finalizer of SplitMix64.
-const fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

@@ -11,13 +11,14 @@
 pub(crate) mod record;
 mod send;
 
+use crate::hash::mix;
 use std::collections::VecDeque;
 
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, Digest, GroupIndex, Kind, Request};
-use crate::effect::{Effect, EffectSink, FrameNumbers, Queue};
-use crate::identification::Identifications;
+use crate::ip::identification::Identifications;
 use crate::keys::Keys;
+use crate::log::effect::{Effect, EffectSink, FrameNumbers, Queue};
+use crate::log::request::{Body, ConnId, Digest, GroupIndex, Kind, Request};
 use crate::stats::StateStats;
 use send::Sends;
 
@@ -249,13 +250,6 @@ impl Socket {
             self.sends.len() as u64,
         ]
     }
-}
-
-/// As the replica's: the finalizer of splitmix64.
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

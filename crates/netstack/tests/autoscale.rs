@@ -8,8 +8,8 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Stack;
+use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 
 use support::{Ends, octet, setup};

@@ -7,10 +7,11 @@ use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::groups::{self, INBOX};
 use dominoes_netstack::testkit::{HostConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::groups;
+use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Sockets, TcpListener, TcpStream};
 

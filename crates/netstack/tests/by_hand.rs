@@ -4,9 +4,10 @@
 use std::net::Ipv4Addr;
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::group as replicated;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, locked, replicated};
+use dominoes_netstack::variants::{Setup, locked};
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);

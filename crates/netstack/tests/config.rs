@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::{CongestionControl, Ecn};
+use dominoes_netstack::group as replicated;
+use dominoes_netstack::group::Primaries;
 use dominoes_netstack::ip::reassembly::ReassemblyLimits;
 use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::processor::{Failure, Processor, StreamId};
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::variants::replicated::Primaries;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, locked, replicated};
+use dominoes_netstack::variants::{Setup, locked};
 use dominoes_netstack::{ConfigError, Keepalive, Limits, Recorder, Settings};
 
 #[test]

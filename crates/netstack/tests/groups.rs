@@ -6,9 +6,10 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, TxFrame};
-use dominoes_netstack::groups::{self, INBOX};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::groups;
+use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Stack, StackError, TcpStream};
 

@@ -6,9 +6,9 @@ use std::time;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;
+use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Sockets, Stack, TcpStream};
 

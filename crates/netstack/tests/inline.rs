@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig, MemoryDevice};
+use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::processor::{Failure, InlineStats, Processor, Search, StreamId};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Sockets, TcpStream};
 

@@ -6,9 +6,9 @@
 mod support;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 
 use support::{Ends, setup};

@@ -7,13 +7,14 @@ use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
-use dominoes_netstack::groups::{self, INBOX};
 use dominoes_netstack::stats::StateStats;
 use dominoes_netstack::testkit::{
     FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
 };
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::groups;
+use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Connecting, Limits, TcpStream};
 

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::replicated::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Keepalive, SocketError, Stack, TcpStream};
 

@@ -1,7 +1,7 @@
 //! The end of a case: no more faults, no new data, and everything that was sent must arrive.
 
+use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::FaultHooks;
 
 use super::super::check::Failure;
 use super::super::peer::{Peer, Phase};

@@ -4,9 +4,9 @@
 //! A core has the first worker of its own group, and those of the others that mostly rest: one that
 //! does costs a look.
 
-use dominoes_netstack::groups;
+use dominoes_netstack::group::{Group, Layout, Worker};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
+use dominoes_netstack::variants::groups;
 
 use crate::drivers::app::{self, App};
 use crate::drivers::{Account, Direction, Driver, Row, partitioned};

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dominoes_netstack::group::{JoiningWorker, MembershipHandle};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{JoiningWorker, MembershipHandle};
 
 use super::replicated::{self, WorkerDriver};
 use crate::drivers::{Direction, Driver, Row};

@@ -16,8 +16,8 @@ pub(crate) mod udp;
 
 use std::sync::Arc;
 
+use dominoes_netstack::group::Primaries;
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::Primaries;
 use serde::Serialize;
 
 use crate::workload::{Processing, Workload};

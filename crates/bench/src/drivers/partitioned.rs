@@ -4,8 +4,9 @@
 //! The device has one queue, so whoever finds it free takes frames in for all, and hands over what
 //! is not its own. Each group's application runs on the group's core.
 
-use dominoes_netstack::groups::{self, INBOX};
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::groups;
+use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 
 use crate::drivers::app::{self, App};

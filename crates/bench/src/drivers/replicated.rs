@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::{thread, time};
 
+use dominoes_netstack::group::{Group, Layout, MembershipHandle, Worker};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Layout, MembershipHandle, Worker};
 
 use crate::drivers::app::{self, App};
 use crate::drivers::shares::ShareLog;

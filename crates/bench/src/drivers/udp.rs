@@ -9,8 +9,8 @@ mod limit;
 use std::sync::Arc;
 
 use dominoes_drivers::memory::peer::headers::Ends;
+use dominoes_netstack::group::{Group, Layout, Worker};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::replicated::{Group, Layout, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 

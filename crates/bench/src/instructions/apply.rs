@@ -10,8 +10,8 @@ use std::sync::mpsc;
 
 use dominoes::Fingerprints;
 use dominoes_netstack::config::Limits;
-use dominoes_netstack::digest::{Kind, Request};
-use dominoes_netstack::effect::Effect;
+use dominoes_netstack::log::effect::Effect;
+use dominoes_netstack::log::request::{Kind, Request};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording, Replica};
 

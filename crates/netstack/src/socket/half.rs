@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::wait::WaitUntil;
 use crate::config::Settings;
-use crate::digest::Flow;
-use crate::engine::stream::{AppRequest, Handle, StreamRef};
-use crate::engine::world::World;
 use crate::error::SocketError;
+use crate::io::stream::{AppRequest, Handle, StreamRef};
+use crate::io::world::World;
+use crate::log::request::Flow;
 
 /// What both halves of a connection share. When the last of them goes, so does the connection's holder.
 pub(super) struct Half {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use super::TcpStream;
 use super::wait::{WaitUntil, wait_for_socket_table};
-use crate::digest::Flow;
-use crate::engine::stream::EndReason;
-use crate::engine::world::{Command, OpenResult, Ready, SocketTable, World};
 use crate::error::SocketError;
+use crate::io::stream::EndReason;
+use crate::io::world::{Command, OpenResult, Ready, SocketTable, World};
+use crate::log::request::Flow;
 
 /// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
 pub struct TcpListener {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::half::Half;
 use super::wait::WaitPolicy;
-use crate::engine::stream::{DeliveryCursor, EndReason};
 use crate::error::SocketError;
+use crate::io::stream::{DeliveryCursor, EndReason};
 
 /// The half of a connection that reads.
 pub struct ReadHalf {

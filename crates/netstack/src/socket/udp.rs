@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use super::Sockets;
 use super::wait::WaitPolicy;
-use crate::digest::ConnId;
-use crate::engine::stream::{DeliveryCursor, StreamRef};
-use crate::engine::world::{Command, World};
 use crate::error::SocketError;
+use crate::io::stream::{DeliveryCursor, StreamRef};
+use crate::io::world::{Command, World};
 use crate::ip::route::AddressKind;
 use crate::keys::Domain;
+use crate::log::request::ConnId;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).

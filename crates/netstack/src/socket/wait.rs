@@ -3,9 +3,9 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::world::{SocketTable, World};
+use crate::clock::now;
 use crate::error::SocketError;
-use crate::stack::now;
+use crate::io::world::{SocketTable, World};
 
 /// How long the calls of a socket wait. Default: for ever.
 #[derive(Clone, Copy, Debug, Default)]

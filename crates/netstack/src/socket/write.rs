@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::half::Half;
 use super::wait::WaitPolicy;
-use crate::engine::stream::{AppRequest, StreamRef};
 use crate::error::SocketError;
+use crate::io::stream::{AppRequest, StreamRef};
 
 /// The half of a connection that writes.
 pub struct WriteHalf {

@@ -8,9 +8,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::Stack;
-use crate::engine::stream::{AppRequest, ConnectionStatus, Handle};
-use crate::engine::world::{Command, Ready, World};
 use crate::error::CloseError;
+use crate::io::stream::{AppRequest, ConnectionStatus, Handle};
+use crate::io::world::{Command, Ready, World};
 use crate::socket::WaitUntil;
 
 /// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up the end for longer.

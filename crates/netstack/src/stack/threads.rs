@@ -11,9 +11,9 @@ use std::time;
 use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 
 use super::{Clock, POST_EVERY, SHOW_EVERY};
-use crate::engine::view::{Counted, Gauge};
 use crate::error::{MembershipError, StackError};
-use crate::variants::replicated::{JoiningWorker, Shared, Worker};
+use crate::group::{JoiningWorker, Shared, Worker};
+use crate::io::view::{Counted, Gauge};
 
 /// The threads of a stack, and everything that another one needs.
 pub(super) struct Threads {

@@ -5,8 +5,8 @@ use super::congestion::Acked;
 use super::recovery::Recovery;
 use super::retransmit::{Timer, measured_by};
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
-use crate::digest::{Flags, Options, Segment};
-use crate::effect::{Effect, EffectSink, Event};
+use crate::log::effect::{Effect, EffectSink, Event};
+use crate::log::request::{Flags, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

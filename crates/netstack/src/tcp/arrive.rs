@@ -4,9 +4,9 @@ use super::receive_space::{AckDue, SHIFT_MAX};
 use super::send_space::Due;
 use super::{Cx, State, Tcb};
 use crate::config::{Limits, Settings};
-use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
-use crate::effect::{Effect, EffectSink, Event, Transmit};
-use crate::rate_limit::Rate;
+use crate::ip::rate_limit::Rate;
+use crate::log::effect::{Effect, EffectSink, Event, Transmit};
+use crate::log::request::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

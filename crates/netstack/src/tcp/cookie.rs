@@ -23,8 +23,8 @@ use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
 use super::{Cx, Tcb};
 use crate::config::Limits;
-use crate::digest::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
-use crate::effect::{Effect, EffectSink, FrameNumbers};
+use crate::log::effect::{Effect, EffectSink, FrameNumbers};
+use crate::log::request::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 use super::Tcb;
 use super::receive_space::AckContents;
 use crate::config::{Ecn, Limits};
-use crate::digest::{Flags, Segment};
+use crate::log::request::{Flags, Segment};
 
 /// An ECN-setup SYN (RFC 3168 section 6.1.1).
 const SETUP: Flags = Flags::ECE.with(Flags::CWR);

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::fields::field_variants;
 use super::{Cx, Tcb};
-use crate::digest::{Flags, Options, Segment};
-use crate::effect::EffectSink;
+use crate::log::effect::EffectSink;
+use crate::log::request::{Flags, Options, Segment};
 
 /// The segments that the fast path takes, until another kind of event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

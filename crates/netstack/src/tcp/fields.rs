@@ -9,7 +9,7 @@ use core::num::NonZero;
 use std::collections::VecDeque;
 
 use crate::config::{Keepalive, Settings};
-use crate::digest::{ConnId, Flow, Mac};
+use crate::log::request::{ConnId, Flow, Mac};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

@@ -12,7 +12,7 @@ use super::retransmit::Timer;
 use super::send_space::Due;
 use super::{Cx, Tcb};
 use crate::config;
-use crate::effect::EffectSink;
+use crate::log::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

@@ -96,8 +96,8 @@ mod user;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Limits, Settings};
-use crate::digest::{ConnId, Flow, Mac, Segment};
-use crate::effect::{Deliver, Effect, EffectSink, FrameNumbers};
+use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
+use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::fields::fields;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
-use crate::digest::NetworkError;
-use crate::effect::{EffectSink, Event};
+use crate::log::effect::{EffectSink, Event};
+use crate::log::request::NetworkError;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

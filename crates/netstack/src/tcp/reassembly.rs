@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::fields::fields;
-use crate::digest::Sack;
+use crate::log::request::Sack;
 
 /// Stretches that are remembered; what would need one more is dropped and sent again by the peer. A megabyte in
 /// flight may lose a third of its segments before that.

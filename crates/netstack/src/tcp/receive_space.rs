@@ -12,8 +12,8 @@ use super::fields::{field_variants, fields};
 use super::retransmit::Timer;
 use super::{Cx, DELAYED_ACK, PendingDelivery, Tcb};
 use crate::config::Limits;
-use crate::digest::{ConnId, Sack, Segment, SynOptions};
-use crate::effect::EffectSink;
+use crate::log::effect::EffectSink;
+use crate::log::request::{ConnId, Sack, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

@@ -16,8 +16,8 @@ use super::send_space::Due;
 use super::undo::Cause;
 
 use super::{Cx, Tcb};
-use crate::digest::{Options, Segment};
-use crate::effect::EffectSink;
+use crate::log::effect::EffectSink;
+use crate::log::request::{Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

@@ -12,7 +12,7 @@ use super::undo::Cause;
 
 use super::receive_space::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
-use crate::effect::{EffectSink, Event};
+use crate::log::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 

@@ -14,8 +14,8 @@ use super::send::Outgoing;
 use super::send_space::SendSpace;
 use super::{Cx, DELAYED_ACK, Tcb, positions};
 use crate::config::Limits;
-use crate::digest::{Flags, Segment};
-use crate::effect::{Deliver, EffectSink, MAX_ROW_ACKS, Row, RowAck};
+use crate::log::effect::{Deliver, EffectSink, MAX_ROW_ACKS, Row, RowAck};
+use crate::log::request::{Flags, Segment};
 
 /// Bytes of the segments of a row.
 #[derive(Clone, Copy, Debug)]

@@ -10,8 +10,8 @@ use super::recovery::TailProbe;
 use super::retransmit::{Expiry, Timer, timestamp};
 use super::send_space::{Allowed, Due};
 use super::{Cx, State, Tcb};
-use crate::digest::{Flags, Sack, SynOptions};
-use crate::effect::{Effect, EffectSink, Transmit};
+use crate::log::effect::{Effect, EffectSink, Transmit};
+use crate::log::request::{Flags, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

@@ -18,7 +18,7 @@ use super::Tcb;
 use super::fields::{field_variants, fields};
 use super::recovery::AckReport;
 use super::retransmit::Timer;
-use crate::digest::Segment;
+use crate::log::request::Segment;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

@@ -15,8 +15,8 @@ use super::send_space::SendSpace;
 use super::undo::Undo;
 use super::{Challenges, Cx, State, Tcb};
 use crate::config::{Limits, Settings};
-use crate::digest::{ConnId, Flow, Mac, Segment};
-use crate::effect::{EffectSink, Event};
+use crate::log::effect::{EffectSink, Event};
+use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 

@@ -4,9 +4,9 @@ use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use crate::effect::Effect;
-use crate::engine::replica::Replica;
-use crate::variants::replicated::FaultHooks;
+use crate::group::FaultHooks;
+use crate::log::effect::Effect;
+use crate::state::apply::Replica;
 
 /// How often workers join, leave and fail: before so many steps in a million each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct FaultPlan {
     pub panics_ppm: u32,
     /// A bit of a connection flips in a worker's state, if at least two others have the right state
     /// there, and no other worker is gone, wrong, or about to join; others may join later. Then
-    /// nothing is performed that is not [confirmed](crate::variants::replicated::Layout).
+    /// nothing is performed that is not [confirmed](crate::group::Layout).
     pub flips_ppm: u32,
 }
 

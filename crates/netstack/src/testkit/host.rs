@@ -15,15 +15,15 @@ use super::Rng;
 use super::fault_plan::{
     End, FaultPlan, FaultStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
 };
-use crate::engine::pump::migration::MigrationMessage;
-use crate::engine::replica::Replica;
 use crate::error::ConfigError;
-use crate::groups;
+use crate::group::{Group, Layout, Primaries, Worker};
+use crate::io::rx::migration::MigrationMessage;
 use crate::socket::Sockets;
+use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
-use crate::variants::replicated::{Group, Layout, Primaries, Worker};
+use crate::variants::groups;
 use crate::variants::single::Single;
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.

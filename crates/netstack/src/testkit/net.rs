@@ -7,11 +7,12 @@ use core::ops::ControlFlow;
 use dominoes_drivers::Frame;
 use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
 
+use super::Rng;
 use super::fault_plan::FaultPlan;
 use super::host::{Host, Stalls, Variant};
-use super::{Rng, mix};
 use crate::config::Limits;
 use crate::error::{ConfigError, SocketError};
+use crate::hash::mix;
 use crate::socket::Sockets;
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;

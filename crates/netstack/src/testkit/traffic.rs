@@ -2,8 +2,9 @@
 
 use core::fmt;
 
-use super::{Rng, mix};
+use super::Rng;
 use crate::error::SocketError;
+use crate::hash::mix;
 use crate::socket::TcpStream;
 
 /// Bytes that are read or written at once, at most.

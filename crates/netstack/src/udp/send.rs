@@ -1,13 +1,14 @@
 //! What sockets send: which frames get which numbers, within credit, in fair turns.
 
+use crate::hash::mix;
 use core::net::SocketAddrV4;
 
-use super::{Cx, Socket, Sockets, mix, record};
+use super::{Cx, Socket, Sockets, record};
 use crate::config::Limits;
-use crate::digest::{Body, ConnId, MAX_RUN, Mac, Request};
-use crate::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
-use crate::identification::Sequence;
-use crate::ip::cut;
+use crate::ip::fragment as cut;
+use crate::ip::identification::Sequence;
+use crate::log::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
+use crate::log::request::{Body, ConnId, MAX_RUN, Mac, Request};
 
 /// UDP's number among the protocols of IPv4.
 const PROTOCOL: u8 = 17;

@@ -1,8 +1,8 @@
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::digest::{MAX_RUN, Mac};
-use crate::effect::SendDatagrams;
+use crate::log::effect::SendDatagrams;
+use crate::log::request::{MAX_RUN, Mac};
 use crate::time::Instant;
 
 const ID: ConnId = ConnId {

@@ -36,14 +36,14 @@ use dominoes::Exclusive;
 use dominoes_drivers::Device;
 
 use crate::config::{Limits, setters};
-use crate::digest::{Kind, Request};
-use crate::effect::{Effect, EffectSink};
-use crate::engine::Run;
-use crate::engine::pump::{RxPump, TxPump};
-use crate::engine::replica::{Replica, Requests};
-use crate::engine::world::{Wakes, World};
 use crate::error::ConfigError;
+use crate::io::Run;
+use crate::io::rx::{RxPump, TxPump};
+use crate::io::world::{Wakes, World};
+use crate::log::effect::{Effect, EffectSink};
+use crate::log::request::{Kind, Request};
 use crate::socket::Sockets;
+use crate::state::apply::{Replica, Requests};
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use crate::variants::Setup;
@@ -349,7 +349,7 @@ impl<K: LockKind> Group<K> {
     }
 
     /// The recording so far, which ends with this; `None` without one, or while somebody holds the pump.
-    pub fn take_recorder(&mut self) -> Option<crate::engine::record::Recorder> {
+    pub fn take_recorder(&mut self) -> Option<crate::io::record::Recorder> {
         self.shared.rx.try_take()?.pump.take_recorder()
     }
 

@@ -9,9 +9,9 @@
 //! None of them contains a protocol rule. All can be driven by hand: time is an argument, every
 //! step is a call.
 
+pub mod groups;
 #[cfg(feature = "locked")]
 pub mod locked;
-pub mod replicated;
 pub mod single;
 
 use std::net::Ipv4Addr;
@@ -20,25 +20,25 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use crate::config::{Limits, setters};
-use crate::digest::GroupIndex;
-use crate::engine::balance::Balance;
-use crate::engine::processor::{Inline, Processor};
-use crate::engine::pump::{RxPump, TxPump};
-use crate::engine::record::Recorder;
-use crate::engine::tx::TxRing;
-use crate::engine::world::{StackShared, World};
 use crate::error::ConfigError;
+use crate::groups::balance::Balance;
+use crate::io::processor::{Inline, Processor};
+use crate::io::record::Recorder;
+use crate::io::rx::{RxPump, TxPump};
+use crate::io::tx::TxRing;
+use crate::io::world::{StackShared, World};
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{Route, Site};
 use crate::keys::Keys;
-use crate::wire::MAX_HEADERS;
+use crate::log::request::GroupIndex;
+use crate::packet::MAX_HEADERS;
 
 /// The costly steps of every variant, each by itself, so that it can be measured.
 pub mod kernel {
     use dominoes_drivers::Frame;
 
-    use crate::engine::processor::{Processor, StreamId};
-    use crate::engine::{perform, prepare, stream};
+    use crate::io::processor::{Processor, StreamId};
+    use crate::io::{perform, prepare, stream};
 
     /// Asks the processor to fetch `bytes` into its nearest cache; waits for nothing.
     #[inline]
@@ -221,15 +221,15 @@ impl Setup {
 }
 
 /// The parts that all variants share.
-struct Base {
-    world: Arc<World>,
-    rx: RxPump,
-    tx: TxPump,
+pub(crate) struct Base {
+    pub(crate) world: Arc<World>,
+    pub(crate) rx: RxPump,
+    pub(crate) tx: TxPump,
 }
 
 impl Setup {
     /// Fits the bounds to the device and builds what all variants share.
-    fn build(
+    pub(crate) fn build(
         mut self,
         device: Box<dyn Device>,
         delivery_slots: usize,

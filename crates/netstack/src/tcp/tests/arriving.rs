@@ -3,8 +3,8 @@
 use super::end::flow;
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::digest::{Flags, Mac, Options, Segment};
-use crate::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::request::{Flags, Mac, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::tcp::{CHALLENGES_PER_SECOND, Cx, DELAYED_ACK, MSL, State, reset_at, reset_for};
 use crate::time::Instant;

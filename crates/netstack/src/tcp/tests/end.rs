@@ -4,8 +4,8 @@ use core::net::{Ipv4Addr, SocketAddrV4};
 use std::collections::VecDeque;
 
 use crate::config::Limits;
-use crate::digest::{ConnId, Flags, Flow, Options, Segment};
-use crate::effect::{Deliver, Effect, Event, FrameNumbers, Transmit};
+use crate::log::effect::{Deliver, Effect, Event, FrameNumbers, Transmit};
+use crate::log::request::{ConnId, Flags, Flow, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::tcp::retransmit::Timer;
 use crate::tcp::{Cx, Finish, State, Tcb};

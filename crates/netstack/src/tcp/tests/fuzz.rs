@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::end::{CONN, Rng, check, compare_paths, flow};
 use crate::config::Limits;
-use crate::digest::{Flags, Mac, Options, Sack, Segment, SynOptions};
-use crate::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::request::{Flags, Mac, Options, Sack, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};

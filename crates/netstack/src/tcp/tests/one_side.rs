@@ -2,8 +2,8 @@
 
 use super::end::{CONN, End, Wire, compare_paths, flow};
 use crate::config::Limits;
-use crate::digest::{Flags, Mac, Options, Segment, SynOptions};
-use crate::effect::Effect;
+use crate::log::effect::Effect;
+use crate::log::request::{Flags, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State, Tcb};
 use crate::time::{Duration, Instant};

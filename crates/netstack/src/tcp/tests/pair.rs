@@ -2,8 +2,8 @@
 
 use super::end::{CONN, End, Rng, Wire, flow, segments};
 use crate::config::{CongestionControl, Ecn, Limits};
-use crate::digest::{Flags, Mac};
-use crate::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::request::{Flags, Mac};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, RTO_INITIAL, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use super::end::{CONN, flow};
 use super::one_side::OneSide;
-use crate::digest::{ConnId, Flags, Mac};
+use crate::log::request::{ConnId, Flags, Mac};
 use crate::tcp::{Tcb, mix2};
 use crate::time::Duration;
 

@@ -6,7 +6,7 @@
 use super::end::{Rng, Wire};
 use super::fuzz::Subject;
 use super::one_side::OneSide;
-use crate::digest::{Flags, Options, Sack, SynOptions};
+use crate::log::request::{Flags, Options, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State};
 use crate::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::digest::Flags;
-use crate::effect::Event;
+use crate::log::effect::Event;
+use crate::log::request::Flags;
 use crate::tcp::{DATA_RETRIES, RTO_INITIAL, RTO_MAX, RTO_MIN, SYN_RETRIES, State};
 use crate::time::Duration;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::one_side::OneSide;
-use crate::digest::{Flags, Options, Segment};
-use crate::effect::{Effect, FrameNumbers};
+use crate::log::effect::{Effect, FrameNumbers};
+use crate::log::request::{Flags, Options, Segment};
 use crate::tcp::fast_path::{FOR_ACK, FOR_DATA};
 use crate::tcp::fields::Fields;
 use crate::tcp::{Cx, PendingDelivery, Tcb};

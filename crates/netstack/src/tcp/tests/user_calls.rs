@@ -2,8 +2,8 @@
 
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::digest::Flags;
-use crate::effect::{Event, FrameNumbers};
+use crate::log::effect::{Event, FrameNumbers};
+use crate::log::request::Flags;
 use crate::tcp::{Cx, FIN_WAIT_2, State};
 
 const ACK: Flags = Flags::ACK;

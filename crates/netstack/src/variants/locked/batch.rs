@@ -4,13 +4,14 @@ use std::sync::atomic::Ordering;
 
 use super::lock::{LockKind, timed};
 use super::{IDLE, LockStats, Shared, State};
-use crate::digest::{Body, Kind, Request};
-use crate::effect::Effect;
-use crate::engine::Run;
-use crate::engine::perform::{self, Template};
-use crate::engine::prepare::prepare;
-use crate::engine::pump::Log;
-use crate::engine::world::{Wakes, World};
+use crate::io::Run;
+use crate::io::perform;
+use crate::io::perform::Template;
+use crate::io::prepare::prepare;
+use crate::io::rx::Log;
+use crate::io::world::{Wakes, World};
+use crate::log::effect::Effect;
+use crate::log::request::{Body, Kind, Request};
 use crate::stats::EffectStats;
 
 /// A request on its way.

@@ -1,0 +1,730 @@
+//! One log, a copy of the state per worker, and costly work by each request's primary alone.
+//!
+//! A [`Group`] is a log with its workers. A [`Worker`] owns one replica of the state. Its steps can
+//! be called one by one, in any order and interleaving, from one thread or many. [`Worker::turn`]
+//! is the order that threads use:
+//!
+//! 1. with the receive pump, if no other worker has it, publish what came in;
+//! 2. prepare this worker's requests, ahead of everything else, while their payload is in the
+//!    cache;
+//! 3. apply the ready prefix of the log;
+//! 4. perform the effects whose primary this worker is;
+//! 5. with the transmit pump, if no other worker has it, send what is ready;
+//! 6. steal late work; if there was nothing to do, prepare the next request for a worker that is
+//!    late.
+//!
+//! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
+//! frames are assigned by chunks of their own numbers, so that many workers share the work of a
+//! request that causes many frames.
+
+mod assign;
+mod autoscale;
+mod divergence;
+mod epochs;
+mod execute;
+mod fault_hooks;
+mod join_check;
+mod membership;
+mod pending;
+mod slots;
+mod solo;
+mod steal;
+mod worker;
+
+pub use assign::Primaries;
+use assign::{PrimaryNamer, WorkAssignment};
+use autoscale::{Autoscaler, ScaleDecision, WorkDone};
+use epochs::{Epochs, MAX_REPLICAS, replicas};
+#[cfg(feature = "testkit")]
+pub use fault_hooks::FaultHooks;
+#[cfg(not(feature = "testkit"))]
+use fault_hooks::FaultHooks;
+use membership::MembershipTable;
+use pending::{EFFECT_BITS, PendingEffects};
+pub use slots::{JoiningWorker, MembershipHandle};
+use slots::{NEVER_ACTIVE, SlotTable, Snapshot};
+pub use worker::Worker;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+use dominoes::{
+    Attachments, EventCount, Exclusive, Fingerprints, Mismatch, Publisher, Seq, Spin, Stocker,
+    Units, Verdicts,
+};
+use dominoes_drivers::Device;
+
+use crate::config::{Limits, setters};
+use crate::error::{ConfigError, MembershipError};
+use crate::groups::balance::Balance;
+use crate::io::Run;
+use crate::io::prepare::{prepare, prepare_and_store};
+use crate::io::record::{Entry, Recorder};
+use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::world::World;
+use crate::log::effect::Effect;
+use crate::log::request::{MAX_RUN, Request};
+use crate::socket::Sockets;
+use crate::state::apply::Replica;
+use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
+use crate::time::{Duration, Instant};
+use crate::variants::Setup;
+
+/// The layout of a group. Nothing here changes what the group computes.
+///
+/// ```
+/// use dominoes_netstack::variants::replicated::{Layout, Primaries};
+///
+/// let layout = Layout::default().replicas(3).primaries(Primaries::Greedy).confirm(true);
+/// assert_eq!((layout.replicas, layout.log), (3, 512));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Layout {
+    /// Workers at the beginning, each with a copy of the state; 1 to 56. Default 2.
+    pub replicas: usize,
+    /// The most workers at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Values below
+    /// `replicas` count as `replicas`. Default 0.
+    pub replica_slots: usize,
+    /// Whether the group chooses how many workers are active, 1 to all of its slots; it begins with
+    /// `replicas`. The others are parked, without a state, until the active ones have too much to
+    /// do and one more improves throughput. Default false: every worker is active.
+    pub autoscale: bool,
+    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs.
+    /// Default false: such a worker does everything at once, as [`single`](crate::variants::single)
+    /// does, until another one joins.
+    pub always_log: bool,
+    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound. It gets its
+    /// state from the others. Default true.
+    pub revive: bool,
+    /// The policy that assigns requests and frames to workers. Default [`Primaries::ByPublisher`].
+    pub primaries: Primaries,
+    /// Requests in flight, a power of two, at least 16. Default 512.
+    pub log: usize,
+    /// Requests in a row that one worker prepares and performs, a power of two. Default 16.
+    pub request_chunk: usize,
+    /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
+    pub frame_chunk: usize,
+    /// Payload bytes that a worker prepares ahead of performing them; part of its L2 cache. Default
+    /// 256 KiB.
+    pub ahead_bytes: usize,
+    /// How late a worker may be before others do its work: when they have applied so many requests
+    /// behind the chunk in question. Default 256.
+    pub steal_after: usize,
+    /// How late a worker may be, in time: when nothing of what is due was done for so long, by the
+    /// clock that the workers are given. Default 200 us.
+    pub patience: Duration,
+    /// Frames that must be ready behind one that is not before they are sent past it. Above
+    /// `tx_slots`: never. Default 256.
+    pub past_hole: usize,
+    /// Turns of the transmit pump that must also have found it missing: time for others to build
+    /// it. Default 256.
+    pub hole_turns: u32,
+    /// Requests between two posted fingerprints. Default 64.
+    pub fingerprint_every: u64,
+    /// Whether a worker performs nothing before a majority of the workers has posted the same
+    /// fingerprint as itself, at every position. Then a state that was changed behind a worker's
+    /// back, as by a bit of memory that flips, does no harm outside if there are three or more
+    /// replicas; with two there is no majority, and both go on. A worker that stands still holds up
+    /// the others if they are no majority without it. Default false.
+    pub confirm: bool,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Layout {
+            replicas: 2,
+            replica_slots: 0,
+            autoscale: false,
+            always_log: false,
+            revive: true,
+            primaries: Primaries::ByPublisher,
+            log: 512,
+            request_chunk: 16,
+            frame_chunk: 32,
+            ahead_bytes: 256 << 10,
+            steal_after: 256,
+            patience: Duration::from_micros(200),
+            past_hole: 256,
+            hole_turns: 256,
+            fingerprint_every: 64,
+            confirm: false,
+        }
+    }
+}
+
+impl Layout {
+    setters! {
+        replicas: usize;
+        replica_slots: usize;
+        autoscale: bool;
+        always_log: bool;
+        revive: bool;
+        primaries: Primaries;
+        log: usize;
+        request_chunk: usize;
+        frame_chunk: usize;
+        ahead_bytes: usize;
+        steal_after: usize;
+        patience: Duration;
+        past_hole: usize;
+        hole_turns: u32;
+        fingerprint_every: u64;
+        confirm: bool;
+    }
+
+    /// The number of replica slots, used or not.
+    fn slot_count(&self) -> usize {
+        self.replica_slots.max(self.replicas)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |field, value: usize, allowed| {
+            Err(ConfigError::OutOfRange {
+                field,
+                value: value as u64,
+                allowed,
+            })
+        };
+        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
+            return fail("replicas", self.replicas, "1 to 56");
+        }
+        if self.replica_slots > MAX_REPLICAS {
+            return fail("replica_slots", self.replica_slots, "0 to 56");
+        }
+        if !self.log.is_power_of_two() || self.log < 16 {
+            return fail("log", self.log, "a power of two, at least 16");
+        }
+        if !self.request_chunk.is_power_of_two() || self.request_chunk > self.log / 2 {
+            return fail(
+                "request_chunk",
+                self.request_chunk,
+                "a power of two, at most half the log",
+            );
+        }
+        if !self.frame_chunk.is_power_of_two() {
+            return fail("frame_chunk", self.frame_chunk, "a power of two");
+        }
+        if self.primaries == Primaries::ByLoad && self.slot_count() > 8 {
+            return fail(
+                "replica_slots",
+                self.slot_count(),
+                "1 to 8 with primaries by load",
+            );
+        }
+        if self.fingerprint_every == 0 {
+            return fail("fingerprint_every", 0, "at least 1");
+        }
+        Ok(())
+    }
+}
+
+/// A bit beside a verdict: the payload was stored while it was verified.
+const STORED: u16 = 1 << 13;
+const _: () = assert!(MAX_RUN <= 13);
+
+/// Fingerprints that each replica keeps posted for comparison.
+const POSTS: usize = 64;
+/// What the workers of a group share.
+pub(crate) struct Shared {
+    pub(crate) world: Arc<World>,
+    layout: Layout,
+    verdicts: Verdicts,
+    attachments: Arc<Attachments<Run>>,
+    pub(crate) rx: Exclusive<RxSide>,
+    pub(crate) tx: Exclusive<TxPump>,
+    /// For each slot, how far the requests that it is primary of are performed in each chunk,
+    /// transmissions aside.
+    requests: Box<[Units]>,
+    /// How far each chunk of frames is built, in rows of frames with the same primary.
+    frames: [Units; WorkAssignment::FRAME_ROWS],
+    assignment: WorkAssignment,
+    /// For each slot, the position below which its share of the effects is performed.
+    performed: Box<[CachePadded<AtomicU64>]>,
+    /// For each slot, the position below which its worker saw that all effects are performed.
+    verified: Box<[CachePadded<AtomicU64>]>,
+    /// Which slots are active, leaving, parked and so on.
+    membership: CachePadded<MembershipTable>,
+    slots: SlotTable,
+    posts: Fingerprints,
+    /// For each slot, what its workers performed.
+    shares: Box<[CachePadded<PostedStats>]>,
+    /// For each slot, how long turns took that found something to do, in ns.
+    busy: Box<[CachePadded<AtomicU64>]>,
+    /// Workers that do not have the receive pump sleep on this.
+    pub(crate) work_event: EventCount,
+    /// Parked workers sleep on this.
+    pub(crate) unpark_event: EventCount,
+    /// The log, for reading its counters.
+    pub(crate) log: dominoes::Log<Request, Spin>,
+}
+
+/// The receive pump and the writing end of the log.
+pub(crate) struct RxSide {
+    pub(crate) pump: RxPump,
+    publisher: Publisher<Request, Spin>,
+    stocker: Stocker<Run>,
+    namer: PrimaryNamer,
+    autoscaler: Autoscaler,
+}
+
+impl RxSide {
+    fn parts<'a>(&'a mut self, shared: &'a Shared, id: usize) -> (&'a mut RxPump, GroupLog<'a>) {
+        let log = GroupLog {
+            shared,
+            publisher_id: id as u8,
+            publisher: &mut self.publisher,
+            stocker: &mut self.stocker,
+            namer: &mut self.namer,
+        };
+        (&mut self.pump, log)
+    }
+}
+
+impl Shared {
+    pub(crate) fn compare(&self) -> Result<usize, Mismatch> {
+        self.posts.compare()
+    }
+
+    pub(crate) fn shares(&self) -> Vec<EffectStats> {
+        self.shares.iter().map(|share| share.load()).collect()
+    }
+
+    /// The position below which each of these slots reports its share as performed.
+    fn performed_by(&self, owners: u64) -> Seq {
+        let performed = replicas(owners).map(|id| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::report_progress`: what is
+            // reported is done.
+            self.performed[id].load(Ordering::Acquire)
+        });
+        performed.min().unwrap_or(0)
+    }
+
+    /// Whether worker `id` reports its share of the request at `seq` as performed.
+    fn has_reported(&self, id: usize, seq: Seq) -> bool {
+        // ORDERING: Acquire, as in `performed_by`.
+        self.performed[id].load(Ordering::Acquire) > seq
+    }
+
+    /// Asks the autoscaler whether one worker more or less should be active, and changes that.
+    #[cold]
+    fn autoscale(&self, autoscaler: &mut Autoscaler, balance: Option<&Balance>, now: Instant) {
+        let mut done = WorkDone::default();
+        for (share, busy) in self.shares.iter().zip(&self.busy) {
+            let share = share.load();
+            done.payload_bytes += share.delivered_bytes + share.sent_bytes;
+            done.requests += share.requests;
+            done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
+        }
+        let active = u64::from(self.membership.staying().count_ones());
+        // A group must not take a core that another group needs.
+        let may_unpark = balance.is_none_or(Balance::may_unpark);
+        match autoscaler.decide(
+            now,
+            done,
+            active,
+            may_unpark && self.membership.parked() != 0,
+        ) {
+            ScaleDecision::Keep if active > 1 && balance.is_some_and(Balance::should_park) => {
+                self.park_last();
+            }
+            ScaleDecision::Keep => {}
+            ScaleDecision::Unpark => self.unpark_one(),
+            ScaleDecision::Park => self.park_last(),
+        }
+    }
+
+    /// Computes the verdict of the request at `seq`, unless it is known or another worker does.
+    /// Returns whether it did. A verdict is computed once if payload is stored on the way;
+    /// `on_begin` is called before.
+    fn prepare(
+        &self,
+        seq: Seq,
+        request: &Request,
+        run: &Run,
+        stats: &mut EffectStats,
+        on_begin: impl FnOnce(),
+    ) -> bool {
+        if run.place.is_none() {
+            self.verdicts.set(seq, prepare(request, run));
+            stats.prepared += 1;
+            return true;
+        }
+        let Some(begun) = self.verdicts.begin(seq) else {
+            return false;
+        };
+        on_begin();
+        let (verdict, is_stored) = prepare_and_store(&self.world, request, run);
+        stats.prepared += 1;
+        if is_stored {
+            stats.stored_ahead += u64::from(request.digest.len);
+            begun.set(verdict | STORED);
+        } else {
+            begun.set(verdict);
+        }
+        true
+    }
+
+    #[inline]
+    fn request_chunk_of(&self, seq: Seq) -> u64 {
+        seq >> self.layout.request_chunk.trailing_zeros()
+    }
+
+    #[inline]
+    fn frame_chunk_of(&self, frame: u64) -> u64 {
+        frame >> self.layout.frame_chunk.trailing_zeros()
+    }
+
+    /// The first frame behind the chunk of frame `frame`.
+    #[inline]
+    fn frame_chunk_end(&self, frame: u64) -> u64 {
+        (frame | (self.layout.frame_chunk as u64 - 1)) + 1
+    }
+}
+
+/// The log as the pump sees it.
+struct GroupLog<'a> {
+    shared: &'a Shared,
+    publisher: &'a mut Publisher<Request, Spin>,
+    stocker: &'a mut Stocker<Run>,
+    namer: &'a mut PrimaryNamer,
+    /// The worker that has the pump.
+    publisher_id: u8,
+}
+
+impl Log for GroupLog<'_> {
+    fn room(&mut self) -> usize {
+        self.stocker.room().min(self.publisher.room())
+    }
+
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        let mut request = *request;
+        let seq = self.stocker.next_seq();
+        request.digest.primary = self
+            .namer
+            .name(self.shared, seq, self.publisher_id, &request);
+        let stocked = self.stocker.put(seq, run);
+        assert!(stocked.is_ok(), "published without room at {seq}");
+        if !request.digest.kind.has_frames() {
+            self.shared.verdicts.set(seq, 0);
+        } else if let Some(verdict) = verdict {
+            self.shared.verdicts.set(seq, verdict);
+        }
+        let published = self.publisher.try_publish(request);
+        assert_eq!(
+            published.ok(),
+            Some(seq),
+            "the log and its frames are out of step"
+        );
+    }
+
+    fn gap(&self) -> usize {
+        let chunk = self.shared.attachments.chunk() as u64;
+        (self.stocker.next_seq().next_multiple_of(chunk) - self.stocker.next_seq()) as usize
+    }
+
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
+        while self.stocker.reclaim(&mut |_, run| each(run)) {}
+    }
+
+    fn published(&self) -> u64 {
+        self.stocker.next_seq()
+    }
+
+    fn performed(&self) -> u64 {
+        let verified = self.shared.verified.iter().map(|word| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::report_verified`: what it saw
+            // done is done.
+            word.load(Ordering::Acquire)
+        });
+        verified.fold(
+            self.shared
+                .performed_by(self.shared.membership.ever_active()),
+            u64::max,
+        )
+    }
+}
+
+/// A log and its workers.
+pub struct Group<T: FaultHooks = ()> {
+    shared: Arc<Shared>,
+    workers: Vec<Worker<T>>,
+    joining: Vec<JoiningWorker<T>>,
+}
+
+impl Group {
+    /// A group over `device`.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn new(setup: Setup, layout: Layout, device: Box<dyn Device>) -> Result<Self, ConfigError> {
+        Self::with_fault_hooks(setup, layout, device, |_| ())
+    }
+}
+
+impl<T: FaultHooks> Group<T> {
+    /// A group in which worker i has the fault hooks `hooks(i)`.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn with_fault_hooks(
+        setup: Setup,
+        layout: Layout,
+        device: Box<dyn Device>,
+        hooks: impl Fn(usize) -> T,
+    ) -> Result<Self, ConfigError> {
+        layout.check()?;
+        // As many slots as requests in flight: everything beside them, and the delivery slots of
+        // every connection, are as many.
+        let slots = layout.log;
+        let slot_count = layout.slot_count();
+        let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
+        let mut base = setup.build(device, slots)?;
+        base.tx
+            .transmitter
+            .send_past(layout.past_hole as u64, layout.hole_turns);
+        base.rx.stores_ahead = base.world.streams.inline.is_none();
+        let request_shift = EFFECT_BITS + layout.request_chunk.trailing_zeros();
+        // A frame of the chunk after next is numbered only when all of this one have left.
+        let frame_chunks = base.world.limits.tx_slots as usize / layout.frame_chunk;
+        let frame_words = 2 * frame_chunks.max(1);
+        let (stocker, attachments) = dominoes::attachments(slots, layout.request_chunk);
+        let shared = Arc::new(Shared {
+            world: base.world,
+            layout,
+            verdicts: Verdicts::new(slots),
+            attachments,
+            rx: Exclusive::new(RxSide {
+                pump: base.rx,
+                publisher,
+                stocker,
+                namer: PrimaryNamer::new(&layout),
+                autoscaler: Autoscaler::new(),
+            }),
+            tx: Exclusive::new(base.tx),
+            requests: (0..slot_count)
+                .map(|_| Units::new(slots / layout.request_chunk, request_shift))
+                .collect(),
+            frames: core::array::from_fn(|_| {
+                Units::new(frame_words, layout.frame_chunk.trailing_zeros())
+            }),
+            assignment: WorkAssignment::new(&layout, slots / layout.request_chunk, frame_words),
+            performed: (0..slot_count)
+                .map(|id| {
+                    if id < layout.replicas {
+                        0
+                    } else {
+                        NEVER_ACTIVE
+                    }
+                })
+                .map(|position| CachePadded::new(AtomicU64::new(position)))
+                .collect(),
+            verified: (0..slot_count)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            membership: CachePadded::new(MembershipTable::new(
+                slot_count,
+                layout.replicas,
+                slots / layout.request_chunk,
+                layout.autoscale,
+            )),
+            slots: SlotTable::new(slot_count, layout.replicas, layout.autoscale),
+            posts: if layout.confirm {
+                // Workers may be a log apart, and one may read positions that are a log older than
+                // its own.
+                Fingerprints::new(slot_count, 4 * slots, 1)
+            } else {
+                Fingerprints::new(slot_count, POSTS, layout.fingerprint_every)
+            },
+            shares: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            busy: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            work_event: EventCount::new(),
+            unpark_event: EventCount::new(),
+            log: log.clone(),
+        });
+        let mut workers = Vec::new();
+        for id in 0..layout.replicas {
+            let Ok(subscription) = log.subscribe() else {
+                return Err(ConfigError::OutOfRange {
+                    field: "replicas",
+                    value: layout.replicas as u64,
+                    allowed: "1 to 56",
+                });
+            };
+            workers.push(Worker::new(
+                id,
+                Arc::clone(&shared),
+                Snapshot {
+                    replica: Replica::new(shared.world.limits),
+                    log: subscription,
+                    pending: PendingEffects::default(),
+                    epochs: Epochs::new(layout.replicas),
+                },
+                hooks(id),
+            ));
+        }
+        if layout.autoscale {
+            let parked = layout.replicas..slot_count;
+            workers.extend(parked.map(|id| Worker::parked(id, Arc::clone(&shared), hooks(id))));
+        }
+        Ok(Group {
+            shared,
+            workers,
+            joining: Vec::new(),
+        })
+    }
+
+    /// A handle by which workers join and leave once these workers run on threads.
+    pub fn membership(&self) -> MembershipHandle {
+        MembershipHandle::new(&self.shared)
+    }
+
+    /// Adds a worker, in slot `replica` or in any free one. It is among the workers once one of
+    /// them has given it a state, more than half of three or more have attested to that state, and
+    /// [`admit`](Self::admit) was called.
+    ///
+    /// # Errors
+    /// If no slot is free, or no worker is left.
+    pub fn join(&mut self, replica: Option<usize>, hooks: T) -> Result<usize, MembershipError> {
+        let joining = JoiningWorker::new(&self.shared, replica, hooks)?;
+        let replica = joining.replica();
+        self.joining.push(joining);
+        Ok(replica)
+    }
+
+    /// How many workers wait for a state.
+    pub fn joining(&self) -> usize {
+        self.joining.len()
+    }
+
+    /// Adds the workers that got their state. Returns how many.
+    pub fn admit(&mut self) -> usize {
+        let before = self.workers.len();
+        for joining in &mut self.joining {
+            self.workers.extend(joining.try_join());
+        }
+        self.joining.retain(JoiningWorker::is_waiting);
+        self.workers.len() - before
+    }
+
+    /// Asks the worker in slot `replica` to leave, or the one in the last slot. It performs its
+    /// share first; then [`Worker::has_left`] returns true.
+    ///
+    /// # Errors
+    /// If there is no such worker, or it is the last.
+    pub fn leave(&mut self, replica: Option<usize>) -> Result<usize, MembershipError> {
+        self.shared.request_leave(replica)
+    }
+
+    /// Parks the last worker, as [`Layout::autoscale`] does, unless it is the only one. It performs
+    /// its share first, and then gives up its state.
+    pub fn park(&mut self) {
+        self.shared.park_last();
+    }
+
+    /// Unparks a parked worker. It is active once it was given a state.
+    pub fn unpark(&mut self) {
+        self.shared.unpark_one();
+    }
+
+    /// Takes a worker out. When it is dropped, any other worker may do its share.
+    ///
+    /// # Panics
+    /// If there is no worker `index`.
+    pub fn take(&mut self, index: usize) -> Worker<T> {
+        self.workers.remove(index)
+    }
+
+    /// How many replicas joined, left, failed, and so on, so far.
+    pub fn membership_stats(&self) -> MembershipStats {
+        self.shared.membership_stats()
+    }
+
+    /// The workers, to be driven by hand, in the order in which they came.
+    pub fn workers(&mut self) -> &mut [Worker<T>] {
+        &mut self.workers
+    }
+
+    /// The workers, to be given to threads.
+    pub fn into_workers(self) -> Vec<Worker<T>> {
+        self.workers
+    }
+
+    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
+    /// nothing will happen before [`Group::next_deadline`] unless a frame comes or an application
+    /// acts.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
+    }
+
+    /// The latest time at which the group must be given the time: the earliest
+    /// [`Worker::next_deadline`].
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
+    /// Publishes an entry of a recorded log as if it came from the pump, and works until everything
+    /// it asks for is done and sent.
+    ///
+    /// The caller must reproduce what applications had read by then, through the sockets.
+    pub fn replay(&mut self, entry: &Entry) {
+        while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+        let run = entry.prepare_world(&self.shared.world);
+        if let Some(mut side) = self.shared.rx.try_take() {
+            let active = || self.workers.iter().filter(|worker| worker.is_active());
+            let index = entry.request.digest.primary as usize % active().count().max(1);
+            let id = active().nth(index).map_or(0, Worker::id);
+            let (_, mut log) = side.parts(&self.shared, id);
+            log.reclaim(&mut drop);
+            log.publish(&entry.request, entry.verdict, run);
+        }
+        while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+    }
+
+    /// The sockets.
+    pub fn sockets(&self) -> Sockets {
+        Sockets::new(&self.shared.world)
+    }
+
+    /// Compares the posted fingerprints at equal positions. Returns how many could be compared.
+    ///
+    /// # Errors
+    /// The first position at which two replicas differ, and which ones.
+    pub fn compare(&self) -> Result<usize, Mismatch> {
+        self.shared.compare()
+    }
+
+    /// Frames that were sent past one that was not built yet. `None` while a worker has the
+    /// transmit pump.
+    pub fn sent_past_holes(&self) -> Option<u64> {
+        Some(self.shared.tx.try_take()?.transmitter.passed())
+    }
+
+    /// Records frames from now on, in the order in which the device takes them: their numbers, or
+    /// `None` for one that the pump built by itself. Returns those recorded so far; `None` while a
+    /// worker has the transmit pump.
+    pub fn take_frame_order(&self) -> Option<Vec<Option<u64>>> {
+        Some(self.shared.tx.try_take()?.transmitter.journal())
+    }
+
+    /// Ends the recording and returns it.
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
+        self.shared.rx.try_take()?.pump.take_recorder()
+    }
+
+    /// What the pump counted. `None` while a worker has it.
+    pub fn pump_stats(&self) -> Option<PumpStats> {
+        self.shared.rx.try_take().map(|rx| rx.pump.stats)
+    }
+
+    /// The bounds in force, fitted to the device.
+    pub fn limits(&self) -> Limits {
+        self.shared.world.limits
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}

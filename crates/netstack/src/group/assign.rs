@@ -1,0 +1,325 @@
+//! Which worker performs what: the primary of each request and of each frame.
+//!
+//! The receive pump writes the primary into each request as it publishes it. So all workers know it
+//! without asking each other, and a policy may use anything that the pump can see. One request may
+//! ask for hundreds of frames, so frames are assigned separately, by chunks of their own numbers.
+//! Under [`Primaries::Greedy`] the primary is decided later: the first worker that claims a chunk
+//! owns it.
+
+use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
+
+use super::epochs::{Epoch, Epochs, replicas};
+use super::membership::MembershipTable;
+use crate::group::{Layout, Shared};
+use crate::log::request::Request;
+
+/// The policy that assigns requests and outgoing frames to workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Primaries {
+    /// The worker that held the receive pump: it has the frames' headers in its cache. A worker
+    /// with nothing else to do takes the pump, so the work goes to a free worker. Frames are
+    /// assigned by position.
+    #[default]
+    ByPublisher,
+    /// Chunks of the log, and of frames, in turn.
+    ByPosition,
+    /// Chunks of the log, and of frames, belong to the worker that claims them first, with one
+    /// compare-and-swap each. The worker that published a request prepares it.
+    Greedy,
+    /// Payload, received or sent, to the lower half of the workers; acknowledgments and everything
+    /// else to the upper half.
+    ByKind,
+    /// Chunks of the log, weighted by how well the workers keep up. Frames are assigned by
+    /// position. At most 8 workers.
+    ByLoad,
+}
+
+impl Primaries {
+    /// All policies.
+    pub const ALL: [Primaries; 5] = [
+        Primaries::ByPublisher,
+        Primaries::ByPosition,
+        Primaries::Greedy,
+        Primaries::ByKind,
+        Primaries::ByLoad,
+    ];
+}
+
+/// Payload.
+const PAYLOAD: dominoes::Kind = dominoes::Kind(0);
+/// Acknowledgments, and everything else that moves no payload.
+const REST: dominoes::Kind = dominoes::Kind(1);
+
+/// Requests between two measurements of how well the workers keep up.
+const BALANCE_EVERY: u64 = 256;
+
+/// The primary of a piece of work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// This worker.
+    Worker(usize),
+    /// The first worker that claims it; none has.
+    Unassigned,
+    /// The work is long done.
+    Done,
+}
+
+/// The assignment of work as all workers read it.
+pub(crate) struct WorkAssignment {
+    policy: Primaries,
+    /// Requests are its first kind of work, frames its second.
+    greedy: Greedy,
+}
+
+/// The kinds of work for [`Greedy`].
+const REQUESTS: dominoes::Kind = dominoes::Kind(0);
+const FRAMES: dominoes::Kind = dominoes::Kind(1);
+
+impl WorkAssignment {
+    /// For as many chunks of requests and of frames as can be open at once.
+    pub(crate) fn new(layout: &Layout, request_words: usize, frame_words: usize) -> Self {
+        WorkAssignment {
+            policy: layout.primaries,
+            greedy: Greedy::new(&[request_words, frame_words]),
+        }
+    }
+
+    /// Whether worker `id` is primary of the request at `seq`, in chunk `chunk`, whose primary by
+    /// the pump is `primary`. Under [`Primaries::Greedy`] this claims the chunk.
+    #[inline]
+    pub(crate) fn is_mine(
+        &self,
+        epochs: &Epochs,
+        id: usize,
+        seq: Seq,
+        chunk: u64,
+        primary: u8,
+    ) -> bool {
+        if self.policy == Primaries::Greedy {
+            return self.claim(epochs.of_request(seq), REQUESTS, chunk, id);
+        }
+        usize::from(primary) == id
+    }
+
+    /// The primary of a request.
+    pub(crate) fn owner(
+        &self,
+        epochs: &Epochs,
+        membership: &MembershipTable,
+        seq: Seq,
+        chunk: u64,
+        primary: u8,
+    ) -> Owner {
+        match self.policy {
+            Primaries::Greedy => {
+                self.claimed_by(epochs.of_request(seq), membership, REQUESTS, chunk)
+            }
+            _ => Owner::Worker(usize::from(primary)),
+        }
+    }
+
+    /// Whether worker `id` is primary of the frames of chunk `chunk`, with payload or without.
+    /// Under [`Primaries::Greedy`] this claims the chunk.
+    #[inline]
+    pub(crate) fn is_my_frame(
+        &self,
+        epochs: &Epochs,
+        id: usize,
+        chunk: u64,
+        has_payload: bool,
+    ) -> bool {
+        let epoch = epochs.of_frame_chunk(chunk);
+        match self.policy {
+            Primaries::Greedy => self.claim(epoch, FRAMES, chunk, id),
+            Primaries::ByKind => epoch.by_kind(chunk, kind(has_payload)) == id,
+            _ => epoch.owners().by_position(chunk) == id,
+        }
+    }
+
+    /// The primary of a frame.
+    pub(crate) fn frame_owner(
+        &self,
+        epochs: &Epochs,
+        membership: &MembershipTable,
+        chunk: u64,
+        has_payload: bool,
+    ) -> Owner {
+        let epoch = epochs.of_frame_chunk(chunk);
+        match self.policy {
+            Primaries::Greedy => self.claimed_by(epoch, membership, FRAMES, chunk),
+            Primaries::ByKind => Owner::Worker(epoch.by_kind(chunk, kind(has_payload))),
+            _ => Owner::Worker(epoch.owners().by_position(chunk)),
+        }
+    }
+
+    /// The row of units that counts a frame's chunk: frames of one chunk with different primaries
+    /// are in different rows.
+    #[inline]
+    pub(crate) fn frame_row(&self, has_payload: bool) -> usize {
+        usize::from(self.policy == Primaries::ByKind && !has_payload)
+    }
+
+    /// Rows of units that frames need.
+    pub(crate) const FRAME_ROWS: usize = 2;
+
+    /// Claims the chunk for worker `id` unless another one has. Only owners of the epoch may: the
+    /// progress of no other worker would be asked for.
+    #[inline]
+    fn claim(&self, epoch: &Epoch, kind: dominoes::Kind, chunk: u64, id: usize) -> bool {
+        let owners = epoch.owners();
+        owners.contains(id)
+            && self
+                .greedy
+                .is_mine(Work::chunk(chunk).of(kind), id, owners.count())
+    }
+
+    fn claimed_by(
+        &self,
+        epoch: &Epoch,
+        membership: &MembershipTable,
+        kind: dominoes::Kind,
+        chunk: u64,
+    ) -> Owner {
+        let work = Work::chunk(chunk).of(kind);
+        let owners = epoch.owners();
+        if let Some(taker) = self.greedy.taker(work) {
+            return Owner::Worker(taker);
+        }
+        if self.greedy.is_past(work) {
+            return Owner::Done;
+        }
+        if membership.active() & owners.mask() == 0 {
+            // No owner of the epoch is active any more. The chunk is claimed for one of them: any
+            // worker may take over the work of a worker that is gone.
+            self.greedy.is_mine(work, owners.nth(0), owners.count());
+        }
+        // A worker may have claimed it between the two reads.
+        self.greedy
+            .taker(work)
+            .map_or(Owner::Unassigned, Owner::Worker)
+    }
+}
+
+fn kind(has_payload: bool) -> dominoes::Kind {
+    if has_payload { PAYLOAD } else { REST }
+}
+
+/// Chooses the primary of each request that is published. Belongs to the receive pump.
+pub(crate) struct PrimaryNamer {
+    policy: Primaries,
+    /// Requests in a chunk, less one.
+    within: u64,
+    /// The epoch of the chunk that is being published.
+    epoch: Epoch,
+    load: ByLoad,
+    balancer: Option<Balancer>,
+    /// For each slot, the requests that were assigned to it.
+    given: Vec<u64>,
+    /// Position of the next measurement of how well the workers keep up.
+    next_balance: Seq,
+}
+
+impl PrimaryNamer {
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let balanced = layout.primaries == Primaries::ByLoad;
+        // A backlog of a few chunks is ordinary.
+        let slack = 4 * layout.request_chunk as u64;
+        let slots = layout.slot_count();
+        PrimaryNamer {
+            policy: layout.primaries,
+            within: layout.request_chunk as u64 - 1,
+            epoch: Epoch::first(layout.replicas),
+            load: ByLoad::new(1, 1),
+            balancer: balanced.then(|| Balancer::new(slots, slack)),
+            given: vec![0; slots],
+            next_balance: BALANCE_EVERY,
+        }
+    }
+
+    /// The primary of the request that worker `publisher` publishes at `seq`.
+    #[inline]
+    pub(crate) fn name(
+        &mut self,
+        shared: &Shared,
+        seq: Seq,
+        publisher: u8,
+        request: &Request,
+    ) -> u8 {
+        if seq & self.within == 0 {
+            self.begin_chunk(shared, seq);
+        }
+        if matches!(self.policy, Primaries::ByPublisher | Primaries::Greedy)
+            && self.epoch.owners().contains(usize::from(publisher))
+        {
+            return publisher;
+        }
+        self.name_by_rule(shared, seq, request) as u8
+    }
+
+    /// Reads which workers may own the chunk that begins, and stores that beside the log.
+    #[inline]
+    fn begin_chunk(&mut self, shared: &Shared, seq: Seq) {
+        let mask = shared.membership.staying();
+        // If there are none, the previous owners stay: a worker that joins then finds their work
+        // late.
+        if mask != self.epoch.owners().mask() && mask != 0 {
+            self.change_epoch(shared, mask);
+        }
+        let chunk = shared.request_chunk_of(seq);
+        shared
+            .membership
+            .set_epoch_owners(chunk, self.epoch.owners().mask());
+    }
+
+    #[cold]
+    fn change_epoch(&mut self, shared: &Shared, mask: u64) {
+        let joined = mask & !self.epoch.owners().mask();
+        self.epoch = Epoch::of(mask);
+        if self.balancer.is_some() {
+            // What other workers did in a slot's place is no backlog of the worker that has the
+            // slot now.
+            for id in replicas(joined) {
+                self.given[id] = shared.shares[id].load().requests;
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn name_by_rule(&mut self, shared: &Shared, seq: Seq, request: &Request) -> usize {
+        let chunk = shared.request_chunk_of(seq);
+        let owners = self.epoch.owners();
+        match self.policy {
+            Primaries::ByKind => self.epoch.by_kind(chunk, kind(request.digest.len > 0)),
+            Primaries::ByLoad => {
+                let by_position = owners.by_position(chunk);
+                if seq >= self.next_balance {
+                    self.next_balance = seq + BALANCE_EVERY;
+                    self.balance(shared, chunk + 1);
+                }
+                let primary = self.load.primary(chunk, self.given.len());
+                let is_owner = self.epoch.owners().contains(primary);
+                let primary = if is_owner { primary } else { by_position };
+                self.given[primary] += 1;
+                primary
+            }
+            _ => owners.by_position(chunk),
+        }
+    }
+
+    /// From chunk `from` on, weights the workers by how well they keep up.
+    fn balance(&mut self, shared: &Shared, from: u64) {
+        let done: Vec<u64> = shared
+            .shares
+            .iter()
+            .map(|share| share.load().requests)
+            .collect();
+        if let Some(weights) = self
+            .balancer
+            .as_mut()
+            .and_then(|balancer| balancer.sample(&self.given, &done))
+        {
+            self.load.change(dominoes::Kind(0), from, weights);
+        }
+    }
+}

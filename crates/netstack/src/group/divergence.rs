@@ -1,0 +1,305 @@
+//! Divergence: which replicas are right when they differ, and what the others do.
+//!
+//! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug
+//! that only one machine shows. Replicas post fingerprints of their states at equal positions. A
+//! worker that posts compares what the others have posted at the same position, so the last one
+//! sees all of them. A value that more than half of the *voters* posted is right. Voters are the
+//! active workers that computed their state at the position themselves, rather than taking over a
+//! snapshot behind it, and the workers that posted there and are gone since, unless they had
+//! diverged. A decision stays the same when workers leave later. The other workers are reported as
+//! diverged. A reported worker checks that itself, gives up its slot, throws its state away, and
+//! joins again with the state of one of the majority. If all of those are gone, so is the state,
+//! and the stack is shut down. Where there is no majority, as with two replicas, the difference is
+//! counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go on.
+//!
+//! By default a change is found when the next fingerprint is posted, and what the replica performed
+//! until then is done. With [`Layout::confirm`](crate::group::Layout) each position is posted, together
+//! with the effects of the request there, and a worker performs nothing that no majority agrees
+//! with. Then a changed state has no effect on the network or on an application. The price is the
+//! pace of the majority, and a fingerprint per request in each replica.
+
+use dominoes::Seq;
+
+use super::epochs::replicas;
+use super::pending::{Cursor, PendingEffects};
+use super::slots::{LeaveReason, Snapshot};
+use super::worker::{Worker, WorkerState};
+use crate::group::{FaultHooks, Shared};
+
+/// What the posted fingerprints of a position show.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agreement {
+    /// More than half of the voters posted the same: those that posted something else, and those
+    /// that posted it.
+    Majority { wrong: u64, right: u64 },
+    /// Not enough voters have posted yet.
+    Open,
+    /// All voters have posted, and no more than half agree.
+    Undecided,
+}
+
+impl Shared {
+    fn agreement_at(&self, position: Seq) -> Agreement {
+        let posted = |id: usize| self.posts.at(id, position);
+        let all = replicas(self.membership.ever_active())
+            .filter(|id| posted(*id).is_some())
+            .fold(0, |all, id| all | 1u64 << id);
+        let voters = self.membership.voters(position) | all;
+        for print in replicas(all).filter_map(posted) {
+            let alike = replicas(all).filter(|id| posted(*id) == Some(print));
+            let right = alike.fold(0, |mask, id| mask | 1u64 << id);
+            if 2 * right.count_ones() > voters.count_ones() {
+                let wrong = all & !right;
+                return Agreement::Majority { wrong, right };
+            }
+        }
+        if all == voters {
+            Agreement::Undecided
+        } else {
+            Agreement::Open
+        }
+    }
+
+    /// Compares what the others posted at `position`, where the caller just has posted.
+    #[cold]
+    pub(crate) fn compare_at(&self, position: Seq) {
+        match self.agreement_at(position) {
+            Agreement::Majority { wrong, .. } if wrong != 0 => {
+                self.membership.report_divergence(wrong);
+                self.work_event.notify_all();
+                self.world.wake_pump();
+            }
+            Agreement::Undecided if self.membership.voters(position) != 0 => self.count_undecided(),
+            _ => {}
+        }
+    }
+
+    /// The majority that worker `id` differs from at some position that is still known, and the
+    /// first position at which any worker posted something else.
+    fn majority_against(&self, id: usize) -> Option<(u64, Seq)> {
+        // Another worker may have had the slot before.
+        let posts = self.posts.all(id).into_iter();
+        let own = posts.filter(|(position, _)| *position > self.membership.since(id));
+        let (mut majority, mut first) = (None, Seq::MAX);
+        for (position, print) in own {
+            let mut others = replicas(self.membership.ever_active())
+                .filter_map(|id| self.posts.at(id, position));
+            if others.any(|other| other != print) {
+                first = first.min(position);
+            }
+            if let Agreement::Majority { wrong, right } = self.agreement_at(position)
+                && wrong >> id & 1 != 0
+            {
+                majority = Some(right);
+            }
+        }
+        majority.map(|right| (right, first))
+    }
+
+    /// Whether a majority posted `print` at `position`. `None` if that is not known.
+    pub(crate) fn agrees_with_majority(&self, position: Seq, print: u64) -> Option<bool> {
+        match self.agreement_at(position) {
+            Agreement::Majority { right, .. } => {
+                let theirs = replicas(right).find_map(|id| self.posts.at(id, position));
+                theirs.map(|theirs| theirs == print)
+            }
+            Agreement::Open | Agreement::Undecided => None,
+        }
+    }
+}
+
+impl<T: FaultHooks> Worker<T> {
+    /// This worker was reported as diverged. If it is, it gives up its state. Returns whether it
+    /// did.
+    pub(crate) fn leave_if_diverged(&mut self) -> bool {
+        let Some((right, first_wrong)) = self.shared.majority_against(self.id) else {
+            return false;
+        };
+        if matches!(self.state, WorkerState::Leaving(_)) && self.shared.try_leave(self.id) {
+            self.state = WorkerState::Gone;
+            return true;
+        }
+        self.state = WorkerState::Joining;
+        let first = self.cursor.seq;
+        self.pending = PendingEffects::from(first);
+        self.cursor = Cursor::at_first(&self.pending);
+        // What it posted before that position still counts.
+        self.shared.posts.forget_from(self.id, first_wrong);
+        self.shared
+            .release_slot(self.id, LeaveReason::Diverged(right));
+        true
+    }
+
+    /// The position below which effects may be performed.
+    #[inline]
+    pub(crate) fn perform_limit(&mut self) -> Seq {
+        if !self.shared.layout.confirm {
+            return Seq::MAX;
+        }
+        self.confirm();
+        self.confirmed
+    }
+
+    fn confirm(&mut self) {
+        self.confirm_to(self.replica.position());
+    }
+
+    /// Raises the confirmed position as far as a majority agrees with this worker, to `position` at
+    /// most.
+    #[cold]
+    fn confirm_to(&mut self, position: Seq) {
+        let me = 1u64 << self.id;
+        while self.confirmed < position {
+            match self.shared.agreement_at(self.confirmed + 1) {
+                Agreement::Majority { right, .. } if right & me != 0 => {}
+                Agreement::Majority { .. } => {
+                    self.shared.membership.report_divergence(me);
+                    break;
+                }
+                Agreement::Open => break,
+                // There is no majority. That was counted, and all go on.
+                Agreement::Undecided => {}
+            }
+            self.confirmed += 1;
+        }
+    }
+
+    /// What another worker needs to go on from this worker's position. `None` if the log has no
+    /// room for another reader, or if this worker's state is to be confirmed first.
+    pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
+        if self.perform_limit() < self.replica.position() {
+            return None;
+        }
+        let log = self.log.fork().ok()?;
+        debug_assert_eq!(log.position(), self.replica.position(), "between two steps");
+        Some(Snapshot {
+            replica: self.replica.clone(),
+            log,
+            pending: self.pending.clone(),
+            epochs: self.epochs.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dominoes_drivers::memory::{MemoryConfig, pair};
+
+    use super::*;
+    use crate::group::{Group, Layout};
+    use crate::variants::Setup;
+
+    fn group(replicas: usize) -> Group {
+        let (device, _) = pair(MemoryConfig::default());
+        let layout = Layout::default().replicas(replicas).fingerprint_every(1);
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        Group::new(setup, layout, Box::new(device)).unwrap()
+    }
+
+    #[test]
+    fn more_than_half_of_the_voters_are_a_majority_and_half_of_them_are_none() {
+        for voters in 1..=6 {
+            let group = group(voters);
+            let shared = group.shared();
+            for (alike, others) in (0..=voters).flat_map(|a| (0..=voters - a).map(move |o| (a, o)))
+            {
+                for id in 0..voters {
+                    shared.posts.forget(id);
+                }
+                (0..alike).for_each(|id| shared.posts.post(id, 1, 7));
+                (alike..alike + others).for_each(|id| shared.posts.post(id, 1, 8));
+                let (left, right) = ((1 << alike) - 1, ((1 << others) - 1) << alike);
+                let expected = if alike > voters / 2 {
+                    Agreement::Majority {
+                        wrong: right,
+                        right: left,
+                    }
+                } else if others > voters / 2 {
+                    Agreement::Majority { wrong: left, right }
+                } else if alike + others == voters {
+                    Agreement::Undecided
+                } else {
+                    Agreement::Open
+                };
+                let what = format!("{alike} and {others} of {voters}");
+                assert!(shared.agreement_at(1) == expected, "{what}");
+                shared.compare_at(1);
+                for id in 0..voters {
+                    let is_wrong = match expected {
+                        Agreement::Majority { wrong, .. } => wrong >> id & 1 != 0,
+                        _ => false,
+                    };
+                    let reported = shared.membership.take_divergence_report(id);
+                    assert_eq!(reported, is_wrong, "{what}: worker {id}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_posted_up_to_the_snapshot_that_a_worker_began_with_does_not_count_for_it() {
+        let group = group(3);
+        let shared = group.shared();
+        let post = |position: Seq| {
+            [7, 7, 8]
+                .into_iter()
+                .enumerate()
+                .for_each(|(id, print)| shared.posts.post(id, position, print));
+        };
+        shared.membership.activate(2, 5);
+        post(5);
+        assert_eq!(shared.majority_against(2), None);
+        post(6);
+        assert_eq!(shared.majority_against(2), Some((0b11, 6)));
+    }
+
+    #[test]
+    fn a_worker_that_differs_from_the_majority_confirms_nothing_and_one_that_agrees_does() {
+        let (device, _) = pair(MemoryConfig::default());
+        let layout = Layout::default().replicas(3).confirm(true);
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let mut group = Group::new(setup, layout, Box::new(device)).unwrap();
+        let now = crate::time::Instant::from_millis(1);
+        while group.workers()[0].replica().position() == 0 {
+            group.workers()[0].turn(now);
+        }
+        let position = group.workers()[0].replica().position();
+        for id in 1..3 {
+            while group.workers()[id].replica().position() < position {
+                group.workers()[id].turn(now);
+            }
+        }
+        let shared = std::sync::Arc::clone(group.shared());
+        // Two of them have the same at the next position, and the third has something else.
+        let next = position + 1;
+        for (id, print) in [7, 7, 8].into_iter().enumerate() {
+            shared.posts.post(id, next, print);
+        }
+        for (id, confirms) in [true, true, false].into_iter().enumerate() {
+            let worker = &mut group.workers()[id];
+            worker.confirmed = position;
+            worker.confirm_to(next);
+            assert_eq!(worker.confirmed == next, confirms, "worker {id}");
+            assert_eq!(
+                shared.membership.take_divergence_report(id),
+                !confirms,
+                "worker {id}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_two_and_of_four_that_are_split_in_halves_all_are_counted_and_none_is_reported() {
+        for voters in [2, 4] {
+            let group = group(voters);
+            let shared = group.shared();
+            (0..voters).for_each(|id| shared.posts.post(id, 1, (id % 2) as u64));
+            let is_undecided = shared.agreement_at(1) == Agreement::Undecided;
+            assert!(is_undecided, "{voters}");
+            shared.compare_at(1);
+            assert!(!(0..voters).any(|id| shared.membership.take_divergence_report(id)));
+            assert_eq!(shared.agrees_with_majority(1, 0), None);
+            assert_eq!(shared.majority_against(0), None);
+        }
+    }
+}

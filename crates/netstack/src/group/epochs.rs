@@ -1,0 +1,339 @@
+//! Epochs: which replicas may be primary, from which position of the log on.
+//!
+//! Workers join and leave while the group runs, and each worker learns of a change at a different
+//! moment. Nevertheless all of them must agree on the primary of every piece of work. They agree by
+//! position: whenever the receive pump begins a chunk of the log, it reads which replicas are
+//! active, and stores that set, the *owners* of the chunk, in a word beside the log before it
+//! publishes the chunk's first request. Every worker reads the word when it applies that request.
+//! Consecutive chunks with equal owners form an *epoch*.
+//!
+//! - The primary of a request is an owner of its chunk. The pump writes it into the request.
+//! - Outgoing frames are assigned by chunks of their own numbers. An epoch that begins at a
+//!   position owns the chunks of frames from the first one on of which no frame was numbered below
+//!   that position. Every replica computes the same one.
+//!
+//! # Which replicas may own work that is not done
+//! A worker that retains effects of requests from position `first` on knows every epoch that owns
+//! any of them: the current one, and each older one until `first` has reached the position where
+//! that epoch's ownership of requests and of frames ends. Everything below the smallest position
+//! that any owner of these epochs has reported is done. A replica that owns none of these epochs
+//! owns none of that work.
+//!
+//! # What a replica slot reports when its worker changes
+//! `performed[k]` states that the share of slot k below that position is done. The statement
+//! outlives the worker, because what is done stays done. A new worker takes over the pending
+//! effects of the worker that gave it its state, from position `first` on, and everything below is
+//! done. So it reports the larger of `first` and what its predecessor reported, and raises that
+//! from there. The word never falls. A slot that was never active owns nothing before an epoch
+//! contains it, and such an epoch begins behind the position of the snapshot; so `first` is correct
+//! for it as well.
+//!
+//! The word of a slot that was never active is larger than every position. It is set to `first`
+//! before the slot becomes active, and so before any epoch contains it.
+
+use std::collections::VecDeque;
+
+use dominoes::{ByKind, Kind, PrimaryPolicy, Seq, Work};
+
+use crate::group::Layout;
+
+/// The most replicas of a group. The log needs room for one reader more for each replica that is
+/// being replaced.
+pub(crate) const MAX_REPLICAS: usize = 56;
+
+/// A set of replica slots, in ascending order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplicaSet {
+    mask: u64,
+    count: u8,
+    ids: [u8; MAX_REPLICAS],
+}
+
+impl ReplicaSet {
+    /// The set of the slots whose bits are set in `mask`.
+    pub(crate) fn of(mask: u64) -> Self {
+        let mut set = ReplicaSet {
+            mask,
+            count: 0,
+            ids: [0; MAX_REPLICAS],
+        };
+        for id in replicas(mask) {
+            set.ids[usize::from(set.count)] = id as u8;
+            set.count += 1;
+        }
+        set
+    }
+
+    #[inline]
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, id: usize) -> bool {
+        self.mask >> id & 1 != 0
+    }
+
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        usize::from(self.count)
+    }
+
+    /// The slot at `index` in the set.
+    #[inline]
+    pub(crate) fn nth(&self, index: usize) -> usize {
+        usize::from(self.ids[index])
+    }
+
+    /// The slot that owns chunk `chunk` if chunks are assigned in turn.
+    #[inline]
+    pub(crate) fn by_position(&self, chunk: u64) -> usize {
+        self.nth((chunk % u64::from(self.count)) as usize)
+    }
+}
+
+/// The slots whose bits are set in `mask`, in ascending order.
+pub(crate) fn replicas(mut mask: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let id = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            id
+        })
+    })
+}
+
+/// The replicas that may be primary from a position on.
+#[derive(Clone, Debug)]
+pub(crate) struct Epoch {
+    owners: ReplicaSet,
+    kinds: ByKind,
+    /// First position whose primary is one of the owners.
+    from: Seq,
+    /// First chunk of frames that belongs to this epoch.
+    from_frames: u64,
+    /// The epoch owns nothing at or above this position. `OPEN_ENDED` as long as there is no next
+    /// epoch, or frames of this one may still be numbered.
+    end: Seq,
+}
+
+const OPEN_ENDED: Seq = Seq::MAX;
+
+impl Epoch {
+    fn new(mask: u64, from: Seq, from_frames: u64) -> Self {
+        let owners = ReplicaSet::of(mask);
+        Epoch {
+            kinds: ByKind::halves(owners.count()),
+            owners,
+            from,
+            from_frames,
+            end: OPEN_ENDED,
+        }
+    }
+
+    /// The epoch in which a group begins: slots 0 to `count`.
+    pub(crate) fn first(count: usize) -> Self {
+        Epoch::of(u64::MAX >> (64 - count))
+    }
+
+    /// The epoch of the slots whose bits are set in `mask`, from the first position on.
+    pub(crate) fn of(mask: u64) -> Self {
+        Epoch::new(mask, 0, 0)
+    }
+
+    #[inline]
+    pub(crate) fn owners(&self) -> &ReplicaSet {
+        &self.owners
+    }
+
+    /// The owner that is primary of work of `kind` in chunk `chunk`, if work is assigned by kind.
+    pub(crate) fn by_kind(&self, chunk: u64, kind: Kind) -> usize {
+        let work = Work::chunk(chunk).of(kind);
+        self.owners
+            .nth(self.kinds.primary_of(work, self.owners.count()))
+    }
+}
+
+/// The epochs that a worker knows: the one at the position up to which it has applied the log, and
+/// older ones that may own effects that are pending here.
+#[derive(Clone, Debug)]
+pub(crate) struct Epochs {
+    current: Epoch,
+    older: VecDeque<Epoch>,
+    /// The union of the owners of all of them.
+    owners: u64,
+    /// The position at which the next chunk of the log begins.
+    next_chunk: Seq,
+}
+
+impl Epochs {
+    /// The epochs of a group that begins with `count` replicas.
+    pub(crate) fn new(count: usize) -> Self {
+        let current = Epoch::first(count);
+        Epochs {
+            owners: current.owners.mask,
+            current,
+            older: VecDeque::new(),
+            next_chunk: 0,
+        }
+    }
+
+    /// Whether a chunk of the log begins at `seq`. Then [`begin_chunk`](Self::begin_chunk) must be
+    /// called before the request is applied.
+    #[inline]
+    pub(crate) fn is_chunk_start(&self, seq: Seq) -> bool {
+        seq == self.next_chunk
+    }
+
+    /// Begins a chunk of the log whose owners are `mask`. The first frame that it may number is
+    /// `frame`.
+    #[inline]
+    pub(crate) fn begin_chunk(&mut self, mask: u64, layout: &Layout, frame: u64) {
+        let at = self.next_chunk;
+        self.next_chunk += layout.request_chunk as u64;
+        if mask != self.current.owners.mask || !self.older.is_empty() {
+            self.begin_epoch(at, mask, frame, layout.frame_chunk as u64);
+        }
+    }
+
+    #[cold]
+    fn begin_epoch(&mut self, at: Seq, mask: u64, frame: u64, frame_chunk: u64) {
+        // Epochs end in the order in which they began.
+        let mut next_from_frames = self.current.from_frames;
+        for epoch in self.older.iter_mut().rev() {
+            if epoch.end == OPEN_ENDED && frame >= next_from_frames * frame_chunk {
+                epoch.end = at;
+            }
+            next_from_frames = epoch.from_frames;
+        }
+        if mask != self.current.owners.mask {
+            let next = Epoch::new(mask, at, frame.div_ceil(frame_chunk));
+            let mut last = core::mem::replace(&mut self.current, next);
+            if frame.is_multiple_of(frame_chunk) {
+                last.end = at;
+            }
+            self.older.push_back(last);
+            self.owners |= mask;
+        }
+    }
+
+    /// Everything below `first` is done: drops epochs that own nothing else.
+    #[inline]
+    pub(crate) fn forget(&mut self, first: Seq) {
+        if !self.older.is_empty() {
+            self.forget_epochs(first);
+        }
+    }
+
+    #[cold]
+    fn forget_epochs(&mut self, first: Seq) {
+        while self.older.front().is_some_and(|epoch| epoch.end <= first) {
+            self.older.pop_front();
+        }
+        let masks = self.older.iter().map(|epoch| epoch.owners.mask);
+        self.owners = masks.fold(self.current.owners.mask, |all, mask| all | mask);
+    }
+
+    /// All replicas that may own work that is not known to be done.
+    #[inline]
+    pub(crate) fn owners(&self) -> u64 {
+        self.owners
+    }
+
+    /// The epoch that owns chunk `chunk` of frames.
+    #[inline]
+    pub(crate) fn of_frame_chunk(&self, chunk: u64) -> &Epoch {
+        if chunk >= self.current.from_frames {
+            return &self.current;
+        }
+        self.find_older(|epoch| chunk >= epoch.from_frames)
+    }
+
+    /// The epoch that owns the request at `seq`.
+    #[inline]
+    pub(crate) fn of_request(&self, seq: Seq) -> &Epoch {
+        if seq >= self.current.from {
+            return &self.current;
+        }
+        self.find_older(|epoch| seq >= epoch.from)
+    }
+
+    #[cold]
+    fn find_older(&self, governs: impl Fn(&Epoch) -> bool) -> &Epoch {
+        let found = self.older.iter().rev().find(|epoch| governs(epoch));
+        found.or(self.older.front()).unwrap_or(&self.current)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> Layout {
+        let mut layout = Layout::default();
+        (layout.request_chunk, layout.frame_chunk) = (4, 8);
+        layout
+    }
+
+    /// Epochs from the owners of each chunk of the log, and from the number of frames when it
+    /// began.
+    fn epochs(chunks: &[(u64, u64)]) -> Epochs {
+        let mut epochs = Epochs::new(2);
+        for (mask, frame) in chunks {
+            assert!(epochs.is_chunk_start(epochs.next_chunk));
+            epochs.begin_chunk(*mask, &layout(), *frame);
+        }
+        epochs
+    }
+
+    #[test]
+    fn chunks_of_frames_keep_their_owner_when_the_epoch_changes() {
+        let epochs = epochs(&[(0b11, 0), (0b101, 9), (0b111, 9), (0b110, 40)]);
+        let owner = |chunk| epochs.of_frame_chunk(chunk).owners().mask();
+        // Frame 9 is in chunk 1, which the first epoch has begun.
+        assert_eq!([0, 1].map(owner), [0b11; 2]);
+        // The third epoch begins before a frame of the second one is numbered.
+        assert_eq!([2, 3, 4].map(owner), [0b111; 3]);
+        assert_eq!([5, 6, 99].map(owner), [0b110; 3]);
+        let owner = |seq| epochs.of_request(seq).owners().mask();
+        assert_eq!(
+            [0, 3, 4, 7, 8].map(owner),
+            [0b11, 0b11, 0b101, 0b101, 0b111]
+        );
+    }
+
+    #[test]
+    fn replicas_own_work_until_all_that_an_epoch_of_theirs_may_own_is_done() {
+        let mut epochs = epochs(&[(0b11, 0), (0b100, 9)]);
+        assert_eq!(epochs.owners(), 0b111);
+        epochs.forget(8);
+        assert_eq!(
+            epochs.owners(),
+            0b111,
+            "frames 9 to 15 are still to be numbered"
+        );
+        epochs.begin_chunk(0b100, &layout(), 15);
+        epochs.forget(12);
+        assert_eq!(epochs.owners(), 0b111);
+        epochs.begin_chunk(0b100, &layout(), 16);
+        epochs.forget(11);
+        assert_eq!(epochs.owners(), 0b111);
+        epochs.forget(12);
+        assert_eq!(epochs.owners(), 0b100);
+    }
+
+    #[test]
+    fn the_first_request_of_an_epoch_is_its_own_when_two_epochs_follow_each_other() {
+        let epochs = epochs(&[(0b11, 0), (0b100, 0)]);
+        let owner = |seq| epochs.of_request(seq).owners().mask();
+        assert_eq!([3, 4].map(owner), [0b11, 0b100]);
+    }
+
+    #[test]
+    fn chunks_go_in_turn_to_the_slots_that_are_in_the_set() {
+        let owners = ReplicaSet::of(0b1011_0010);
+        let found: Vec<usize> = (0..6).map(|chunk| owners.by_position(chunk)).collect();
+        assert_eq!(found, [1, 4, 5, 7, 1, 4]);
+        assert!(owners.contains(7) && !owners.contains(6));
+    }
+}

@@ -1,0 +1,439 @@
+//! How a worker performs effects.
+//!
+//! A worker begins a unit of work ([`Units`](dominoes::Units)) before it does a piece of it, does
+//! the pieces in ascending order, and releases the unit before its step ends. Requests have units
+//! by primary and chunk of the log, frames by chunks of their own numbers. This file does the
+//! worker's own share: its cursor passes a piece only when that piece is done, by this worker or by
+//! one that stole it. While another worker has begun the unit at the cursor, the cursor stands.
+//! Work behind it can be [stolen](super::steal) by any worker, this one included.
+
+use dominoes::{Attachments, Begun, Pin, Seq, UnitState};
+
+use super::epochs::Epochs;
+use super::pending::{Applied, Cursor, PendingEffects, REQUEST_END, piece};
+use crate::group::{FaultHooks, Shared};
+use crate::io::perform;
+use crate::io::perform::Template;
+use crate::io::world::{Wakes, World};
+use crate::io::{FrameRecycler, Run};
+use crate::log::effect::{Effect, SendDatagrams, Transmit};
+use crate::stats::EffectStats;
+
+/// The run at `seq`, from the chunk that `pin` holds. Pins that position's chunk if `pin` holds
+/// another one.
+#[inline]
+pub(crate) fn pinned<'a, 's>(
+    attachments: &'s Attachments<Run>,
+    pin: &'a mut Option<Pin<'s, Run>>,
+    seq: Seq,
+) -> Option<&'a Run> {
+    if pin.as_ref().is_none_or(|pin| !pin.range().contains(&seq)) {
+        *pin = None;
+        *pin = attachments.pin(seq);
+    }
+    pin.as_ref()?.get(seq)
+}
+
+/// Numbered frames that an effect asks for.
+pub(crate) trait NumberedFrames {
+    /// Number of the first frame.
+    fn first(&self) -> u64;
+    /// How many frames there are.
+    fn count(&self) -> u32;
+    /// Builds frame `i` of them.
+    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats);
+    /// Whether they carry payload.
+    fn has_payload(&self) -> bool;
+    /// The effect.
+    fn effect(&self) -> Effect;
+}
+
+impl NumberedFrames for Transmit {
+    #[inline(always)]
+    fn first(&self) -> u64 {
+        self.first_frame
+    }
+
+    #[inline(always)]
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    #[inline(always)]
+    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats) {
+        perform::build(world, self, i, template, stats);
+    }
+
+    #[inline(always)]
+    fn has_payload(&self) -> bool {
+        self.payload_len > 0
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Transmit(*self)
+    }
+}
+
+impl NumberedFrames for SendDatagrams {
+    fn first(&self) -> u64 {
+        self.first_frame
+    }
+
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    fn build(&self, world: &World, i: u32, _: &mut Template, stats: &mut EffectStats) {
+        perform::build_datagram(world, self, i, stats);
+    }
+
+    fn has_payload(&self) -> bool {
+        true
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Send(*self)
+    }
+}
+
+/// Whether a piece of work may be done now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The caller must do it now.
+    Do,
+    /// It is done.
+    Pass,
+    /// It is not done, and the caller must not do it now.
+    Stop,
+}
+
+/// The outcome of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The step performed something.
+    Performed,
+    /// The cursor passed work that is done, or is another worker's.
+    Passed,
+    /// Another worker has begun the next piece.
+    Blocked,
+    /// The cursor has reached the end of the pending effects.
+    End,
+}
+
+/// No chunk at all.
+const NONE: u64 = u64::MAX;
+
+/// A worker while it performs effects. It publishes its progress in atomic words once per chunk,
+/// and when this is dropped, also by unwinding.
+pub(crate) struct Executor<'a, T: FaultHooks> {
+    pub(crate) id: usize,
+    pub(crate) shared: &'a Shared,
+    pub(crate) pending: &'a PendingEffects,
+    pub(crate) epochs: &'a Epochs,
+    pub(crate) cursor: &'a mut Cursor,
+    /// Payload bytes of requests that are prepared and not performed.
+    pub(crate) prepared_bytes: &'a mut usize,
+    pub(crate) template: &'a mut Template,
+    pub(crate) stats: &'a mut EffectStats,
+    pub(crate) hooks: &'a mut T,
+    /// Takes frames that are no longer needed.
+    pub(crate) recycler: &'a mut FrameRecycler,
+    /// Applications to be woken up.
+    pub(crate) wakes: Wakes<'a>,
+    pub(crate) held: HeldUnits<'a>,
+}
+
+/// The units that a worker has begun.
+pub(crate) struct HeldUnits<'a> {
+    /// The chunk whose frames are being read.
+    pin: Option<Pin<'a, Run>>,
+    /// Requests of one chunk and one primary. All of them before the cursor are done.
+    requests: Option<Begun<'a>>,
+    /// The chunk of these requests.
+    chunk: u64,
+    owner: usize,
+    /// Requests of that chunk that are done and not yet reported as done.
+    pub(crate) finished: u32,
+    /// Outgoing frames of one chunk and one row.
+    frames: Option<Begun<'a>>,
+    /// The chunk of these frames.
+    frame_chunk: u64,
+    frame_row: usize,
+}
+
+impl HeldUnits<'_> {
+    pub(crate) const NOTHING: Self = HeldUnits {
+        pin: None,
+        requests: None,
+        chunk: NONE,
+        owner: 0,
+        finished: 0,
+        frames: None,
+        frame_chunk: NONE,
+        frame_row: 0,
+    };
+}
+
+impl<T: FaultHooks> Executor<'_, T> {
+    /// Does one step of this worker's share: an effect, or at most `frames` frames of one.
+    #[inline]
+    pub(crate) fn step(&mut self, frames: u32) -> Step {
+        let pending = self.pending;
+        let Cursor { seq, number, .. } = *self.cursor;
+        let Some(applied) = pending.applied.get((seq - pending.first) as usize) else {
+            return Step::End;
+        };
+        let chunk = self.shared.request_chunk_of(seq);
+        let assigned = &self.shared.assignment;
+        let mine = assigned.is_mine(self.epochs, self.id, seq, chunk, applied.primary);
+        if number == applied.effects {
+            if mine {
+                match self.claim_request(self.id, REQUEST_END) {
+                    Access::Do => self.held.finished += 1,
+                    Access::Pass => {}
+                    Access::Stop => return Step::Blocked,
+                }
+            }
+            if usize::from(applied.primary) == self.id {
+                *self.prepared_bytes = self.prepared_bytes.saturating_sub(applied.len as usize);
+                self.stats.requests += 1;
+            }
+            self.next_request();
+            return Step::Passed;
+        }
+        let mut step = Step::Passed;
+        match &pending.effects[self.cursor.effect] {
+            Effect::Transmit(transmit) => match self.build_own_frames(transmit, frames) {
+                Ok(done) => step = done,
+                Err(early) => return early,
+            },
+            Effect::Send(send) => match self.build_own_frames(send, frames) {
+                Ok(done) => step = done,
+                Err(early) => return early,
+            },
+            effect if mine => {
+                match self.claim_request(self.id, number) {
+                    Access::Do => self.execute(applied, effect),
+                    Access::Pass => {}
+                    Access::Stop => return Step::Blocked,
+                }
+                step = Step::Performed;
+            }
+            _ => {}
+        }
+        self.cursor.next_effect();
+        step
+    }
+
+    /// Builds those of the cursor's frames that belong to this worker, at most `most`. An error
+    /// means that frames remain: `most` are built, or another worker has begun the next one.
+    #[inline(always)]
+    fn build_own_frames(&mut self, frames: &impl NumberedFrames, most: u32) -> Result<Step, Step> {
+        let has_payload = frames.has_payload();
+        let mut built = 0;
+        while self.cursor.frame < frames.count() {
+            if built == most {
+                return Err(Step::Performed);
+            }
+            let frame = frames.first() + u64::from(self.cursor.frame);
+            if !self.has_begun_frames(frame, has_payload) && !self.is_my_frame(frame, has_payload) {
+                // The other frames of its chunk are not this worker's either.
+                let next = self.shared.frame_chunk_end(frame) - frames.first();
+                self.cursor.frame = next.min(u64::from(frames.count())) as u32;
+                continue;
+            }
+            match self.claim_frame(frame, has_payload) {
+                Access::Do => {
+                    self.build(frames, frame);
+                    built += 1;
+                }
+                Access::Pass => {}
+                Access::Stop if built > 0 => return Err(Step::Performed),
+                Access::Stop => return Err(Step::Blocked),
+            }
+            self.cursor.frame += 1;
+        }
+        Ok(match built {
+            0 => Step::Passed,
+            _ => Step::Performed,
+        })
+    }
+
+    fn is_my_frame(&self, frame: u64, has_payload: bool) -> bool {
+        let chunk = self.shared.frame_chunk_of(frame);
+        let assigned = &self.shared.assignment;
+        assigned.is_my_frame(self.epochs, self.id, chunk, has_payload)
+    }
+
+    /// Moves the cursor to the next request. Releases the units when it leaves a chunk: a pin that
+    /// is kept would keep the chunk's frames from being recycled.
+    #[inline]
+    pub(crate) fn next_request(&mut self) {
+        let chunk = self.shared.request_chunk_of(self.cursor.seq);
+        self.cursor.next_request();
+        if self.shared.request_chunk_of(self.cursor.seq) != chunk {
+            self.release_requests();
+        }
+    }
+
+    /// Whether piece `number` of the cursor's request, whose primary is `owner`, is to be done now.
+    #[inline(always)]
+    pub(crate) fn claim_request(&mut self, owner: usize, number: u32) -> Access {
+        let seq = self.cursor.seq;
+        let piece = piece(seq, number);
+        if !self.has_begun_requests(owner)
+            && let Some(found) = self.begin_requests(owner, piece)
+        {
+            return found;
+        }
+        match &self.held.requests {
+            Some(begun) if begun.has_done(piece) => Access::Pass,
+            _ => Access::Do,
+        }
+    }
+
+    /// Whether this worker has begun the unit of the cursor's request.
+    #[inline(always)]
+    pub(crate) fn has_begun_requests(&self, owner: usize) -> bool {
+        self.held.chunk == self.shared.request_chunk_of(self.cursor.seq) && self.held.owner == owner
+    }
+
+    #[inline(never)]
+    fn begin_requests(&mut self, owner: usize, piece: u64) -> Option<Access> {
+        self.release_requests();
+        match self.shared.requests[owner].begin(piece) {
+            Ok(begun) => {
+                self.held.requests = Some(begun);
+                self.held.chunk = self.shared.request_chunk_of(self.cursor.seq);
+                self.held.owner = owner;
+                None
+            }
+            Err(UnitState::Done) => Some(Access::Pass),
+            Err(_) => Some(Access::Stop),
+        }
+    }
+
+    /// Reports what was done of the unit of requests, and releases it. If all requests of the chunk
+    /// are done, recycles its frames.
+    pub(crate) fn release_requests(&mut self) {
+        let held = &mut self.held;
+        held.pin = None;
+        let chunk = core::mem::replace(&mut held.chunk, NONE);
+        let Some(mut begun) = held.requests.take() else {
+            return;
+        };
+        begun.done_before(piece(self.cursor.seq, self.cursor.number));
+        drop(begun);
+        let finished = core::mem::take(&mut held.finished);
+        if finished > 0 {
+            let attachments = &self.shared.attachments;
+            let first = chunk * attachments.chunk() as u64;
+            if attachments.done(first, finished) as usize == attachments.chunk() {
+                attachments.take_out(first, &mut |_, run| self.recycler.put(run));
+            }
+        }
+    }
+
+    /// Whether frame `frame`, with payload or without, is to be built now.
+    #[inline(always)]
+    pub(crate) fn claim_frame(&mut self, frame: u64, has_payload: bool) -> Access {
+        if !self.has_begun_frames(frame, has_payload)
+            && let Some(found) = self.begin_frames(frame, has_payload)
+        {
+            return found;
+        }
+        match &self.held.frames {
+            Some(begun) if begun.has_done(frame) => Access::Pass,
+            _ => Access::Do,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_begun_frames(&self, frame: u64, has_payload: bool) -> bool {
+        self.held.frame_chunk == self.shared.frame_chunk_of(frame)
+            && self.held.frame_row == self.shared.assignment.frame_row(has_payload)
+    }
+
+    #[inline(never)]
+    fn begin_frames(&mut self, frame: u64, has_payload: bool) -> Option<Access> {
+        self.release_frames();
+        let row = self.shared.assignment.frame_row(has_payload);
+        match self.shared.frames[row].begin(frame) {
+            Ok(begun) => {
+                self.held.frames = Some(begun);
+                self.held.frame_row = row;
+                self.held.frame_chunk = self.shared.frame_chunk_of(frame);
+                None
+            }
+            Err(UnitState::Done) => Some(Access::Pass),
+            Err(_) => Some(Access::Stop),
+        }
+    }
+
+    pub(crate) fn release_frames(&mut self) {
+        self.held.frames = None;
+        self.held.frame_chunk = NONE;
+    }
+
+    /// Builds frame `frame` of the cursor's effect, whose unit this worker has begun. Releases the
+    /// unit when it is done.
+    #[inline]
+    pub(crate) fn build(&mut self, frames: &impl NumberedFrames, frame: u64) {
+        if T::ACTIVE {
+            self.hooks
+                .before_performing(self.cursor.seq, &frames.effect());
+        }
+        let (world, i) = (&self.shared.world, self.cursor.frame);
+        frames.build(world, i, self.template, self.stats);
+        if let Some(begun) = &mut self.held.frames {
+            begun.done(frame);
+        }
+        if self.shared.frame_chunk_of(frame + 1) != self.held.frame_chunk {
+            self.release_frames();
+        }
+    }
+
+    /// Performs the cursor's effect, whose unit this worker has begun. The effect transmits
+    /// nothing.
+    #[inline]
+    pub(crate) fn execute(&mut self, applied: &Applied, effect: &Effect) {
+        let shared = self.shared;
+        let seq = self.cursor.seq;
+        if T::ACTIVE {
+            self.hooks.before_performing(seq, effect);
+        }
+        match effect {
+            Effect::Deliver(deliver) => {
+                match pinned(&shared.attachments, &mut self.held.pin, seq) {
+                    Some(run) => perform::deliver(
+                        &shared.world,
+                        deliver,
+                        (applied.seg_len, usize::from(applied.payload_offset)),
+                        &run.payload(applied.is_stored),
+                        self.stats,
+                    ),
+                    None => self.stats.diverged += 1,
+                }
+                self.wakes.add(deliver.conn);
+            }
+            Effect::Queue(queue) => {
+                match pinned(&shared.attachments, &mut self.held.pin, seq) {
+                    Some(run) => perform::queue(&shared.world, queue, &run.frames, self.stats),
+                    None => self.stats.diverged += 1,
+                }
+                self.wakes.add_socket(queue.socket);
+            }
+            other => {
+                perform::notify(&shared.world, other, self.stats);
+                self.wakes.after(other);
+            }
+        }
+    }
+}
+
+impl<T: FaultHooks> Drop for Executor<'_, T> {
+    fn drop(&mut self) {
+        self.release_requests();
+        self.release_frames();
+    }
+}

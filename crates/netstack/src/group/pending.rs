@@ -1,0 +1,162 @@
+//! The effects that a worker retains: those of every request that it applied and does not know to
+//! be done.
+
+use core::hash::{Hash, Hasher};
+use std::collections::VecDeque;
+
+use dominoes::Seq;
+use siphasher::sip::SipHasher13;
+
+use crate::log::effect::{Effect, EffectSink};
+use crate::log::request::Request;
+
+/// Bits of a piece's number that count effects within their request; the other bits count requests.
+pub(crate) const EFFECT_BITS: u32 = 22;
+/// The number of the piece behind a request's effects: when it is done, the request is done.
+pub(crate) const REQUEST_END: u32 = (1 << EFFECT_BITS) - 1;
+
+/// The number of effect `effect` of the request at `seq`, as [`Units`](dominoes::Units) count
+/// pieces. Requests are counted modulo 2^41.
+#[inline]
+pub(crate) const fn piece(seq: Seq, effect: u32) -> u64 {
+    (seq << EFFECT_BITS | effect as u64) & (u64::MAX >> 1)
+}
+
+/// A pending request: how many effects it has, and where its payload lies.
+#[derive(Clone, Copy)]
+pub(crate) struct Applied {
+    pub(crate) effects: u32,
+    pub(crate) len: u32,
+    pub(crate) seg_len: u32,
+    pub(crate) payload_offset: u16,
+    /// The primary that the receive pump chose.
+    pub(crate) primary: u8,
+    /// Whether its payload is already stored in the receive ring, at the place that the pump
+    /// reserved.
+    pub(crate) is_stored: bool,
+}
+
+/// The effects of the last requests, of all primaries, oldest first.
+#[derive(Clone, Default)]
+pub(crate) struct PendingEffects {
+    /// Position of the oldest pending request. All requests before it are done.
+    pub(crate) first: Seq,
+    pub(crate) applied: VecDeque<Applied>,
+    pub(crate) effects: VecDeque<Effect>,
+    /// Effects of the request that is being applied.
+    uncommitted: u32,
+}
+
+impl EffectSink for PendingEffects {
+    #[inline(always)]
+    fn push(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+        self.uncommitted += 1;
+    }
+
+    fn mark(&self) -> usize {
+        self.uncommitted as usize
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        let before = self.effects.len() - self.uncommitted as usize;
+        self.effects.truncate(before + mark);
+        self.uncommitted = mark as u32;
+    }
+}
+
+impl PendingEffects {
+    /// No effects, from position `first` on.
+    pub(crate) fn from(first: Seq) -> Self {
+        PendingEffects {
+            first,
+            ..PendingEffects::default()
+        }
+    }
+
+    /// Ends the request that was applied last: its effects are pending from now on. `is_stored`
+    /// says whether its payload is stored already.
+    pub(crate) fn commit(&mut self, request: &Request, is_stored: bool) {
+        let (seg_len, payload_offset) = request.layout();
+        self.applied.push_back(Applied {
+            effects: core::mem::take(&mut self.uncommitted),
+            len: request.digest.len,
+            seg_len,
+            payload_offset: payload_offset as u16,
+            primary: request.digest.primary,
+            is_stored,
+        });
+    }
+
+    /// Lets `change` change the effects of the request that is being applied.
+    pub(crate) fn change_uncommitted(&mut self, change: impl FnOnce(&mut Vec<Effect>)) {
+        let from = self.effects.len() - self.uncommitted as usize;
+        let mut effects = self.effects.drain(from..).collect();
+        change(&mut effects);
+        self.uncommitted = effects.len() as u32;
+        self.effects.extend(effects);
+    }
+
+    /// A hash of the effects of the newest request.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let newest = self.applied.back().map_or(0, |newest| newest.effects);
+        let mut hasher = SipHasher13::new();
+        for effect in self.effects.range(self.effects.len() - newest as usize..) {
+            effect.hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// The position after the newest pending request.
+    #[inline]
+    pub(crate) fn end(&self) -> Seq {
+        self.first + self.applied.len() as u64
+    }
+
+    /// Drops requests below `below`. Returns how many effects they had.
+    pub(crate) fn forget(&mut self, below: Seq) -> usize {
+        let before = self.effects.len();
+        while self.first < below
+            && let Some(oldest) = self.applied.pop_front()
+        {
+            self.effects.drain(..oldest.effects as usize);
+            self.first += 1;
+        }
+        before - self.effects.len()
+    }
+}
+
+/// A place in the pending effects: request, effect within it, frame within that.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor {
+    pub(crate) seq: Seq,
+    /// Effects of this request that the cursor has passed.
+    pub(crate) number: u32,
+    /// Frames of this effect that the cursor has passed.
+    pub(crate) frame: u32,
+    /// Index of the effect among all pending effects.
+    pub(crate) effect: usize,
+}
+
+impl Cursor {
+    /// The cursor at the oldest pending request.
+    pub(crate) fn at_first(pending: &PendingEffects) -> Self {
+        Cursor {
+            seq: pending.first,
+            ..Cursor::default()
+        }
+    }
+
+    #[inline]
+    pub(crate) fn next_effect(&mut self) {
+        self.frame = 0;
+        self.effect += 1;
+        self.number += 1;
+    }
+
+    #[inline]
+    pub(crate) fn next_request(&mut self) {
+        self.seq += 1;
+        self.number = 0;
+    }
+}

@@ -1,0 +1,115 @@
+//! Solo mode: a worker that is alone works without the log.
+//!
+//! While no other worker is active, the worker applies and performs at once what the receive pump
+//! brings, as [`single`](crate::variants::single) does. None of that gets a position: the log
+//! stands still, and everything in it is performed. As soon as another worker joins, and before any
+//! state is given away, the next turn uses the log again, from the position where it stood. So the
+//! joiner gets a state and a position, and no pending effects.
+//!
+//! The frames of the log's last chunk are recycled only when the chunk is full. So before it enters
+//! solo mode, the worker fills the chunk up with requests that change nothing.
+
+use super::worker::Worker;
+use crate::group::{FaultHooks, RxSide};
+use crate::io::rx::Log;
+use crate::time::Instant;
+
+/// Consecutive turns in which a worker takes in no frames, so that the log becomes empty.
+const DRAIN_TURNS: u32 = 64;
+
+/// Whether a worker uses the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogMode {
+    /// Other workers are active, or about to be.
+    Logged,
+    /// No other worker is active, and the log is not empty yet. Counts the turns so far.
+    Draining(u32),
+    /// No other worker is active, and the log is empty: the worker does not use it.
+    Solo,
+}
+
+impl<T: FaultHooks> Worker<T> {
+    /// Whether other workers are active, or about to be.
+    #[inline]
+    pub(crate) fn needs_log(&self) -> bool {
+        self.shared.layout.always_log || !self.shared.membership.is_only_active(self.id)
+    }
+
+    /// One turn while no other worker is active.
+    pub(crate) fn turn_without_log(&mut self, now: Instant) -> usize {
+        if self.log_mode == LogMode::Solo {
+            return self.turn_solo(now);
+        }
+        let turns = match self.log_mode {
+            LogMode::Draining(turns) => turns,
+            _ => 0,
+        };
+        if self.lag() == 0 && !self.has_pending_effects() && self.fill_up_log(now) {
+            self.log_mode = LogMode::Solo;
+            self.direct.begin(self.replica.position());
+            return self.turn_solo(now);
+        }
+        if turns < DRAIN_TURNS {
+            self.log_mode = LogMode::Draining(turns + 1);
+            return self.do_work();
+        }
+        self.log_mode = LogMode::Draining(0);
+        self.pump_in_turn(now) + self.do_work()
+    }
+
+    /// Leaves solo mode: the log goes on where it stood.
+    #[inline]
+    pub(crate) fn return_to_log(&mut self) {
+        if core::mem::replace(&mut self.log_mode, LogMode::Logged) == LogMode::Solo {
+            self.direct.reclaim(&mut |run| self.recycler.put(run));
+        }
+    }
+
+    /// Publishes the requests that the log's last chunk lacks, after which all of its frames can be
+    /// recycled. Returns whether none were lacking.
+    fn fill_up_log(&mut self, now: Instant) -> bool {
+        let Some(mut side) = self.shared.rx.try_take() else {
+            return false;
+        };
+        let (pump, mut log) = side.parts(&self.shared, self.id);
+        log.reclaim(&mut |run| self.recycler.put(run));
+        let is_full = log.gap() == 0;
+        if !is_full {
+            pump.pad_chunk(now, &mut log);
+        }
+        is_full
+    }
+
+    fn turn_solo(&mut self, now: Instant) -> usize {
+        let shared = &*self.shared;
+        let Some(mut side) = shared.rx.try_take() else {
+            return 0;
+        };
+        let deadline = self.replica.next_deadline();
+        let pump = &mut side.pump;
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        let done = pump.turns(now, deadline, &mut self.direct);
+        pump.rebalance(&self.replica);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        if shared.layout.autoscale && side.autoscaler.is_due(now) {
+            let RxSide {
+                pump, autoscaler, ..
+            } = &mut *side;
+            shared.autoscale(autoscaler, pump.balance.as_ref(), now);
+        }
+        drop(side);
+        let position = self.replica.position();
+        let requests = self.direct.work(
+            &shared.world,
+            &mut self.replica,
+            &mut self.template,
+            &mut self.stats,
+        );
+        if requests > 0 {
+            self.replica.continue_log_at(position);
+            self.stats.requests += requests as u64;
+            shared.shares[self.id].post(&self.stats);
+        }
+        done + self.send().unwrap_or(0)
+    }
+}

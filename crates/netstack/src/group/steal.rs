@@ -1,0 +1,373 @@
+//! Stealing: how a worker does the work that others are late with.
+//!
+//! A worker retains the effects of every request until it knows that all of them are done
+//! ([`PendingEffects`]). Workers report how far they are with their shares, so usually it drops
+//! requests without looking at their effects. When the reports fall behind, it scans its pending
+//! effects, oldest first, skips what is done or begun, and takes what is late and not begun.
+//!
+//! A scan keeps no state. It begins at the oldest pending request, so when it comes to a piece of
+//! work, it has seen everything before it in the same unit. If it skips a piece that is not done,
+//! it skips the rest of that unit too. So work that is not done either was begun by a thread that
+//! lives, or can be taken by the next scan of any worker.
+//!
+//! Work is late when many requests have been applied behind it, or when it has been the oldest for
+//! long. All that is due from a worker is late if some of it was found late before and the worker
+//! has reported no progress since. Late does not mean failed: a worker that unwound or ended is
+//! recorded as such, and any worker may take its share at once.
+
+use core::sync::atomic::Ordering;
+
+use dominoes::{Seq, UnitState};
+
+use super::assign::{Owner, WorkAssignment};
+use super::epochs::{Epochs, replicas};
+use super::execute::{Access, Executor, NumberedFrames};
+use super::pending::{PendingEffects, REQUEST_END, piece};
+use crate::group::{FaultHooks, Layout, Shared};
+use crate::log::effect::Effect;
+use crate::time::Instant;
+
+/// Effects and frames that one scan takes before the worker does other work.
+pub(crate) const STEAL_BATCH: usize = 64;
+
+/// Which workers are late, as far as a worker knows.
+pub(crate) struct Stragglers {
+    /// For each worker, the position that it had reported when it was found late. It counts as late
+    /// until it reports another one.
+    late_at: Box<[Option<Seq>]>,
+    /// Whether one of them may still be late.
+    pub(crate) any: bool,
+    /// Another worker has begun the work at this worker's cursor.
+    pub(crate) blocked: bool,
+    /// The latest time that this worker was given.
+    pub(crate) now: Instant,
+    /// The oldest pending request when this worker last checked, and since when it is the oldest.
+    oldest: Option<(Seq, Instant)>,
+    /// It has been the oldest for too long.
+    overdue: bool,
+    /// When to check even if there is other work.
+    next_check: Instant,
+}
+
+impl Stragglers {
+    pub(crate) fn new(slots: usize) -> Self {
+        Stragglers {
+            late_at: vec![None; slots].into_boxed_slice(),
+            any: false,
+            blocked: false,
+            now: Instant::ZERO,
+            oldest: None,
+            overdue: false,
+            next_check: Instant::ZERO,
+        }
+    }
+
+    /// Whether a worker with `pending` pending requests should check how far the others are.
+    #[inline]
+    pub(crate) fn is_due(&self, pending: usize, idle: bool, layout: &Layout) -> bool {
+        pending > 0
+            && (idle
+                || self.any
+                || self.blocked
+                || self.now >= self.next_check
+                || pending > layout.steal_after + layout.request_chunk)
+    }
+
+    /// Checks which workers are late. Returns whether there may be work to steal.
+    pub(crate) fn check(
+        &mut self,
+        shared: &Shared,
+        pending: &PendingEffects,
+        epochs: &Epochs,
+    ) -> bool {
+        self.next_check = self.now + shared.layout.patience;
+        if pending.applied.is_empty() {
+            (self.oldest, self.overdue, self.any) = (None, false, false);
+            return false;
+        }
+        match self.oldest {
+            Some((seq, since)) if seq == pending.first => {
+                self.overdue = self.now.since(since) >= shared.layout.patience;
+            }
+            _ => {
+                self.oldest = Some((pending.first, self.now));
+                self.overdue = false;
+            }
+        }
+        self.any = replicas(epochs.owners()).any(|id| self.is_straggler(shared, id));
+        self.any || self.blocked || self.is_late(shared, pending, pending.first)
+    }
+
+    fn is_straggler(&self, shared: &Shared, owner: usize) -> bool {
+        // ORDERING: Relaxed: whether the work is done is read elsewhere.
+        let reported = shared.performed[owner].load(Ordering::Relaxed);
+        self.late_at[owner] == Some(reported) || !shared.membership.is_active(owner)
+    }
+
+    /// Whether the work that is left of the request at `seq` is late.
+    fn is_late(&self, shared: &Shared, pending: &PendingEffects, seq: Seq) -> bool {
+        let layout = &shared.layout;
+        let chunk = layout.request_chunk as u64;
+        let chunk_end = (seq / chunk + 1) * chunk;
+        self.overdue || pending.end() >= chunk_end + layout.steal_after as u64
+    }
+
+    /// Whether worker `me` may take work of the request at `seq` that `owner` has not begun. If it
+    /// is late, records `owner` as late.
+    fn may_steal(
+        &mut self,
+        shared: &Shared,
+        pending: &PendingEffects,
+        me: usize,
+        owner: usize,
+        seq: Seq,
+    ) -> bool {
+        if owner == me || self.is_straggler(shared, owner) {
+            return true;
+        }
+        let late = self.is_late(shared, pending, seq);
+        if late {
+            // ORDERING: Relaxed, as in `is_straggler`.
+            let reported = shared.performed[owner].load(Ordering::Relaxed);
+            self.late_at[owner] = Some(reported);
+            self.any = true;
+        }
+        late
+    }
+}
+
+/// What a scan has skipped.
+#[derive(Default)]
+struct Skipped {
+    /// A bit for each primary whose unit of the current chunk is skipped.
+    owners: u64,
+    /// For each row, the scan skips frames below this one.
+    frames_below: [u64; WorkAssignment::FRAME_ROWS],
+    /// The scan has skipped something that is not done.
+    any: bool,
+}
+
+/// The outcome of a scan.
+pub(crate) struct Scan {
+    /// Effects performed and frames built.
+    pub(crate) done: usize,
+    /// All requests below this position are done.
+    pub(crate) verified: Seq,
+}
+
+impl<T: FaultHooks> Executor<'_, T> {
+    /// Scans the pending effects below `limit`, and takes at most `most` pieces. The cursor must be
+    /// at the oldest request.
+    pub(crate) fn scan(&mut self, stragglers: &mut Stragglers, limit: Seq, most: usize) -> Scan {
+        let pending = self.pending;
+        let mut scan = Scan {
+            done: 0,
+            verified: pending.first,
+        };
+        let mut skipped = Skipped::default();
+        while self.cursor.seq < limit
+            && let Some(applied) = pending
+                .applied
+                .get((self.cursor.seq - pending.first) as usize)
+        {
+            let number = self.cursor.number;
+            if number == applied.effects {
+                match self.steal_request(stragglers, &mut skipped, applied.primary, REQUEST_END) {
+                    Access::Do => self.held.finished += 1,
+                    Access::Pass => {}
+                    Access::Stop => skipped.any = true,
+                }
+                self.next_request();
+                let chunk = self.shared.layout.request_chunk as u64;
+                if self.cursor.seq.is_multiple_of(chunk) {
+                    skipped.owners = 0;
+                }
+                if !skipped.any {
+                    scan.verified = self.cursor.seq;
+                }
+                continue;
+            }
+            if scan.done == most {
+                break;
+            }
+            match &pending.effects[self.cursor.effect] {
+                Effect::Transmit(transmit) => {
+                    scan.done +=
+                        self.steal_frames(stragglers, &mut skipped, transmit, most - scan.done);
+                    if self.cursor.frame < transmit.count {
+                        break;
+                    }
+                }
+                Effect::Send(send) => {
+                    scan.done +=
+                        self.steal_frames(stragglers, &mut skipped, send, most - scan.done);
+                    if self.cursor.frame < send.count {
+                        break;
+                    }
+                }
+                effect => {
+                    match self.steal_request(stragglers, &mut skipped, applied.primary, number) {
+                        Access::Do => {
+                            self.execute(applied, effect);
+                            scan.done += 1;
+                            self.stats.stolen += u64::from(!self.is_own(applied.primary));
+                        }
+                        Access::Pass => {}
+                        Access::Stop => skipped.any = true,
+                    }
+                }
+            }
+            self.cursor.next_effect();
+        }
+        scan
+    }
+
+    /// Whether piece `number` of the cursor's request is to be taken now.
+    fn steal_request(
+        &mut self,
+        stragglers: &mut Stragglers,
+        skipped: &mut Skipped,
+        primary: u8,
+        number: u32,
+    ) -> Access {
+        let shared = self.shared;
+        let seq = self.cursor.seq;
+        let owner = match self.owner(primary) {
+            Owner::Worker(owner) => owner,
+            Owner::Done => return Access::Pass,
+            Owner::Unassigned => {
+                skipped.owners = u64::MAX;
+                return Access::Stop;
+            }
+        };
+        if shared.has_reported(owner, seq) {
+            return Access::Pass;
+        }
+        if skipped.owners & 1 << owner != 0 {
+            return Access::Stop;
+        }
+        let found = if self.has_begun_requests(owner) {
+            self.claim_request(owner, number)
+        } else {
+            match shared.requests[owner].state(piece(seq, number)) {
+                UnitState::Done => return Access::Pass,
+                UnitState::Begun => Access::Stop,
+                UnitState::Free
+                    if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) =>
+                {
+                    Access::Stop
+                }
+                UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
+                UnitState::Free => self.claim_request(owner, number),
+            }
+        };
+        if found == Access::Stop {
+            skipped.owners |= 1 << owner;
+        }
+        found
+    }
+
+    /// Builds those of the cursor's frames that are to be taken now, at most `most`. Returns how
+    /// many.
+    fn steal_frames(
+        &mut self,
+        stragglers: &mut Stragglers,
+        skipped: &mut Skipped,
+        frames: &impl NumberedFrames,
+        most: usize,
+    ) -> usize {
+        let mut built = 0;
+        while self.cursor.frame < frames.count() && built < most {
+            built += self.steal_frame(stragglers, skipped, frames);
+        }
+        built
+    }
+
+    /// Whether this worker is primary of the cursor's request. `primary` is the primary by the
+    /// pump.
+    fn is_own(&self, primary: u8) -> bool {
+        self.owner(primary) == Owner::Worker(self.id)
+    }
+
+    fn owner(&self, primary: u8) -> Owner {
+        let (shared, seq) = (self.shared, self.cursor.seq);
+        let chunk = shared.request_chunk_of(seq);
+        shared
+            .assignment
+            .owner(self.epochs, &shared.membership, seq, chunk, primary)
+    }
+
+    /// Builds the cursor's frame if it is to be taken now, and moves the cursor on, past the
+    /// frame's whole chunk if possible. Returns how many frames were built.
+    fn steal_frame(
+        &mut self,
+        stragglers: &mut Stragglers,
+        skipped: &mut Skipped,
+        frames: &impl NumberedFrames,
+    ) -> usize {
+        let shared = self.shared;
+        let frame = frames.first() + u64::from(self.cursor.frame);
+        let chunk = shared.frame_chunk_of(frame);
+        let chunk_end = shared.frame_chunk_end(frame);
+        let has_payload = frames.has_payload();
+        let row = shared.assignment.frame_row(has_payload);
+        let owner =
+            shared
+                .assignment
+                .frame_owner(self.epochs, &shared.membership, chunk, has_payload);
+        let (mut built, mut behind) = (0, 1);
+        match self.frame_access(stragglers, skipped, owner, frame, has_payload) {
+            Access::Do => {
+                self.build(frames, frame);
+                self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
+                built = 1;
+            }
+            Access::Pass => {}
+            Access::Stop => {
+                skipped.any = true;
+                skipped.frames_below[row] = chunk_end;
+                behind = chunk_end - frame;
+            }
+        }
+        let rest = u64::from(frames.count() - self.cursor.frame);
+        self.cursor.frame += behind.min(rest) as u32;
+        built
+    }
+
+    /// Whether frame `frame` of the cursor's request is to be taken now.
+    fn frame_access(
+        &mut self,
+        stragglers: &mut Stragglers,
+        skipped: &Skipped,
+        owner: Owner,
+        frame: u64,
+        has_payload: bool,
+    ) -> Access {
+        let shared = self.shared;
+        let seq = self.cursor.seq;
+        let owner = match owner {
+            Owner::Worker(owner) => owner,
+            Owner::Done => return Access::Pass,
+            Owner::Unassigned => return Access::Stop,
+        };
+        let row = shared.assignment.frame_row(has_payload);
+        if shared.has_reported(owner, seq) {
+            return Access::Pass;
+        }
+        if frame < skipped.frames_below[row] {
+            return Access::Stop;
+        }
+        if self.has_begun_frames(frame, has_payload) {
+            return self.claim_frame(frame, has_payload);
+        }
+        match shared.frames[row].state(frame) {
+            UnitState::Done => Access::Pass,
+            UnitState::Begun => Access::Stop,
+            UnitState::Free if !stragglers.may_steal(shared, self.pending, self.id, owner, seq) => {
+                Access::Stop
+            }
+            UnitState::Free if T::ACTIVE && self.hooks.steals_unclaimed(seq) => Access::Do,
+            UnitState::Free => self.claim_frame(frame, has_payload),
+        }
+    }
+}

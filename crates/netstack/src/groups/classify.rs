@@ -1,0 +1,125 @@
+//! Which group a frame is for: the one that has its flow, the first, or all.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use dominoes_drivers::split::Target;
+
+use super::migrated_flows::MigratedFlows;
+use crate::log::request::Flow;
+use crate::state::demux::Grouping;
+
+const ETHERNET: usize = 14;
+const IPV4: [u8; 2] = [8, 0];
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ECHO_REQUEST: u8 = 8;
+
+/// Who gets a frame. What makes no sense goes to the first, which counts it.
+#[inline]
+pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target {
+    let first = Target::One(0);
+    let Some((link, packet)) = frame.split_at_checked(ETHERNET) else {
+        return first;
+    };
+    if link[12..14] != IPV4 {
+        return Target::All;
+    }
+    let Some(header) = packet.first_chunk::<20>() else {
+        return first;
+    };
+    // More fragments, or not the first one.
+    if (header[6] & 0x3f) | header[7] != 0 {
+        return Target::All;
+    }
+    let behind = packet.get(4 * usize::from(header[0] & 15)..);
+    let behind = behind.and_then(|behind| behind.first_chunk::<4>());
+    let Some(&[a, b, c, d]) = behind else {
+        return first;
+    };
+    let address =
+        |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
+    match header[9] {
+        TCP => {
+            let flow = Flow {
+                local: SocketAddrV4::new(address(16), u16::from_be_bytes([c, d])),
+                remote: SocketAddrV4::new(address(12), u16::from_be_bytes([a, b])),
+            };
+            let moved = moved.find(&flow);
+            Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
+        }
+        ICMP if a != ECHO_REQUEST => Target::All,
+        ICMP | UDP => first,
+        _ => first,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Keys;
+
+    fn grouping(of: u16) -> Grouping {
+        Grouping::new(&Keys::new([3, 5]), of)
+    }
+
+    fn whose(of: u16, frame: &[u8]) -> Target {
+        target(&grouping(of), &MigratedFlows::default(), frame)
+    }
+
+    fn packet(protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
+        let mut frame = vec![0; ETHERNET];
+        frame[12..14].copy_from_slice(&IPV4);
+        frame.extend([0x45, 0, 0, 40, 0, 0]);
+        frame.extend(fragment.to_be_bytes());
+        frame.extend([64, protocol, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+        frame.extend(ports.map(u16::to_be_bytes).concat());
+        frame.extend([0; 16]);
+        frame
+    }
+
+    #[test]
+    fn flows_spread_evenly_and_stay_where_they_are() {
+        for of in [1, 2, 3, 8] {
+            let mut count = vec![0usize; usize::from(of)];
+            for port in 1000..5000 {
+                let frame = packet(TCP, 0x4000, [port, 80]);
+                let Target::One(index) = whose(of, &frame) else {
+                    panic!("a segment is for one group");
+                };
+                assert_eq!(whose(of, &frame), Target::One(index));
+                count[index] += 1;
+            }
+            let fair = 4000 / usize::from(of);
+            assert!(
+                count.iter().all(|n| n.abs_diff(fair) < fair / 5),
+                "{count:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_names_no_flow_reaches_all_or_the_first() {
+        let of = 4;
+        let mut arp = packet(0, 0, [0, 0]);
+        arp[13] = 6;
+        assert_eq!(whose(of, &arp), Target::All);
+        assert_eq!(whose(of, &packet(TCP, 0x2000, [1, 2])), Target::All);
+        assert_eq!(whose(of, &packet(TCP, 7, [1, 2])), Target::All);
+        let icmp = |kind: u16| packet(ICMP, 0, [kind << 8, 0]);
+        assert_eq!(whose(of, &icmp(3)), Target::All);
+        assert_eq!(whose(of, &icmp(8)), Target::One(0));
+        assert_eq!(whose(of, &packet(UDP, 0, [1, 2])), Target::One(0));
+    }
+
+    #[test]
+    fn no_frame_is_too_strange() {
+        let whole = packet(TCP, 0, [1, 2]);
+        for len in 0..whole.len() {
+            let _ = whose(2, &whole[..len]);
+            let mut longer = whole.clone();
+            longer[ETHERNET] = 0x4f;
+            let _ = whose(2, &longer[..len]);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Which connections live in another group than the one that the hash of their flow names.
+
+use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+
+use crate::log::request::Flow;
+
+/// Flows whose connections moved away from the group that the hash names: a small table that any thread may ask at any
+/// time, and that the pumps of the groups change, one at a time for each flow.
+///
+/// Who asks while it changes may get the old answer, or no better one than the hash. The group that hears of such a flow
+/// knows whose it is.
+pub(crate) struct MigratedFlows {
+    /// So that nobody looks while it is empty.
+    count: AtomicUsize,
+    buckets: Box<[[Exception; BUCKET]]>,
+}
+
+#[derive(Default)]
+struct Exception {
+    /// The flow but for our address; 0 if there is none, [`CLAIMED`] while it is being written.
+    flow: AtomicU64,
+    group: AtomicU16,
+}
+
+const BUCKET: usize = 8;
+const BUCKETS: usize = 256;
+const NO_FLOW: u64 = 0;
+const CLAIMED: u64 = u64::MAX;
+
+impl Default for MigratedFlows {
+    fn default() -> Self {
+        MigratedFlows {
+            count: AtomicUsize::new(0),
+            buckets: (0..BUCKETS).map(|_| Default::default()).collect(),
+        }
+    }
+}
+
+impl MigratedFlows {
+    fn word(flow: &Flow) -> u64 {
+        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
+        u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports)
+    }
+
+    fn bucket(&self, word: u64) -> &[Exception; BUCKET] {
+        let hash = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.buckets[hash as usize % BUCKETS]
+    }
+
+    /// Where the connection of this flow lives, if that is not where its hash says.
+    #[inline]
+    pub(crate) fn find(&self, flow: &Flow) -> Option<u16> {
+        // ORDERING: Relaxed: what is not seen yet is as if it were asked a little earlier.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.find_word(Self::word(flow))
+    }
+
+    #[cold]
+    fn find_word(&self, word: u64) -> Option<u16> {
+        // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of one that took its
+        // place since.
+        let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word;
+        let found = self.bucket(word).iter().find(is_it)?;
+        Some(found.group.load(Ordering::Relaxed))
+    }
+
+    /// From now on the connection of `flow` lives in `group`. Says whether there is room to remember that.
+    pub(crate) fn set(&self, flow: &Flow, group: u16) -> bool {
+        let word = Self::word(flow);
+        let bucket = self.bucket(word);
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        if let Some(known) = bucket.iter().find(is) {
+            known.group.store(group, Ordering::Relaxed);
+            return true;
+        }
+        let claim = |one: &&Exception| {
+            let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+            // ORDERING: Acquire: nobody else writes it any more.
+            let claimed = one
+                .flow
+                .compare_exchange(NO_FLOW, CLAIMED, success, failure);
+            claimed.is_ok()
+        };
+        let Some(free) = bucket.iter().find(claim) else {
+            return false;
+        };
+        free.group.store(group, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `find_word`.
+        free.flow.store(word, Ordering::Release);
+        true
+    }
+
+    /// From now on the hash alone says where a connection of `flow` lives.
+    pub(crate) fn remove(&self, flow: &Flow) {
+        let word = Self::word(flow);
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        if let Some(known) = self.bucket(word).iter().find(is) {
+            // ORDERING: Release, pairs with the Acquire in `set`.
+            known.flow.store(NO_FLOW, Ordering::Release);
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::SocketAddrV4;
+
+    fn flow(port: u16) -> Flow {
+        Flow {
+            local: SocketAddrV4::new([10, 0, 0, 1].into(), 80),
+            remote: SocketAddrV4::new([10, 0, 0, 2].into(), port),
+        }
+    }
+
+    #[test]
+    fn flows_that_moved_are_found_until_they_are_forgotten() {
+        let moved = MigratedFlows::default();
+        assert_eq!(moved.find(&flow(1)), None);
+        assert!((1..=100).all(|port| moved.set(&flow(port), port)));
+        assert!(moved.set(&flow(7), 3));
+        moved.remove(&flow(8));
+        moved.remove(&flow(8));
+        for port in 1..=101 {
+            let group = match port {
+                7 => Some(3),
+                8 | 101 => None,
+                port => Some(port),
+            };
+            assert_eq!(moved.find(&flow(port)), group);
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_full_says_so_and_has_room_again() {
+        let moved = MigratedFlows::default();
+        let full = (1..=u16::MAX).find(|port| !moved.set(&flow(*port), 1));
+        let full = full.expect("it is bounded");
+        assert!(usize::from(full) > BUCKETS, "{full}");
+        (1..full).for_each(|port| moved.remove(&flow(port)));
+        assert!(moved.set(&flow(full), 1));
+    }
+}

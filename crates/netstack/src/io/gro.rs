@@ -1,0 +1,498 @@
+//! From frames to runs.
+//!
+//! Segments are merged only where no protocol step could tell: one flow, consecutive sequence numbers, and the
+//! same acknowledgment, window, timestamps, flags and congestion mark; all but the last of equal length, PSH
+//! or FIN only on the last. Segments with options besides timestamps stay alone. The device vouches for all
+//! checksums of a run or for none, so that its word is the whole verdict.
+//!
+//! Acknowledgments without text are never merged, but up to seven of a flow share a request: each is applied by
+//! itself, and the core that takes them up has one request to fetch for all. The pump verifies them itself, as
+//! what there is to verify is the headers that it has just read, and gives their frames back at once.
+//! Where a run ends is part of the request, so it is the same in every replica.
+
+use core::net::{Ipv4Addr, SocketAddrV4};
+use std::vec;
+
+use dominoes_drivers::Frame;
+
+use crate::io::Run;
+use crate::io::prepare::{is_good, is_verified_by_device};
+use crate::log::request::{
+    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
+    SynOptions,
+};
+use crate::packet as wire;
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// The flow of a received segment, as we see it.
+pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
+    Flow {
+        local: SocketAddrV4::new(tcp.dst, tcp.dst_port),
+        remote: SocketAddrV4::new(tcp.src, tcp.src_port),
+    }
+}
+
+/// A run that may still grow. Its request is written where it is gathered.
+#[derive(Debug)]
+pub(crate) struct OpenRun {
+    /// Whether there is one.
+    begun: bool,
+    /// Whether another segment may follow.
+    open: bool,
+    /// How many segments with text it may have.
+    pub(crate) most: usize,
+    /// Whether it is acknowledgments without text whose checksum is good.
+    is_acks: bool,
+    /// Whether the device vouches for the checksums.
+    is_verified_by_device: bool,
+    /// Flags of the first segment; the digest has those of the last.
+    flags: u8,
+    /// Whose segments they are.
+    pub(crate) flow: Flow,
+    /// What a segment looks like that surely follows, in the run or behind it.
+    next: Option<wire::HeaderTemplate>,
+    /// With `is_acks`, what the second and later ones say.
+    acks: Acks,
+    /// Of the run, or of the last one.
+    pub(crate) request: Request,
+    run: Run,
+}
+
+impl Default for OpenRun {
+    fn default() -> Self {
+        let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        OpenRun {
+            begun: false,
+            open: false,
+            most: MAX_RUN,
+            is_acks: false,
+            is_verified_by_device: false,
+            flags: 0,
+            flow: Flow {
+                local: nobody,
+                remote: nobody,
+            },
+            next: None,
+            acks: Acks::default(),
+            request: Request::tick(Instant::ZERO, 0),
+            run: Run::default(),
+        }
+    }
+}
+
+/// PSH and FIN: what only the last segment of a run may have.
+const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
+
+impl OpenRun {
+    /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many; what comes next has
+    /// to be parsed. Frames that nobody needs any more go to `done_with`.
+    #[inline]
+    pub(crate) fn follow(
+        &mut self,
+        frames: &mut vec::Drain<'_, Frame>,
+        done_with: &mut Vec<Frame>,
+    ) -> usize {
+        let Some(next) = self.next.as_ref().filter(|_| self.open) else {
+            return 0;
+        };
+        let digest = &mut self.request.digest;
+        if self.is_acks {
+            let before = digest.count;
+            for frame in frames.as_slice() {
+                let more = usize::from(digest.count) - 1;
+                if more == MORE_ACKS {
+                    break;
+                }
+                let Some((ack, wnd)) = next.acknowledges(frame.bytes(), digest.seg_seq.0) else {
+                    break;
+                };
+                if !verified(frame) {
+                    break;
+                }
+                self.acks.ack[more] = SeqNum(ack);
+                self.acks.wnd[more] = wnd;
+                digest.count += 1;
+            }
+            let many = usize::from(digest.count - before);
+            done_with.extend(frames.take(many));
+            return many;
+        }
+        let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
+        let room = self.most - usize::from(digest.count);
+        // Looked at first and moved then, all at once.
+        let waiting = frames.as_slice().iter().take(room);
+        let many = waiting
+            .take_while(|frame| {
+                let follows = is_verified_by_device(frame) == self.is_verified_by_device
+                    && frame.meta.gso.is_none()
+                    && next.matches(frame.bytes(), seq);
+                seq = seq.wrapping_add(u32::from(digest.seg_len));
+                follows
+            })
+            .count();
+        self.run.frames.extend(frames.take(many));
+        digest.count += many as u8;
+        digest.len += many as u32 * u32::from(digest.seg_len);
+        many
+    }
+
+    /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody needs any more
+    /// comes back at once.
+    pub(crate) fn push(
+        &mut self,
+        tcp: &wire::Tcp,
+        mac: [u8; 6],
+        frame: Frame,
+        merge: bool,
+    ) -> Result<Option<Frame>, Frame> {
+        if !self.begun {
+            return Ok(self.begin(tcp, mac, frame, merge));
+        }
+        if !self.may_take(tcp, &frame) {
+            return Err(frame);
+        }
+        let digest = &mut self.request.digest;
+        digest.count += 1;
+        if self.is_acks {
+            let more = usize::from(digest.count) - 2;
+            self.acks.ack[more] = SeqNum(tcp.ack);
+            self.acks.wnd[more] = tcp.wnd;
+            return Ok(Some(frame));
+        }
+        digest.len += tcp.payload_len;
+        digest.flags = Flags(tcp.flags);
+        self.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == u32::from(digest.seg_len);
+        self.run.frames.push(frame);
+        Ok(None)
+    }
+
+    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
+        self.begun = true;
+        self.is_verified_by_device = is_verified_by_device(&frame);
+        self.is_acks = is_bare_ack(tcp) && verified(&frame);
+        self.open = merge && (self.is_acks || may_begin(tcp, &frame));
+        self.flags = tcp.flags;
+        self.flow = flow_of(tcp);
+        self.next = (self.is_acks || may_begin(tcp, &frame))
+            .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
+            .flatten();
+        let Request { digest, body } = &mut self.request;
+        digest.kind = Kind::Segments;
+        digest.seg_seq = SeqNum(tcp.seq);
+        digest.seg_ack = SeqNum(tcp.ack);
+        digest.len = tcp.payload_len;
+        digest.seg_len = tcp.payload_len as u16;
+        digest.seg_wnd = tcp.wnd;
+        digest.flags = Flags(tcp.flags);
+        digest.count = 1;
+        let timestamps = if tcp.timestamps.is_some() {
+            Digest::TIMESTAMPS
+        } else {
+            0
+        };
+        (digest.ts_val, digest.ts_ecr) = tcp.timestamps.unwrap_or_default();
+        let options = if tcp.options.any { Digest::OPTIONS } else { 0 };
+        let ce = if tcp.ce { Digest::CE } else { 0 };
+        digest.bits = timestamps | options | ce;
+        *body = Body::Segment {
+            flow: self.flow,
+            mac: Mac(mac),
+            payload_offset: tcp.payload_offset,
+            options: options_of(tcp),
+        };
+        if self.is_acks {
+            return Some(frame);
+        }
+        self.run.seq = SeqNum(tcp.seq);
+        self.run.frames.push(frame);
+        None
+    }
+
+    fn may_take(&self, tcp: &wire::Tcp, frame: &Frame) -> bool {
+        let digest = &self.request.digest;
+        let of_a_kind = self.open
+            && if self.is_acks {
+                usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
+            } else {
+                usize::from(digest.count) < self.most
+                    && may_continue(tcp)
+                    && tcp.payload_len <= u32::from(digest.seg_len)
+                    && tcp.ack == digest.seg_ack.0
+                    && tcp.wnd == digest.seg_wnd
+                    && is_verified_by_device(frame) == self.is_verified_by_device
+                    && frame.meta.gso.is_none()
+            };
+        let timestamps =
+            (digest.bits & Digest::TIMESTAMPS != 0).then_some((digest.ts_val, digest.ts_ecr));
+        of_a_kind
+            && tcp.seq == digest.seg_seq.0.wrapping_add(digest.len)
+            && tcp.timestamps == timestamps
+            && tcp.ce == (digest.bits & Digest::CE != 0)
+            && usize::from(tcp.payload_offset) == self.request.layout().1
+            && (tcp.flags ^ self.flags) & !LAST_ONLY == 0
+            && flow_of(tcp) == self.flow
+    }
+
+    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none, but for a run of its
+    /// own: what it acknowledges, and its window.
+    #[inline]
+    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
+        let next = self.next.as_ref()?;
+        let digest = &self.request.digest;
+        let seq = digest.seg_seq + digest.len;
+        if self.is_acks {
+            let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
+            return verified(frame).then_some((SeqNum(ack), wnd));
+        }
+        let follows = is_verified_by_device(frame) == self.is_verified_by_device
+            && frame.meta.gso.is_none()
+            && next.matches(frame.bytes(), seq.0);
+        follows.then_some((digest.seg_ack, digest.seg_wnd))
+    }
+
+    /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length ends the run, says so. A
+    /// batch of frames ends this, so an acknowledgment waits for no more than those.
+    #[inline]
+    pub(crate) fn record_followed(&mut self) {
+        let digest = &mut self.request.digest;
+        if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
+            digest.bits |= Digest::FOLLOWED;
+        }
+    }
+
+    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is none. If nobody needs the
+    /// frame any more, it goes to `done_with`.
+    #[inline]
+    pub(crate) fn repeat(
+        &mut self,
+        frame: Frame,
+        what: (SeqNum, u16),
+        merge: bool,
+        done_with: &mut Vec<Frame>,
+    ) {
+        let digest = &mut self.request.digest;
+        digest.seg_seq += digest.len;
+        (digest.seg_ack, digest.seg_wnd) = what;
+        digest.count = 1;
+        digest.flags = Flags(self.flags);
+        digest.bits &= Digest::TIMESTAMPS | Digest::CE;
+        (self.begun, self.open) = (true, merge);
+        if self.is_acks {
+            if let Body::Segment { options, .. } = &mut self.request.body {
+                *options = Options::None;
+            }
+            done_with.push(frame);
+        } else {
+            digest.len = u32::from(digest.seg_len);
+            self.run.seq = digest.seg_seq;
+            self.run.frames.push(frame);
+        }
+    }
+
+    /// Ends the run: its frames, and its verdict if that is known without looking at the payload. Its request stays
+    /// in `request`, without time, credit, hint and cursors. `None` if there is none. `spare` gives an empty run
+    /// that takes the frames of the next one.
+    #[inline]
+    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<u16>)> {
+        if !self.begun {
+            return None;
+        }
+        (self.begun, self.open) = (false, false);
+        let digest = &mut self.request.digest;
+        if self.is_acks && digest.count > 1 {
+            digest.bits |= Digest::ACKS;
+            if let Body::Segment { options, .. } = &mut self.request.body {
+                *options = Options::Acks(self.acks);
+            }
+        }
+        let run = if self.is_acks {
+            Run::default()
+        } else {
+            core::mem::replace(&mut self.run, spare())
+        };
+        let known = self.is_acks || self.is_verified_by_device;
+        Some((run, known.then(|| self.request.digest.all_good())))
+    }
+}
+
+fn may_begin(tcp: &wire::Tcp, frame: &Frame) -> bool {
+    may_continue(tcp) && tcp.flags & LAST_ONLY == 0 && frame.meta.gso.is_none()
+}
+
+fn may_continue(tcp: &wire::Tcp) -> bool {
+    tcp.payload_len > 0 && tcp.flags & !LAST_ONLY == Flags::ACK.0 && !tcp.options.any
+}
+
+/// Whether the checksum of a frame is right, as the device says or the frame shows.
+#[inline]
+fn verified(frame: &Frame) -> bool {
+    is_verified_by_device(frame) || is_good(frame.bytes())
+}
+
+/// An acknowledgment and nothing else.
+fn is_bare_ack(tcp: &wire::Tcp) -> bool {
+    tcp.payload_len == 0 && tcp.flags == Flags::ACK.0 && !tcp.options.any
+}
+
+fn options_of(tcp: &wire::Tcp) -> Options {
+    let o = &tcp.options;
+    if !o.any {
+        return Options::None;
+    }
+    if tcp.flags & Flags::SYN.0 != 0 {
+        return Options::Syn(SynOptions {
+            mss: o.mss,
+            window_scale: o.window_scale,
+            sack_permitted: o.sack_permitted,
+        });
+    }
+    if o.sack.count == 0 {
+        return Options::None;
+    }
+    let mut sack = Sack::NONE;
+    for (left, right) in o.sack.iter() {
+        sack.push(SeqNum(left), SeqNum(right));
+    }
+    Options::Sack(sack)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Packet, TcpHeaders};
+    use std::net::Ipv4Addr;
+
+    fn frame(seq: u32, flags: Flags, payload: &[u8]) -> (wire::Tcp, Frame) {
+        let headers = TcpHeaders {
+            src_mac: [2; 6],
+            dst_mac: [4; 6],
+            src: Ipv4Addr::new(10, 0, 0, 2),
+            dst: Ipv4Addr::new(10, 0, 0, 1),
+            src_port: 4000,
+            dst_port: 80,
+            seq,
+            ack: 9,
+            wnd: 100,
+            flags: flags.0,
+            ect: false,
+            ttl: 64,
+            tos: 0,
+            timestamps: None,
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            sack: wire::SackBlocks::default(),
+            payload_len: payload.len(),
+        };
+        let mut bytes = vec![0; 200];
+        let head = wire::emit_tcp(&mut bytes, &headers);
+        bytes.truncate(head);
+        bytes.extend(payload);
+        let Ok(Packet::Tcp(tcp)) = wire::parse(&bytes) else {
+            panic!("not TCP")
+        };
+        (tcp, Frame::from_bytes(&bytes))
+    }
+
+    fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
+        let (tcp, frame) = frame(seq, flags, payload);
+        run.push(&tcp, [2; 6], frame, true).is_ok()
+    }
+
+    #[test]
+    fn consecutive_segments_make_one_run_until_a_shorter_or_pushed_one_ends_it() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
+        assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
+        assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
+        assert_eq!(request.digest.count, 3);
+        assert_eq!(request.digest.len, 30);
+        assert_eq!(request.digest.seg_len, 10);
+        assert!(request.digest.flags.has(Flags::PSH));
+        assert_eq!(frames.frames.len(), 3);
+        assert!(run.take(Run::default).is_none());
+
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));
+        assert!(!push(&mut run, 114, Flags::ACK, &[2; 4]));
+    }
+
+    #[test]
+    fn a_full_run_says_that_more_is_there_already_and_the_last_one_does_not() {
+        let mut run = OpenRun::default();
+        for i in 0..MAX_RUN as u32 {
+            assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
+        }
+        let next = frame(180, Flags::ACK, &[2; 10]).1;
+        let what = run.matches_template(&next).unwrap();
+        run.record_followed();
+        run.take(Run::default).unwrap();
+        assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
+        assert_eq!(run.request.digest.count, 8);
+
+        run.repeat(next, what, true, &mut Vec::new());
+        // Only its length may have ended it.
+        run.record_followed();
+        run.take(Run::default).unwrap();
+        assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
+    }
+
+    #[test]
+    fn the_device_vouches_for_a_run_as_a_whole_or_not_at_all() {
+        let mut run = OpenRun::default();
+        let (tcp, mut first) = frame(100, Flags::ACK, &[1; 10]);
+        first.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        assert!(run.push(&tcp, [2; 6], first, true).is_ok());
+        let (tcp, mut second) = frame(110, Flags::ACK, &[2; 10]);
+        assert!(run.push(&tcp, [2; 6], second.clone(), true).is_err());
+        second.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        assert!(run.push(&tcp, [2; 6], second, true).is_ok());
+    }
+
+    #[test]
+    fn a_gap_a_pure_ack_and_a_longer_segment_begin_runs_of_their_own() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
+        assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
+        assert!(!push(&mut run, 110, Flags::ACK, &[]));
+        assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
+        run.take(Run::default);
+        assert!(push(&mut run, 100, Flags::ACK, &[]));
+        assert!(!push(&mut run, 100, Flags::ACK, &[1; 10]));
+    }
+
+    #[test]
+    fn bare_acknowledgments_share_a_request_and_their_frames_go_back() {
+        let mut run = OpenRun::default();
+        for _ in 0..=MORE_ACKS {
+            let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
+            frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+            tcp.ack += 2;
+            assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(Some(_))));
+        }
+        assert!(!push(&mut run, 100, Flags::ACK, &[]));
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
+        assert_eq!((request.digest.count, request.digest.len), (7, 0));
+        assert!(frames.frames.is_empty());
+        let mut seen = 0;
+        request.pieces(0xff, |ack| seen += usize::from(ack.ack == SeqNum(11)));
+        assert_eq!(seen, 1 + MORE_ACKS);
+    }
+
+    #[test]
+    fn an_acknowledgment_with_a_bad_checksum_goes_the_way_of_all_segments() {
+        let mut run = OpenRun::default();
+        let (tcp, frame) = frame(100, Flags::ACK, &[]);
+        // `emit_tcp` leaves the checksum to whoever knows the payload.
+        assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(None)));
+        let (frames, _) = run.take(Run::default).unwrap();
+        let request = run.request;
+        assert_eq!((request.digest.count, frames.frames.len()), (1, 1));
+        assert_eq!(crate::io::prepare::prepare(&request, &frames), 0);
+    }
+}

@@ -1,0 +1,269 @@
+//! The other costly step: what `apply` asked for becomes copies, frames and news.
+//!
+//! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and nothing
+//! tells anything back to `apply`.
+
+mod datagrams;
+mod frames;
+
+use core::net::SocketAddrV4;
+use core::slice;
+
+use crate::io::Payload;
+use crate::io::rx::migration::MigrationProgress;
+use crate::io::stream::{AppRequest, StreamRef};
+use crate::io::world::{HintUpdate, OpenResult, Ready, Wakes, World};
+use crate::log::effect::{Deliver, Effect, Row};
+use crate::log::request::{ConnId, Request};
+use crate::stats::EffectStats;
+
+pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
+pub(crate) use frames::{Template, build, build_bare, build_row_acks, fill, fill_processed};
+
+/// Does all that a request asked for, whose payload is `payload`.
+#[inline]
+pub(crate) fn all<'a>(
+    world: &World,
+    effects: impl IntoIterator<Item = &'a Effect>,
+    (request, payload): (&Request, Payload<'_>),
+    template: &mut Template,
+    stats: &mut EffectStats,
+    wakes: &mut Wakes<'_>,
+) {
+    for effect in effects {
+        match effect {
+            Effect::Deliver(piece) => {
+                deliver(world, piece, request.layout(), &payload, stats);
+                wakes.add(piece.conn);
+            }
+            Effect::Transmit(transmit) => {
+                for i in 0..transmit.count {
+                    build(world, transmit, i, template, stats);
+                }
+            }
+            Effect::Queue(datagrams) => {
+                queue(world, datagrams, payload.frames, stats);
+                wakes.add_socket(datagrams.socket);
+            }
+            Effect::Send(send) => {
+                for i in 0..send.count {
+                    build_datagram(world, send, i, stats);
+                }
+            }
+            other => {
+                notify(world, other, stats);
+                wakes.after(other);
+            }
+        }
+    }
+}
+
+/// Copies what `deliver` names out of `run`, which lies as [`Request::layout`] says.
+#[inline(always)]
+pub(crate) fn deliver(
+    world: &World,
+    deliver: &Deliver,
+    layout: (u32, usize),
+    run: &Payload<'_>,
+    stats: &mut EffectStats,
+) {
+    let Some(stream) = world.streams.get(deliver.conn) else {
+        stats.diverged += 1;
+        return;
+    };
+    let place = deliver
+        .stream_offset
+        .wrapping_sub(u64::from(deliver.run_offset));
+    // Nothing is left to copy of what lies there already.
+    if !run.lies_at(place) {
+        stream.set_first_sequence(run.seq - place as u32);
+        let whole = match (run.frames, &world.streams.inline) {
+            ([frame], None) if deliver.run_offset == 0 => {
+                let payload = frame.bytes().get(layout.1..);
+                payload.and_then(|payload| payload.get(..deliver.len as usize))
+            }
+            _ => None,
+        };
+        if let Some(payload) = whole {
+            stream.store(deliver, 0, payload);
+        } else if copy_pieces(world, &stream, deliver, layout, run).is_none() {
+            stats.diverged += 1;
+            return;
+        }
+    }
+    stats.delivered_bytes += u64::from(deliver.len);
+    if deliver.last {
+        stats.deliveries += 1;
+        stream.stamp(deliver);
+    }
+}
+
+/// Performs the deliveries of a row, whose run lies as `layout` says.
+pub(crate) fn deliver_row(
+    world: &World,
+    row: &Row,
+    layout: (u32, usize),
+    run: &Payload<'_>,
+    stats: &mut EffectStats,
+) {
+    let stream = world.streams.get(row.deliver.conn);
+    let stream = stream.filter(|stream| stream.has_room_for(row));
+    let (Some(stream), None) = (stream, &world.streams.inline) else {
+        return deliver_one_by_one(world, row, layout, run, stats);
+    };
+    let begin = row.deliver.stream_offset;
+    if !run.lies_at(begin) {
+        stream.set_first_sequence(run.seq - begin as u32);
+        let mut left = row.all;
+        let payloads = run.frames.iter().map(|frame| {
+            let len = left.min(row.deliver.len);
+            left -= len;
+            frame.bytes().get(layout.1..layout.1 + len as usize)
+        });
+        if !stream.store_row(row, payloads) {
+            stats.diverged += 1;
+            return;
+        }
+    }
+    stats.delivered_bytes += u64::from(row.all);
+    stats.deliveries += u64::from(row.count);
+    stream.stamp_row(row);
+}
+
+/// As [`deliver_row`], where the ring begins anew within the row; for an inline processor, which has each segment by
+/// itself; or for nobody.
+#[cold]
+fn deliver_one_by_one(
+    world: &World,
+    row: &Row,
+    layout: (u32, usize),
+    run: &Payload<'_>,
+    stats: &mut EffectStats,
+) {
+    for (piece, frame) in row.deliveries().zip(run.frames) {
+        let before = (piece.stream_offset - row.deliver.stream_offset) as u32;
+        let payload = Payload {
+            frames: slice::from_ref(frame),
+            seq: run.seq + before,
+            ..*run
+        };
+        deliver(world, &piece, layout, &payload, stats);
+    }
+}
+
+/// Copies it out of several frames, or by way of the inline processor. `None` if they are not as the run says.
+#[inline(never)]
+fn copy_pieces(
+    world: &World,
+    stream: &StreamRef<'_>,
+    deliver: &Deliver,
+    (seg_len, payload_offset): (u32, usize),
+    run: &Payload<'_>,
+) -> Option<()> {
+    let seg_len = seg_len.max(1);
+    let mut done = 0;
+    while done < deliver.len {
+        let at = deliver.run_offset + done;
+        // The last segment may be the longest only when it is the only one, so the index is always right.
+        let index = ((at / seg_len) as usize).min(run.frames.len().saturating_sub(1));
+        let within = (at - index as u32 * seg_len) as usize;
+        let frame = run.frames.get(index)?.bytes();
+        let payload = frame.get(payload_offset + within..)?;
+        // Behind the payload a short frame may carry padding: a run's segments but the last are `seg_len`.
+        let left = (deliver.len - done) as usize;
+        let here = if index + 1 < run.frames.len() {
+            left.min(seg_len as usize - within)
+        } else {
+            left
+        };
+        let bytes = payload.get(..here)?;
+        match &world.streams.inline {
+            None => stream.store(deliver, done, bytes),
+            Some(inline) => {
+                let place = (frame, within as u32);
+                inline.receive(world, stream, deliver, done, bytes, place);
+            }
+        }
+        done += here as u32;
+    }
+    Some(())
+}
+
+/// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
+pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
+    match *effect {
+        Effect::Deliver(_) | Effect::Transmit(_) | Effect::Queue(_) | Effect::Send(_) => {}
+        Effect::Sent { socket, upto } => match world.queues.streams.get(socket) {
+            Some(stream) => stream.release(upto),
+            None => stats.diverged += 1,
+        },
+        Effect::Unbound { socket } => {
+            world.queues.unbound.push(socket);
+            world.wake_pump();
+        }
+        Effect::Release { conn, upto } => match world.streams.get(conn) {
+            Some(stream) => stream.release(upto),
+            None => stats.diverged += 1,
+        },
+        Effect::Event {
+            conn,
+            event,
+            received,
+        } => match world.streams.get(conn) {
+            Some(stream) => stream.event(event, received),
+            None => stats.diverged += 1,
+        },
+        Effect::Opened {
+            request_id,
+            conn,
+            flow,
+        } => {
+            let answer = if conn == ConnId::NONE {
+                OpenResult::NoRoom
+            } else {
+                OpenResult::Opened {
+                    stream: world.streams.handle(conn),
+                    flow,
+                }
+            };
+            world.complete_open(request_id, answer);
+        }
+        Effect::MigrationReserved { request_id, conn } => {
+            world.report_migration(MigrationProgress::Reserved { request_id, conn })
+        }
+        Effect::Serialized(packed) => {
+            world.report_migration(MigrationProgress::Serialized(Box::new(packed)))
+        }
+        Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
+        Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
+        Effect::Retire { conn, held } => {
+            if let Some(stream) = world.streams.get(conn) {
+                if !held {
+                    stream.request(AppRequest {
+                        orphan: true,
+                        ..AppRequest::default()
+                    });
+                }
+                stream.retired();
+            }
+            world.retired.push(conn);
+            world.wake_pump();
+        }
+    }
+}
+
+/// Queues an established connection for the port's listener; without one, nobody will ever read it.
+fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
+    let stream = world.streams.handle(conn);
+    if let Some(queue) = world.socket_table().listeners.get_mut(&port) {
+        let group = world.group;
+        queue.ready.push_back(Ready {
+            group,
+            stream,
+            remote,
+        });
+        world.shared.socket_table_changed.notify_all();
+    } else {
+        world.abandon(stream);
+    }
+}

@@ -1,0 +1,228 @@
+//! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
+
+use dominoes_drivers::{Frame, TxChecksum, TxMeta};
+
+use crate::io::stream::Parts;
+use crate::io::world::World;
+use crate::ip::fragment as cut;
+use crate::ip::fragment::Piece;
+use crate::log::effect::{Deliver, Queue, SendDatagrams};
+use crate::log::request::MAX_RUN;
+use crate::packet as wire;
+use crate::packet::checksum::Sum;
+use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
+use crate::stats::EffectStats;
+use crate::udp::record::{self, Header};
+
+/// Bytes of a frame before a UDP payload.
+const HEADERS: usize = IP_HEADERS + UDP_HEADER;
+/// Where the checksum field stands within a UDP header.
+const CHECKSUM_AT: u16 = 6;
+
+/// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's header.
+pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut EffectStats) {
+    let Some(stream) = world.queues.streams.get(queue.socket) else {
+        stats.diverged += 1;
+        return;
+    };
+    let mut offset = queue.offset;
+    for i in (0..MAX_RUN).filter(|i| queue.take & 1 << i != 0) {
+        let len = queue.lens[i];
+        let datagram = frames.get(i).map(|frame| frame.bytes());
+        let datagram = datagram.and_then(wire::udp_datagram);
+        let Some(datagram) = datagram.filter(|found| found.payload.len() == usize::from(len))
+        else {
+            stats.diverged += 1;
+            return;
+        };
+        let place = Deliver {
+            conn: queue.socket,
+            run_offset: 0,
+            len: record::len(len) as u32,
+            stream_offset: offset,
+            delivery: queue.delivery,
+            end: queue.end,
+            last: true,
+        };
+        let header = Header::write(datagram.source, len, datagram.ttl, datagram.tos);
+        stream.store(&place, 0, &header);
+        stream.store(&place, record::HEADER as u32, datagram.payload);
+        offset += record::len(len);
+        stats.delivered_bytes += u64::from(len);
+    }
+    stats.deliveries += 1;
+    stream.stamp(&Deliver {
+        conn: queue.socket,
+        run_offset: 0,
+        len: 0,
+        stream_offset: offset,
+        delivery: queue.delivery,
+        end: queue.end,
+        last: true,
+    });
+}
+
+/// Builds frame `i` of datagrams that are sent, in its slot.
+pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
+    let mtu = world.limits.mtu;
+    // Which datagram it is of, and which piece of that.
+    let (index, fragment) = match s.fragment {
+        None => (i as usize % MAX_RUN, 0),
+        Some(first) => (0, first + i),
+    };
+    let len = s.lens[index];
+    let piece = cut::piece(fragment, UDP_HEADER as u32 + u32::from(len), mtu);
+    let frame = s.first_frame + u64::from(i);
+    let stream = world.queues.streams.get(s.socket);
+    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(frame)) else {
+        stats.diverged += 1;
+        return;
+    };
+    world.tx.fetch(frame + 1, IP_HEADERS + piece.len as usize);
+    let before = s.lens[..index].iter().map(|len| record::len(*len));
+    let payload_at = s.offset + before.sum::<u64>() + record::HEADER as u64;
+    let total = IP_HEADERS + piece.len as usize;
+    let buffer = &mut claim.buffer()[..total];
+    let header = Header {
+        remote: s.remote,
+        len,
+        ttl: s.ttl,
+        tos: s.tos,
+    };
+    let ident = s.idents.nth(index as u16);
+    let headers = ip_headers(world, s.mac.0, &header, ident, piece);
+    wire::emit_ip(buffer, &headers);
+    let mut meta = TxMeta::default();
+    if piece.offset > 0 {
+        let from = payload_at + u64::from(piece.offset) - UDP_HEADER as u64;
+        copy(
+            stream.sending(from, piece.len as usize),
+            &mut buffer[IP_HEADERS..],
+        );
+    } else {
+        let payload = stream.sending(payload_at, usize::from(len));
+        let partial = world.tx_checksum && !piece.more;
+        first_piece(world, s.port, &header, payload, partial, buffer);
+        if partial {
+            meta.checksum = TxChecksum::Partial {
+                start: IP_HEADERS as u16,
+                offset: CHECKSUM_AT,
+            };
+        }
+    }
+    claim.publish(
+        if piece.offset > 0 {
+            IP_HEADERS
+        } else {
+            HEADERS
+        },
+        total,
+        meta,
+    );
+    stats.frames += 1;
+    stats.sent_bytes += (total - IP_HEADERS) as u64;
+    if piece.offset == 0 {
+        stats.sent_bytes -= UDP_HEADER as u64;
+    }
+}
+
+/// A whole datagram of a socket at `port` as a frame for nobody's link-layer address, however long.
+pub(crate) fn whole_datagram(
+    world: &World,
+    port: u16,
+    header: &Header,
+    ident: u16,
+    payload: Parts<'_>,
+) -> Vec<u8> {
+    let len = UDP_HEADER as u32 + u32::from(header.len);
+    let whole = Piece {
+        offset: 0,
+        len,
+        more: false,
+    };
+    let mut frame = vec![0; IP_HEADERS + len as usize];
+    wire::emit_ip(&mut frame, &ip_headers(world, [0; 6], header, ident, whole));
+    first_piece(world, port, header, payload, false, &mut frame);
+    frame
+}
+
+fn ip_headers(
+    world: &World,
+    dst_mac: [u8; 6],
+    header: &Header,
+    ident: u16,
+    piece: Piece,
+) -> IpHeaders {
+    IpHeaders {
+        src_mac: world.mac,
+        dst_mac,
+        src: world.address,
+        dst: *header.remote.ip(),
+        protocol: UDP,
+        ttl: header.ttl,
+        tos: header.tos,
+        ident,
+        offset: piece.offset,
+        more: piece.more,
+        payload_len: piece.len as usize,
+    }
+}
+
+/// Writes the UDP header and what of the payload the frame has room for. The checksum is that of the whole datagram;
+/// with `partial`, that of its pseudo header, for a device that adds the rest.
+fn first_piece(
+    world: &World,
+    port: u16,
+    header: &Header,
+    payload: Parts<'_>,
+    partial: bool,
+    frame: &mut [u8],
+) {
+    let len = usize::from(header.len);
+    let (head, text) = frame[IP_HEADERS..].split_at_mut(UDP_HEADER);
+    let udp = UdpHeaders {
+        src_port: port,
+        dst_port: header.remote.port(),
+        payload_len: len,
+    };
+    wire::emit_udp(head, &udp);
+    let (src, dst) = (world.address.octets(), header.remote.ip().octets());
+    let pseudo = Sum::default().pseudo_header(src, dst, UDP, UDP_HEADER + len);
+    if partial {
+        copy(payload, text);
+        head[6..8].copy_from_slice(&pseudo.folded().to_be_bytes());
+        return;
+    }
+    // A record's payload begins at an even place, so its first part is even.
+    let sum = pseudo.add(head);
+    let sum = if text.len() == len {
+        sum.add_copies(payload, text)
+    } else {
+        copy(payload, text);
+        sum.add(payload.0).add(payload.1)
+    };
+    wire::set_udp_checksum(head, sum.finish());
+}
+
+/// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what [`build_datagram`] costs
+/// besides writing headers.
+pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
+    let (head, rest) = frame.split_at_mut(HEADERS);
+    let [.., a, b, c, d, e, f, g, h] = head[..IP_HEADERS] else {
+        return;
+    };
+    let udp = &mut head[IP_HEADERS..];
+    udp[6..8].fill(0);
+    let sum = Sum::default()
+        .pseudo_header([a, b, c, d], [e, f, g, h], UDP, UDP_HEADER + payload.len())
+        .add(udp)
+        .add_copy(payload, rest);
+    wire::set_udp_checksum(udp, sum.finish());
+}
+
+/// Copies the two parts, as far as there is room.
+fn copy((a, b): Parts<'_>, to: &mut [u8]) {
+    let (front, back) = to.split_at_mut(a.len().min(to.len()));
+    front.copy_from_slice(&a[..front.len()]);
+    back.copy_from_slice(&b[..back.len()]);
+}

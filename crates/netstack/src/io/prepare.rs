@@ -1,0 +1,123 @@
+//! The first costly step: checksums, a pure function of a run's frames.
+//!
+//! It may be done twice, by anybody, ahead of everything else. Its answer is the verdict, one bit per
+//! segment, and the only thing about payload that `apply` gets to know.
+
+use dominoes_drivers::{Frame, RxChecksum};
+
+use crate::io::Run;
+use crate::io::world::World;
+use crate::log::request::{Kind, Request};
+use crate::packet as wire;
+use crate::packet::UDP;
+use crate::packet::checksum::Sum;
+
+const TCP: u8 = 6;
+
+/// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what was just summed is
+/// not fetched a second time. Says whether it did. Where the run has a place, nobody else may do so before or meanwhile.
+pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (u16, bool) {
+    let Some(place) = run.place else {
+        return (prepare(request, run), false);
+    };
+    let (seg_len, _) = request.layout();
+    let stored = world.streams.get(request.digest.hint).and_then(|stream| {
+        stream.store_ahead(place, request.digest.len, |to| {
+            let mut left = to;
+            let mut verdict = 0;
+            for (i, frame) in run.frames.iter().enumerate() {
+                let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
+                verdict |= u16::from(verify_and_copy(frame.bytes(), to)?) << i;
+                left = rest;
+            }
+            Some(verdict)
+        })
+    });
+    match stored {
+        Some(verdict) => (verdict, true),
+        None => (prepare(request, run), false),
+    }
+}
+
+/// Copies the end of a frame (Ethernet, IPv4, TCP) to `to`, and says whether its TCP checksum is right. `None` if it is not
+/// one that can be done in one pass.
+#[inline(always)]
+pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+    let sum = rest_of_pseudo_header(covered).add_head(head);
+    Some(sum.add_copy(payload, to).is_good())
+}
+
+/// Which segments of a run have a good checksum, one bit each.
+pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
+    match request.digest.kind {
+        Kind::Segments => verdict(&run.frames),
+        Kind::Datagrams => datagrams(&run.frames),
+        Kind::Tick | Kind::Command => 0,
+    }
+}
+
+/// As [`verdict`], of UDP datagrams.
+fn datagrams(frames: &[Frame]) -> u16 {
+    let good = |frame: &Frame| is_verified_by_device(frame) || datagram_is_good(frame.bytes());
+    let bits = frames.iter().enumerate().take(16);
+    bits.fold(0, |verdict, (i, frame)| {
+        verdict | u16::from(good(frame)) << i
+    })
+}
+
+/// Whether the UDP checksum of a frame is right, or its sender computed none (RFC 768).
+pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
+    match wire::udp_checksummed(frame) {
+        None => false,
+        Some(None) => true,
+        Some(Some((src, dst, datagram))) => Sum::default()
+            .pseudo_header(src, dst, UDP, datagram.len())
+            .add(datagram)
+            .is_good(),
+    }
+}
+
+/// The verdict on frames, at most 16.
+#[inline]
+pub(crate) fn verdict(frames: &[Frame]) -> u16 {
+    let mut verdict = 0;
+    for (i, frame) in frames.iter().enumerate() {
+        if is_verified_by_device(frame) || is_good(frame.bytes()) {
+            verdict |= 1 << i;
+        }
+    }
+    verdict
+}
+
+/// Whether nothing is left to verify: the device did, or the data never crossed a wire.
+pub(crate) fn is_verified_by_device(frame: &Frame) -> bool {
+    !matches!(frame.meta.checksum, RxChecksum::Verify)
+}
+
+/// Whether the TCP checksum of a frame is right.
+#[inline]
+pub(crate) fn is_good(frame: &[u8]) -> bool {
+    match wire::checksummed_at_once(frame) {
+        Some(covered) => rest_of_pseudo_header(covered).add(covered).is_good(),
+        None => is_good_in_parts(frame),
+    }
+}
+
+/// The pseudo header of a TCP segment without the addresses, which `covered` begins with.
+#[inline]
+fn rest_of_pseudo_header(covered: &[u8]) -> Sum {
+    Sum::default().number(u32::from(TCP) << 16 | (covered.len() - 8) as u32)
+}
+
+#[cold]
+fn is_good_in_parts(frame: &[u8]) -> bool {
+    let Some((src, dst, segment)) = wire::checksummed(frame) else {
+        return false;
+    };
+    Sum::default()
+        .pseudo_header(src.octets(), dst.octets(), TCP, segment.len())
+        .add(segment)
+        .is_good()
+}

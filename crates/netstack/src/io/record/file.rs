@@ -1,0 +1,174 @@
+//! The log on file.
+//!
+//! A recording begins with a magic word and the [`Limits`], and goes on with one [`Entry`] per request, each
+//! behind its length.
+
+use std::io::{self, Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::Entry;
+use crate::config::Limits;
+
+const MAGIC: [u8; 8] = *b"dominoL2";
+/// Longer than any entry that is written: eight frames, a send ring, and some.
+const MAX_ENTRY: u32 = 1 << 31;
+
+/// Writes a log.
+pub struct Recorder {
+    out: Box<dyn Write + Send>,
+    failed: Option<io::Error>,
+}
+
+impl core::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Recorder")
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Begins a recording.
+    ///
+    /// # Errors
+    /// If `out` cannot be written.
+    pub fn new(mut out: Box<dyn Write + Send>, limits: &Limits) -> io::Result<Self> {
+        out.write_all(&MAGIC)?;
+        write_one(&mut out, limits)?;
+        Ok(Recorder { out, failed: None })
+    }
+
+    /// Adds an entry. The first failure ends the recording and is kept for [`Recorder::finish`].
+    pub(crate) fn add(&mut self, entry: &Entry) {
+        if self.failed.is_none() {
+            self.failed = write_one(&mut self.out, entry).err();
+        }
+    }
+
+    /// Writes out what is buffered.
+    ///
+    /// # Errors
+    /// The first failure of the recording.
+    pub fn finish(mut self) -> io::Result<()> {
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.out.flush(),
+        }
+    }
+}
+
+fn write_one(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
+    out.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    out.write_all(&bytes)
+}
+
+/// Reads a log back, entry by entry.
+#[derive(Debug)]
+pub struct Recording<R> {
+    from: R,
+    limits: Limits,
+}
+
+impl<R: Read> Recording<R> {
+    /// Opens a recording.
+    ///
+    /// # Errors
+    /// If it cannot be read or is none.
+    pub fn open(mut from: R) -> io::Result<Self> {
+        let mut magic = [0; 8];
+        from.read_exact(&mut magic)?;
+        if magic != MAGIC {
+            return Err(invalid("this is no recorded log of this version"));
+        }
+        let limits = read_one(&mut from)?.ok_or_else(|| invalid("the recording ends too early"))?;
+        Ok(Recording { from, limits })
+    }
+
+    /// The bounds under which it was recorded, and must be replayed.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+}
+
+impl<R: Read> Iterator for Recording<R> {
+    type Item = io::Result<Entry>;
+
+    fn next(&mut self) -> Option<io::Result<Entry>> {
+        read_one(&mut self.from).transpose()
+    }
+}
+
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// `None` at the end of the file.
+fn read_one<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<Option<T>> {
+    let mut len = [0; 4];
+    match from.read(&mut len)? {
+        0 => return Ok(None),
+        got => from.read_exact(&mut len[got..])?,
+    }
+    let len = u32::from_le_bytes(len);
+    if len > MAX_ENTRY {
+        return Err(invalid("an entry is longer than any can be"));
+    }
+    let mut bytes = Vec::new();
+    let got = from.take(u64::from(len)).read_to_end(&mut bytes)?;
+    if got < len as usize {
+        return Err(invalid("the recording ends in the middle of an entry"));
+    }
+    postcard::from_bytes(&bytes)
+        .map(Some)
+        .map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::request::Request;
+    use crate::time::Instant;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn entry(i: u64) -> Entry {
+        Entry {
+            request: Request::tick(Instant::from_nanos(i), i),
+            verdict: Some(3),
+            frames: vec![vec![1, 2, 3]],
+            written: None,
+        }
+    }
+
+    #[test]
+    fn what_was_recorded_is_read_back() {
+        let file = Shared::default();
+        let mut recorder = Recorder::new(Box::new(file.clone()), &Limits::default()).unwrap();
+        for i in 0..5 {
+            recorder.add(&entry(i));
+        }
+        recorder.finish().unwrap();
+        let bytes = file.0.lock().unwrap().clone();
+        let recording = Recording::open(&bytes[..]).unwrap();
+        assert_eq!(recording.limits(), Limits::default());
+        let entries: Vec<_> = recording.map(Result::unwrap).collect();
+        assert_eq!(entries, (0..5).map(entry).collect::<Vec<_>>());
+
+        let cut = Recording::open(&bytes[..bytes.len() - 1]).unwrap();
+        assert!(cut.last().unwrap().is_err());
+        assert!(Recording::open(&b"something else"[..]).is_err());
+    }
+}

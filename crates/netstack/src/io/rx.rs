@@ -1,0 +1,976 @@
+//! The two pumps. A pump is not a thread: any thread may take it for a moment.
+//!
+//! The receive pump is the only publisher of a group's log. It samples everything that `apply` must know and
+//! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
+//! transmit pump hands frames to the device in the order of their numbers.
+
+mod arp;
+mod datagrams;
+pub(crate) mod migration;
+mod network;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use dominoes_drivers::split::Target;
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
+
+use crate::groups::balance::Balance;
+use crate::groups::classify;
+use crate::io::gro::OpenRun;
+use crate::io::record::{Entry, Recorder, Written};
+use crate::io::tx::Transmitter;
+use crate::io::world::{Command, OpenResult, World};
+use crate::io::{FrameRecycler, Run};
+use crate::ip::identification::Identifications;
+use crate::ip::neighbor::{Neighbors, WaitingOpen};
+use crate::ip::rate_limit::RateLimit;
+use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
+use crate::ip::route::Site;
+use crate::keys::{Domain, Keys};
+use crate::log::request::{
+    Body, ConnId, Digest, Flow, GroupIndex, MAX_RUN, Mac, NetworkError, Request,
+};
+use crate::packet as wire;
+use crate::packet::{Malformed, Packet};
+use crate::seqnum::SeqNum;
+use crate::state::demux::Grouping;
+use crate::stats::PumpStats;
+use crate::time::Instant;
+use datagrams::Datagrams;
+use migration::Migrations;
+
+/// The most frames that a thread handles with a pump before it releases the pump.
+pub(crate) const BATCH: usize = 32;
+/// Batches of frames that are received before any is processed, where one worker does all the work.
+const MAX_BATCHES: usize = 4;
+/// The most segments in a run whose segments are requests of their own: the bits of a verdict.
+const MOST_APART: usize = 16;
+/// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
+/// one that is down: most devices do not report when they are back.
+const DEVICE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
+/// Places of the log that frames leave free for time, credit and applications.
+pub(crate) const RESERVED: usize = 4;
+
+/// The destination of requests: a log, or the state itself.
+pub(crate) trait Log {
+    /// How many requests may be published now.
+    fn room(&mut self) -> usize;
+    /// Publishes a request with its frames, and with its verdict if that is known already. Requires
+    /// room.
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
+    /// Whether runs may be published whose segments are requests of their own.
+    fn takes_apart(&self) -> bool {
+        false
+    }
+    /// As [`Log::publish`], of such a run. Requires [`Log::takes_apart`]; without it the segments
+    /// stay together.
+    fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+        self.publish(request, verdict, run);
+    }
+    /// How many further requests are needed before the frames of all published requests can be
+    /// returned.
+    fn gap(&self) -> usize {
+        0
+    }
+    /// Passes the runs that are no longer needed to `each`.
+    fn reclaim(&mut self, each: &mut dyn FnMut(Run));
+    /// How many requests have been published.
+    fn published(&self) -> u64;
+    /// The position below which all effects have been performed.
+    fn performed(&self) -> u64;
+}
+
+/// The receive pump.
+pub(crate) struct RxPump {
+    world: Arc<World>,
+    rx: Box<dyn DeviceRx>,
+    site: Site,
+    secret: [u64; 2],
+    configured: bool,
+    /// Whether segments are merged into runs.
+    pub(crate) merge: bool,
+    /// Whether segments that are not merged share a run nevertheless, which is divided again after
+    /// the pump.
+    apart: bool,
+    /// Whether our address is announced.
+    pub(crate) announce: bool,
+    /// The group of this pump, and the hash that maps flows to groups.
+    group: GroupIndex,
+    grouping: Grouping,
+    migration: Migrations,
+    /// Decides which connections migrate to less busy groups, if any may.
+    pub(crate) balance: Option<Balance>,
+    /// Whether payload may be stored while it is verified. This must not change: the pump knows
+    /// nothing of payload that was published otherwise.
+    pub(crate) stores_ahead: bool,
+    /// The frames claimed in this turn; empty between turns.
+    batch: Vec<Frame>,
+    /// Frames and runs to be reused, which the current holder of the pump brought along.
+    pub(crate) recycler: FrameRecycler,
+    /// Frames that the device has not got back, and the number from which on that counts as many.
+    held: usize,
+    pub(crate) held_many: usize,
+    open: OpenRun,
+    datagrams: Datagrams,
+    hints: HashMap<Flow, ConnId>,
+    last_hint: Option<(Flow, ConnId)>,
+    /// Connections whose end was reported before their beginning.
+    over: HashSet<ConnId>,
+    neighbors: Neighbors,
+    claim: arp::Claim,
+    /// Datagrams that are not complete yet.
+    reassembly: Reassembly,
+    /// The rate limit of ICMP errors.
+    reports: RateLimit,
+    /// Identifications of packets outside the log.
+    idents: Identifications,
+    /// Active opens whose next hop is known and that wait for room in the log.
+    opens: VecDeque<(WaitingOpen, Mac)>,
+    /// Closed connections, and the position up to which effects must be performed before their
+    /// place is free.
+    closing: VecDeque<(u64, ConnId)>,
+    /// The number of frames that must be sent before the place of the first of them is free, once
+    /// known.
+    numbered: Option<u64>,
+    /// Closed connections whose socket still exists.
+    lingering: HashSet<ConnId>,
+    /// The time as last published.
+    published_time: Instant,
+    /// The credit as last published.
+    sent: u64,
+    /// For the recorder: for each connection, how many written bytes were published.
+    recorded: HashMap<ConnId, u64>,
+    recorder: Option<Recorder>,
+    /// Payload bytes received in segments.
+    pub(crate) received: u64,
+    pub(crate) stats: PumpStats,
+}
+
+impl RxPump {
+    pub(crate) fn new(
+        world: Arc<World>,
+        rx: Box<dyn DeviceRx>,
+        site: Site,
+        secret: [u64; 2],
+        reassembly: ReassemblyLimits,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        let keys = Keys::new(secret);
+        RxPump {
+            world,
+            rx,
+            site,
+            reassembly: Reassembly::new(reassembly),
+            reports: RateLimit::new(&keys, Domain::ErrorLimit),
+            idents: Identifications::default(),
+            secret,
+            configured: false,
+            merge: true,
+            apart: false,
+            announce: false,
+            group: GroupIndex::ONLY,
+            grouping: Grouping::new(&keys, 1),
+            migration: Migrations::default(),
+            balance: None,
+            stores_ahead: false,
+            batch: Vec::with_capacity(BATCH),
+            recycler: FrameRecycler::default(),
+            held: 0,
+            held_many: usize::MAX,
+            open: OpenRun::default(),
+            datagrams: Datagrams::default(),
+            hints: HashMap::new(),
+            last_hint: None,
+            over: HashSet::new(),
+            neighbors: Neighbors::default(),
+            claim: arp::Claim::default(),
+            opens: VecDeque::new(),
+            closing: VecDeque::new(),
+            numbered: None,
+            lingering: HashSet::new(),
+            published_time: Instant::ZERO,
+            sent: 0,
+            recorded: HashMap::new(),
+            recorder,
+            received: 0,
+            stats: PumpStats::default(),
+        }
+    }
+
+    /// Makes the pump one of several groups. Only the first group answers frames that reach all of
+    /// them.
+    pub(crate) fn join_groups(&mut self, group: GroupIndex) {
+        self.group = group;
+        let keys = Keys::new(self.secret);
+        self.grouping = Grouping::new(&keys, group.count);
+        // The group's sockets and the other groups use other identifications.
+        self.idents = Identifications::new(&keys, 2 * group.index + 1, 2 * group.count);
+        self.announce &= group.is_first();
+    }
+
+    /// Whether a reassembled datagram is for this group; its fragments did not show that.
+    fn is_for_this_group(&self, frame: &Frame) -> bool {
+        match classify::target(&self.grouping, &self.world.shared.migrated, frame.bytes()) {
+            Target::One(index) => index == usize::from(self.group.index),
+            Target::All => true,
+        }
+    }
+
+    /// One turn: updates from applications, at most [`BATCH`] frames, and time or credit if no
+    /// request has carried them. `deadline` is the time at which the state wants a request. Returns
+    /// how much was done.
+    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        if let Some(balance) = &mut self.balance {
+            balance.turn(now, &self.world.shared.loads);
+        }
+        log.reclaim(&mut |run| self.recycler.put(run));
+        self.give_back();
+        if !self.configured {
+            if log.room() == 0 {
+                return 0;
+            }
+            let body = Body::Configure {
+                address: self.site.address,
+                group: self.group,
+                secret: self.secret,
+            };
+            self.publish_command(now, body, log);
+            self.configured = true;
+            self.claim.begin(now);
+        }
+        self.take_hints();
+        // Every request carries the time. If that makes a deadline due, frames are received first:
+        // an acknowledgment may have waited in the device for as long as this machine stood still.
+        let mut done = if self.is_time_due(deadline, now) {
+            self.late_frames(now, log)
+        } else {
+            0
+        };
+        done += self.poll_queues(now, log);
+        let (frames, device_empty) = self.frames(now, log);
+        done += frames;
+        if device_empty && done == 0 {
+            done += self.tick(now, deadline, log);
+            if done == 0 && self.held >= self.held_many {
+                done += self.pad_chunk(now, log);
+            }
+        }
+        if let Some(balance) = &mut self.balance
+            && done > 0
+        {
+            balance.worked();
+        }
+        done
+    }
+
+    /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
+    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        for _ in 0..MAX_BATCHES {
+            let now_done = self.turn(now, deadline, log);
+            done += now_done;
+            if now_done < BATCH {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Returns frames that are no longer needed to the device.
+    fn give_back(&mut self) {
+        while !self.world.returned.is_empty()
+            && let Some(frame) = self.world.returned.pop()
+        {
+            self.recycler.frames.push(frame);
+        }
+        if !self.recycler.frames.is_empty() {
+            // Some frames, such as reassembled datagrams, did not come from the device.
+            self.held = self.held.saturating_sub(self.recycler.frames.len());
+            self.rx.release(&mut self.recycler.frames);
+        }
+    }
+
+    /// No frames arrive, perhaps because the device has no free buffers: frames are returned by
+    /// chunks of the log, and the last chunk is not full. Fills the chunk with empty requests.
+    #[cold]
+    pub(crate) fn pad_chunk(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let gap = log.gap();
+        if log.room() < gap {
+            return 0;
+        }
+        let tick = Request::tick(now, self.sample_sent());
+        for _ in 0..gap {
+            self.publish(&tick, None, Run::default(), log);
+        }
+        gap
+    }
+
+    /// Whether `deadline` is due and no published request has that time. A deadline that was
+    /// published already is due only because this worker's replica lags behind.
+    fn is_time_due(&self, deadline: Instant, now: Instant) -> bool {
+        deadline <= now && self.published_time < deadline
+    }
+
+    /// Publishes the time if it is due, or the credit if it grew, when no other request carried
+    /// them.
+    fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let sent = self.world.tx.sent();
+        let due = self.is_time_due(deadline, now);
+        if (due || sent > self.sent) && log.room() > 0 {
+            self.sent = sent;
+            self.publish(&Request::tick(now, sent), None, Run::default(), log);
+            return 1;
+        }
+        0
+    }
+
+    fn publish_command(&mut self, now: Instant, body: Body, log: &mut impl Log) {
+        let sent = self.sample_sent();
+        let request = Request::command(now, sent, body);
+        self.publish(&request, None, Run::default(), log);
+    }
+
+    fn sample_sent(&mut self) -> u64 {
+        self.sent = self.world.tx.sent();
+        self.sent
+    }
+
+    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
+        self.stats.requests += 1;
+        self.published_time = request.digest.now;
+        if self.recorder.is_some() {
+            self.record(request, verdict, &run);
+        }
+        log.publish(request, verdict, run);
+    }
+
+    fn record(&mut self, request: &Request, verdict: Option<u16>, run: &Run) {
+        let written = match request.body {
+            Body::Progress {
+                conn, app_written, ..
+            } => Some((conn, app_written)),
+            Body::Sends { .. } => return self.record_sends(request),
+            Body::Segment { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
+                let conn = request.digest.hint;
+                let known = self.recorded.get(&conn).copied().unwrap_or(0);
+                let grown = request.digest.app_written.wrapping_sub(known as u32);
+                Some((conn, known + u64::from(grown)))
+            }
+            _ => None,
+        };
+        let written = written.and_then(|(conn, to)| {
+            let known = self.recorded.entry(conn).or_insert(0);
+            let stream = self.world.streams.get(conn)?;
+            if to <= *known {
+                return None;
+            }
+            let (a, b) = stream.recorded(*known, to);
+            let written = Written {
+                conn,
+                offset: *known,
+                bytes: [a, b].concat(),
+            };
+            *known = to;
+            Some(written)
+        });
+        let frames = run.frames.iter().map(|f| f.bytes().to_vec()).collect();
+        let entry = Entry {
+            request: *request,
+            verdict,
+            frames,
+            written,
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.add(&entry);
+        }
+    }
+
+    // Updates from applications and from primaries.
+
+    fn take_hints(&mut self) {
+        while !self.world.hints.is_empty()
+            && let Some(update) = self.world.hints.pop()
+        {
+            // Two primaries may report the beginning and the end of a connection in either order.
+            if update.open {
+                if !self.over.remove(&update.conn) {
+                    self.hints.insert(update.flow, update.conn);
+                }
+            } else if self.hints.get(&update.flow) == Some(&update.conn) {
+                self.hints.remove(&update.flow);
+            } else {
+                self.over.insert(update.conn);
+            }
+            self.last_hint = None;
+        }
+    }
+
+    fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        self.give_up_fragments(now);
+        self.announce_if_due(now);
+        for overdue in self.overdue(now) {
+            self.world
+                .complete_open(overdue.request_id, OpenResult::Unreachable);
+            done += 1;
+        }
+        while log.room() > 0 {
+            let Some((open, mac)) = self.opens.pop_front() else {
+                break;
+            };
+            self.publish_open(now, open, mac, log);
+            done += 1;
+        }
+        // Checking whether there is something is cheaper than an attempt to take it.
+        while !self.world.commands.is_empty() && log.room() > 0 {
+            let Some(command) = self.world.commands.pop() else {
+                break;
+            };
+            self.command(now, command, log);
+            done += 1;
+        }
+        for _ in 0..BATCH {
+            let mailbox = &self.world.mailbox;
+            let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
+            // The settings and the progress of a connection are two requests.
+            if is_quiet || log.room() < 2 {
+                break;
+            }
+            let Some(conn) = mailbox.dirty.pop().or_else(|| mailbox.overflow.pop()) else {
+                break;
+            };
+            self.progress(now, conn, log);
+            done += 1;
+        }
+        done += self.poll_sockets(now, log);
+        done += self.advance_migrations(now, log);
+        done + self.reap(now, log)
+    }
+
+    fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
+        if self.neighbors.next_deadline() > now {
+            return Vec::new();
+        }
+        let overdue = self.neighbors.on_time(now);
+        self.stats.unresolved += overdue.dropped;
+        for address in overdue.ask {
+            self.request_address(address);
+        }
+        for (address, mac) in overdue.poll {
+            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+            wire::set_link_dst(&mut frame, mac.0);
+            self.control(frame);
+        }
+        overdue.failed
+    }
+
+    fn request_address(&mut self, address: Ipv4Addr) {
+        let frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+        self.control(frame);
+    }
+
+    fn control(&mut self, frame: Vec<u8>) {
+        if self.world.control.push(frame).is_err() {
+            self.stats.control_dropped += 1;
+        }
+    }
+
+    fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
+        let body = match command {
+            Command::Open { request_id, remote } => {
+                return self.resolve(now, WaitingOpen { request_id, remote }, log);
+            }
+            Command::Listen { port, backlog } => Body::Listen { port, backlog },
+            Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
+            Command::Unlisten { port } => Body::Unlisten { port },
+            Command::Bind { socket, port } => return self.bind(now, socket, port, log),
+            Command::Connect { socket, remote } => return self.connect(socket, remote),
+            Command::Unbind { socket } => return self.unbind(socket),
+        };
+        self.publish_command(now, body, log);
+    }
+
+    fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
+        let Some(next_hop) = self.site.next_hop(*open.remote.ip()) else {
+            self.world
+                .complete_open(open.request_id, OpenResult::Unreachable);
+            return;
+        };
+        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
+            return self.publish_open(now, open, mac, log);
+        }
+        match self.neighbors.wait_for(next_hop, open, now) {
+            Ok(true) => self.request_address(next_hop),
+            Ok(false) => {}
+            Err(open) => self
+                .world
+                .complete_open(open.request_id, OpenResult::NoRoom),
+        }
+    }
+
+    fn publish_open(&mut self, now: Instant, open: WaitingOpen, mac: Mac, log: &mut impl Log) {
+        let WaitingOpen { request_id, remote } = open;
+        let body = Body::Open {
+            request_id,
+            remote,
+            mac,
+            port: 0,
+        };
+        self.publish_command(now, body, log);
+    }
+
+    /// Publishes the progress of the application of `conn`. For a connection that is migrating this
+    /// waits until it has arrived.
+    fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        if !self.migration.has(conn) {
+            self.publish_progress(now, conn, log);
+        }
+    }
+
+    fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        let Some(stream) = self.world.streams.get(conn) else {
+            return;
+        };
+        let (app_read, app_written, asked) = stream.progress();
+        if self.lingering.contains(&conn) {
+            if asked.orphan {
+                self.lingering.remove(&conn);
+                self.free(now, conn, log);
+            }
+            return;
+        }
+        if asked.set {
+            let settings = stream.settings();
+            self.publish_command(now, Body::Set { conn, settings }, log);
+        }
+        let body = if asked.abort {
+            Body::Abort { conn }
+        } else {
+            Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown: asked.shutdown,
+                orphan: asked.orphan,
+            }
+        };
+        self.publish_command(now, body, log);
+    }
+
+    /// Frees the places of closed connections whose work is done and whose sockets are gone.
+    fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        while !self.world.retired.is_empty()
+            && let Some(conn) = self.world.retired.pop()
+        {
+            self.closing.push_back((log.published(), conn));
+        }
+        let mut done = 0;
+        while let Some(&(position, conn)) = self.closing.front() {
+            if position > log.performed() || log.room() == 0 {
+                break;
+            }
+            // All frames of the connection are built by now. Some may still wait for the device,
+            // with payload in its send ring.
+            let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
+            if self.world.tx.sent() < *numbered {
+                break;
+            }
+            self.numbered = None;
+            self.closing.pop_front();
+            self.arrived_is_closed(conn);
+            if let Some(stream) = self.world.streams.get(conn) {
+                stream.all_sent();
+                if stream.is_orphan() {
+                    self.free(now, conn, log);
+                } else {
+                    self.lingering.insert(conn);
+                }
+            }
+            done += 1;
+        }
+        done
+    }
+
+    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        self.recorded.remove(&conn);
+        self.over.remove(&conn);
+        self.world.streams.recycle(conn);
+        self.publish_command(now, Body::Free { conn }, log);
+    }
+
+    // Frames.
+
+    /// As [`frames`](Self::frames), before anything else.
+    #[cold]
+    #[inline(never)]
+    fn late_frames(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        self.frames(now, log).0
+    }
+
+    /// Publishes received frames. Returns how many frames were handled, and whether the device had
+    /// no more.
+    fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
+        // Every frame may need a place in the log, and so may the open runs of segments and of
+        // datagrams. Frames for which there is no room stay in the device.
+        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        if room == 0 {
+            self.stats.log_full += 1;
+            return (0, false);
+        }
+        // Segments that are not merged may share a run if the log divides it again.
+        self.apart = !self.merge && log.takes_apart() && self.recorder.is_none();
+        self.open.most = if self.apart { MOST_APART } else { MAX_RUN };
+        let together = self.merge || self.apart;
+        let mut batch = core::mem::take(&mut self.batch);
+        let claimed = match self.rx.claim(room, &mut batch) {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                self.world.device_failed(error);
+                0
+            }
+        };
+        self.stats.frames += claimed as u64;
+        self.held += claimed;
+        let mut frames = batch.drain(..);
+        loop {
+            let done_with = &mut self.recycler.frames;
+            self.stats.segments += self.open.follow(&mut frames, done_with) as u64;
+            let Some(frame) = frames.next() else { break };
+            let Some(what) = self.open.matches_template(&frame) else {
+                self.frame(now, frame, log);
+                continue;
+            };
+            if self.merge {
+                self.open.record_followed();
+            }
+            self.close_run(now, log);
+            let done_with = &mut self.recycler.frames;
+            self.open.repeat(frame, what, together, done_with);
+            self.stats.segments += 1;
+        }
+        drop(frames);
+        self.batch = batch;
+        self.close_run(now, log);
+        self.close_datagrams(now, log);
+        (claimed, claimed == 0)
+    }
+
+    fn frame(&mut self, now: Instant, frame: Frame, log: &mut impl Log) {
+        let bytes = frame.bytes();
+        let Some((src, dst)) = wire::link(bytes) else {
+            self.stats.malformed += 1;
+            return self.recycler.frames.push(frame);
+        };
+        let broadcast = dst == [0xff; 6];
+        if dst != self.world.mac && !broadcast {
+            self.stats.not_ours += 1;
+            return self.recycler.frames.push(frame);
+        }
+        if src[0] & 1 != 0 || wire::ends(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
+            self.stats.martians += 1;
+            return self.recycler.frames.push(frame);
+        }
+        match wire::parse(bytes) {
+            Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
+                return self.segment(now, &tcp, src, frame, log);
+            }
+            Ok(Packet::TcpError(error)) if error.dst == self.site.address && !broadcast => {
+                self.network_error(now, &error, log);
+            }
+            Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
+            Ok(Packet::Udp(udp)) => return self.datagram(now, &udp, broadcast, frame, log),
+            Ok(packet) => return self.packet(now, &packet, broadcast, frame, log),
+            Err(Malformed::Truncated | Malformed::IpChecksum | Malformed::Options) => {
+                self.stats.malformed += 1;
+            }
+        }
+        self.recycler.frames.push(frame);
+    }
+
+    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench is ignored (RFC 6633).
+    fn network_error(&mut self, now: Instant, error: &wire::TcpError, log: &mut impl Log) {
+        self.stats.network_errors += 1;
+        let what = match error.numbers {
+            [3, 2 | 3] => NetworkError::Refused,
+            [3, 4] => NetworkError::TooBig { mtu: error.mtu },
+            [3, 9 | 10 | 13] => NetworkError::Prohibited,
+            [3 | 11 | 12, _] => NetworkError::Unreachable,
+            _ => return,
+        };
+        if *error.local.ip() != self.site.address {
+            return;
+        }
+        let body = Body::NetworkError {
+            flow: Flow {
+                local: error.local,
+                remote: error.remote,
+            },
+            seq: SeqNum(error.seq),
+            what,
+        };
+        if !self.defer_error(Request::command(now, self.sent, body)) {
+            self.publish_command(now, body, log);
+        }
+    }
+
+    fn segment(
+        &mut self,
+        now: Instant,
+        tcp: &wire::Tcp,
+        src: [u8; 6],
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        self.stats.segments += 1;
+        let together = self.merge || self.apart;
+        let pushed = self.open.push(tcp, src, frame, together).or_else(|frame| {
+            self.close_run(now, log);
+            // An empty run takes any segment.
+            self.open.push(tcp, src, frame, together)
+        });
+        if let Ok(Some(frame)) | Err(frame) = pushed {
+            self.recycler.frames.push(frame);
+        }
+    }
+
+    fn close_run(&mut self, now: Instant, log: &mut impl Log) {
+        let recycler = &mut self.recycler;
+        let spare = || recycler.runs.pop().unwrap_or_default();
+        let Some((mut run, verdict)) = self.open.take(spare) else {
+            return;
+        };
+        let requests = if self.apart {
+            u64::from(self.open.request.digest.count)
+        } else {
+            1
+        };
+        self.stats.runs += requests;
+        let flow = self.open.flow;
+        let hint = self.hint(flow);
+        if hint == ConnId::NONE && self.group.count > 1 && self.is_migrated(&flow) {
+            return self.defer_or_forward(now, verdict, run, log);
+        }
+        let sent = self.sample_sent();
+        let ahead = self.stores_ahead.then_some(verdict.is_none());
+        let digest = &mut self.open.request.digest;
+        (digest.now, digest.sent, digest.hint) = (now, sent, hint);
+        self.received += u64::from(digest.len);
+        sample_cursors(&self.world, digest, ahead, &mut run);
+        self.stats.requests += requests;
+        self.published_time = now;
+        if self.recorder.is_some() {
+            let request = self.open.request;
+            self.record(&request, verdict, &run);
+        }
+        if self.apart {
+            log.publish_apart(&self.open.request, verdict, run);
+        } else {
+            log.publish(&self.open.request, verdict, run);
+        }
+    }
+
+    fn hint(&mut self, flow: Flow) -> ConnId {
+        if let Some((last, conn)) = self.last_hint
+            && last == flow
+        {
+            return conn;
+        }
+        let Some(&conn) = self.hints.get(&flow) else {
+            return ConnId::NONE;
+        };
+        self.last_hint = Some((flow, conn));
+        conn
+    }
+
+    /// The next time at which this pump has something to do without input.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let fragments = self.reassembly.next_deadline();
+        let announcement = self.claim.next_announcement();
+        self.neighbors
+            .next_deadline()
+            .min(fragments)
+            .min(announcement)
+    }
+
+    /// Whether there is something to do without waiting for the device.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.configured
+            || !self.opens.is_empty()
+            // These wait for work of other threads, and for frames that the device takes.
+            || !self.closing.is_empty() && !self.world.is_device_refusing()
+            || self.datagrams.has_work()
+            || self.migration.has_work()
+            || self.world.has_work()
+            || self.world.tx.sent() > self.sent
+    }
+
+    /// Returns frames to the device.
+    pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
+        self.held = self.held.saturating_sub(frames.len());
+        self.rx.release(frames);
+    }
+
+    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
+    pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        if let Some(balance) = &self.balance {
+            balance.sleeps(&self.world.shared.loads);
+        }
+        if let Err(error) = self.rx.wait(timeout) {
+            let is_gone = !error.is_temporary();
+            self.world.device_failed(error);
+            if is_gone {
+                // A device that is gone never waits again.
+                std::thread::sleep(timeout.map_or(DEVICE_RETRY_INTERVAL, |timeout| {
+                    timeout.min(DEVICE_RETRY_INTERVAL)
+                }));
+            }
+        }
+    }
+
+    /// The recording so far; recording ends with this call.
+    pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+}
+
+/// Adds the application's read and write cursors to the digest of `run`, for the connection that
+/// its hint names. With `ahead`, reserves a place in the receive ring for the payload of the run if
+/// it is still to be verified, so that it can be stored meanwhile.
+#[inline(always)]
+fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
+    if let Some(stream) = world.streams.get(digest.hint) {
+        let (app_read, app_written) = stream.cursors();
+        digest.app_read = app_read as u32;
+        digest.app_written = app_written as u32;
+        digest.bits |= Digest::PROGRESS;
+        if let Some(is_unverified) = ahead
+            && digest.len > 0
+        {
+            let place = stream.reserve(digest.seg_seq, digest.len, app_read);
+            run.place = place.filter(|_| is_unverified);
+        }
+    }
+}
+
+/// The transmit pump.
+pub(crate) struct TxPump {
+    world: Arc<World>,
+    tx: Box<dyn DeviceTx>,
+    pub(crate) transmitter: Transmitter,
+    /// A control frame that the device had no room for.
+    held: Option<Vec<u8>>,
+}
+
+impl TxPump {
+    pub(crate) fn new(world: Arc<World>, tx: Box<dyn DeviceTx>, transmitter: Transmitter) -> Self {
+        TxPump {
+            world,
+            tx,
+            transmitter,
+            held: None,
+        }
+    }
+
+    /// Sends at most [`BATCH`] frames. Returns how many the device took.
+    pub(crate) fn turn(&mut self) -> usize {
+        self.send::<BATCH>(u64::MAX)
+    }
+
+    /// The same; of the numbered frames, sends only those below `below`.
+    pub(crate) fn turn_below(&mut self, below: u64) -> usize {
+        self.send::<BATCH>(below)
+    }
+
+    /// Sends one frame, for callers that drive the stack step by step.
+    pub(crate) fn step(&mut self) -> usize {
+        self.send::<1>(u64::MAX)
+    }
+
+    fn send<const MAX: usize>(&mut self, below: u64) -> usize {
+        let mut done = self.control();
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(below, &mut frames);
+        if frames.is_empty() {
+            drop(frames);
+            return done + self.send_past_hole::<MAX>();
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        self.world.set_device_refuses(taken.is_err());
+        match taken {
+            Ok(taken) => {
+                self.transmitter.advance(taken);
+                done += taken;
+            }
+            Err(error) => self.world.device_failed(error),
+        }
+        done
+    }
+
+    /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
+    fn send_past_hole<const MAX: usize>(&mut self) -> usize {
+        if !self.transmitter.look_behind() {
+            return 0;
+        }
+        let mut frames = ArrayVec::<_, MAX>::new();
+        let picked = self.transmitter.ready_behind(&mut frames);
+        if frames.is_empty() {
+            return 0;
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        match taken {
+            Ok(taken) => {
+                self.transmitter.pass(&picked[..taken]);
+                taken
+            }
+            Err(error) => {
+                self.world.device_failed(error);
+                0
+            }
+        }
+    }
+
+    fn control(&mut self) -> usize {
+        let mut done = 0;
+        if self.held.is_none() && self.world.control.is_empty() {
+            return done;
+        }
+        while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
+            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
+            self.world.set_device_refuses(taken.is_err());
+            match taken {
+                Ok(0) => {
+                    self.held = Some(frame);
+                    break;
+                }
+                Ok(_) => {
+                    self.transmitter.note_unnumbered();
+                    done += 1;
+                }
+                Err(error) => {
+                    self.world.device_failed(error);
+                    break;
+                }
+            }
+        }
+        done
+    }
+
+    /// Whether a frame waits to be sent, and the device may take it.
+    pub(crate) fn has_work(&self) -> bool {
+        self.any_waits() && !self.world.is_device_refusing()
+    }
+
+    /// How long to sleep at most, if a frame waits for a device that is down or gone.
+    pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
+        (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
+    }
+
+    fn any_waits(&self) -> bool {
+        self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
+    }
+}

@@ -1,0 +1,508 @@
+//! UDP in the receive pump: the table of bound ports, received datagrams that share a request, and
+//! the datagrams that applications send.
+//!
+//! Only the pump publishes the beginning and the end of a socket, so its table equals that of every
+//! replica at the same position of the log.
+
+use core::net::SocketAddrV4;
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+
+use dominoes_drivers::{Frame, RxChecksum};
+
+use crate::io::Run;
+use crate::io::perform::whole_datagram;
+use crate::io::prepare::{datagram_is_good, is_verified_by_device};
+use crate::io::record::{Entry, Written};
+use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
+use crate::io::udp_queues::PendingError;
+use crate::ip::fragment::cut_frame;
+use crate::ip::route::AddressKind;
+use crate::log::request::{Body, ConnId, Digest, Kind, MAX_RUN, Mac, Request};
+use crate::packet as wire;
+use crate::packet::Report;
+use crate::time::Instant;
+use crate::udp::record::{self, Header};
+
+/// A socket in the pump's table.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    socket: ConnId,
+    port: u16,
+    /// The only peer whose datagrams it takes, if it is connected.
+    remote: Option<SocketAddrV4>,
+    /// How much of its send ring was published.
+    taken: u64,
+    /// Whether it ends once everything that it sent is published.
+    ending: bool,
+}
+
+/// The state of all UDP sockets in the pump.
+#[derive(Default)]
+pub(crate) struct Datagrams {
+    /// Sockets by place.
+    places: Vec<Option<Bound>>,
+    ports: HashMap<u16, u32>,
+    /// The port that was looked up last, and the place of its socket.
+    last: Option<(u16, u32)>,
+    open: OpenRun,
+    /// Sockets whose datagrams found no room in the log.
+    more: VecDeque<ConnId>,
+    /// Closed sockets, and the position up to which effects must be performed before their place is
+    /// free.
+    closing: VecDeque<(u64, ConnId)>,
+}
+
+/// Datagrams for one socket that will share a request.
+#[derive(Default)]
+struct OpenRun {
+    /// Place of the socket.
+    index: u32,
+    lens: [u16; MAX_RUN],
+    run: Run,
+}
+
+/// A record of a send ring.
+#[derive(Clone, Copy)]
+struct Found {
+    offset: u64,
+    header: Header,
+}
+
+impl Datagrams {
+    fn get(&mut self, socket: ConnId) -> Option<&mut Bound> {
+        let bound = self.places.get_mut(socket.index as usize)?.as_mut()?;
+        (bound.socket == socket).then_some(bound)
+    }
+
+    /// The place of the socket bound to `port`.
+    fn at(&mut self, port: u16) -> Option<u32> {
+        if let Some((last, index)) = self.last
+            && last == port
+        {
+            return Some(index);
+        }
+        let index = *self.ports.get(&port)?;
+        self.last = Some((port, index));
+        Some(index)
+    }
+
+    /// The place of the socket that takes a datagram from `remote` for `port`.
+    fn receiver_of(&mut self, port: u16, remote: SocketAddrV4) -> Option<u32> {
+        let index = self.at(port)?;
+        let bound = self.places.get(index as usize)?.as_ref()?;
+        let takes = bound.remote.is_none_or(|only| only == remote);
+        takes.then_some(index)
+    }
+
+    /// Whether there is something to do without waiting for the device.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.more.is_empty() || !self.closing.is_empty()
+    }
+}
+
+impl RxPump {
+    // Received datagrams.
+
+    /// Handles a datagram. `broadcast`: its frame was sent to all hosts. A broadcast datagram goes
+    /// to the socket at its port as any other; no error is ever reported about it (RFC 1122 section
+    /// 4.1.3.6, section 3.2.2).
+    pub(crate) fn datagram(
+        &mut self,
+        now: Instant,
+        udp: &wire::Udp,
+        broadcast: bool,
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        let ours = self.site.classify(udp.dst) == AddressKind::Local && !broadcast;
+        if !ours && !self.is_to_all(udp.dst, broadcast) {
+            self.stats.not_ours += 1;
+            return self.recycler.frames.push(frame);
+        }
+        let remote = SocketAddrV4::new(udp.src, udp.src_port);
+        let Some(index) = self.datagrams.receiver_of(udp.dst_port, remote) else {
+            self.stats.no_port += 1;
+            if ours && (is_verified_by_device(&frame) || datagram_is_good(frame.bytes())) {
+                self.report(now, &frame, Report::PortUnreachable);
+            }
+            return self.recycler.frames.push(frame);
+        };
+        if let Some(gso) = frame.meta.gso {
+            return self.split(now, udp, gso.size, frame, log);
+        }
+        self.stats.datagrams += 1;
+        let open = &self.datagrams.open;
+        let fits = match open.run.frames.first() {
+            None => true,
+            Some(first) => {
+                self.merge
+                    && open.index == index
+                    && open.run.frames.len() < MAX_RUN
+                    && is_verified_by_device(first) == is_verified_by_device(&frame)
+            }
+        };
+        if !fits {
+            self.close_datagrams(now, log);
+        }
+        let open = &mut self.datagrams.open;
+        open.index = index;
+        open.lens[open.run.frames.len()] = udp.payload_len;
+        open.run.frames.push(frame);
+    }
+
+    /// Handles, one by one, datagrams of `size` payload bytes that a device on the same machine
+    /// left together.
+    fn split(
+        &mut self,
+        now: Instant,
+        udp: &wire::Udp,
+        size: u16,
+        frame: Frame,
+        log: &mut impl Log,
+    ) {
+        self.stats.split += 1;
+        let len = usize::from(udp.payload_len);
+        for from in (0..len).step_by(usize::from(size).max(1)) {
+            let to = len.min(from + usize::from(size).max(1));
+            // Each datagram may need a place in the log. The places for claimed frames are
+            // reserved.
+            if log.room() <= BATCH + RESERVED + 2 {
+                self.stats.pieces += 1;
+                self.stats.unsplit += 1;
+                continue;
+            }
+            let Some(bytes) = wire::udp_piece(frame.bytes(), from..to) else {
+                break;
+            };
+            self.stats.pieces += 1;
+            let mut piece = Frame::from_bytes(&bytes);
+            // It never crossed a wire.
+            piece.meta.checksum = RxChecksum::Valid;
+            let udp = wire::Udp {
+                payload_len: (to - from) as u16,
+                ..*udp
+            };
+            self.datagram(now, &udp, frame.bytes()[..6] == [0xff; 6], piece, log);
+        }
+        self.recycler.frames.push(frame);
+    }
+
+    /// Publishes the gathered datagrams.
+    pub(crate) fn close_datagrams(&mut self, now: Instant, log: &mut impl Log) {
+        let count = self.datagrams.open.run.frames.len();
+        if count == 0 {
+            return;
+        }
+        let spare = self.recycler.runs.pop().unwrap_or_default();
+        let open = &mut self.datagrams.open;
+        let run = core::mem::replace(&mut open.run, spare);
+        let mut lens = [0; MAX_RUN];
+        lens[..count].copy_from_slice(&open.lens[..count]);
+        let place = self.datagrams.places.get(open.index as usize);
+        let Some(Some(bound)) = place else {
+            return self.recycler.put(run);
+        };
+        let socket = bound.socket;
+        let mut digest = Digest::bare(Kind::Datagrams, now, 0);
+        digest.sent = self.sample_sent();
+        digest.hint = socket;
+        digest.count = count as u8;
+        digest.len = lens.iter().map(|len| u32::from(*len)).sum();
+        if let Some(stream) = self.world.queues.streams.get(socket) {
+            digest.app_read = stream.cursors().0 as u32;
+            digest.bits |= Digest::PROGRESS;
+        }
+        let body = Body::Datagrams { lens };
+        let request = Request { digest, body };
+        self.stats.runs += 1;
+        let vouched_for = run.frames.iter().all(is_verified_by_device);
+        let verdict = vouched_for.then(|| request.digest.all_good());
+        self.publish(&request, verdict, run, log);
+    }
+
+    /// Reports an ICMP error about a datagram of ours to its socket, if that is connected to the
+    /// destination of the datagram (RFC 1122 section 4.1.3.3).
+    pub(crate) fn datagram_error(&mut self, error: &wire::UdpError) {
+        self.stats.network_errors += 1;
+        let trouble = match error.numbers {
+            [3, 2 | 3] => PendingError::Refused,
+            [3, 0 | 1 | 5 | 6..=15] => PendingError::Unreachable,
+            _ => return,
+        };
+        let bound = self
+            .datagrams
+            .at(error.port)
+            .and_then(|index| self.datagrams.places.get(index as usize)?.as_ref());
+        if let Some(bound) = bound
+            && bound.remote == Some(error.remote)
+        {
+            self.world.queues.report(bound.socket, trouble);
+        }
+    }
+
+    // Sockets that begin and end.
+
+    pub(crate) fn bind(&mut self, now: Instant, socket: ConnId, port: u16, log: &mut impl Log) {
+        // The gathered datagrams belong to the sockets of before.
+        self.close_datagrams(now, log);
+        let datagrams = &mut self.datagrams;
+        let index = socket.index as usize;
+        if datagrams.places.len() <= index {
+            datagrams.places.resize(index + 1, None);
+        }
+        datagrams.places[index] = Some(Bound {
+            socket,
+            port,
+            remote: None,
+            taken: 0,
+            ending: false,
+        });
+        datagrams.ports.insert(port, socket.index);
+        datagrams.last = None;
+        self.publish_command(now, Body::Bind { socket, port }, log);
+    }
+
+    pub(crate) fn connect(&mut self, socket: ConnId, remote: Option<SocketAddrV4>) {
+        if let Some(bound) = self.datagrams.get(socket) {
+            bound.remote = remote;
+        }
+    }
+
+    /// A socket was dropped: it takes no more datagrams, and ends once its own are sent.
+    pub(crate) fn unbind(&mut self, socket: ConnId) {
+        let datagrams = &mut self.datagrams;
+        let Some(bound) = datagrams.get(socket) else {
+            return;
+        };
+        bound.ending = true;
+        let port = bound.port;
+        if datagrams.ports.get(&port) == Some(&socket.index) {
+            datagrams.ports.remove(&port);
+        }
+        datagrams.last = None;
+        datagrams.more.push_back(socket);
+    }
+
+    // Sent datagrams.
+
+    /// Publishes what sockets sent, and frees the places of closed sockets. Returns how much was
+    /// done.
+    pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = self.free_sockets(log);
+        for _ in 0..BATCH {
+            if log.room() == 0 {
+                break;
+            }
+            let dirty = self.world.queues.dirty.pop();
+            let Some(socket) = dirty.or_else(|| self.datagrams.more.pop_front()) else {
+                break;
+            };
+            done += 1;
+            if !self.sends(now, socket, log) {
+                self.datagrams.more.push_back(socket);
+            }
+        }
+        done
+    }
+
+    /// Publishes what a socket sent while there is room; false if there is more.
+    fn sends(&mut self, now: Instant, socket: ConnId, log: &mut impl Log) -> bool {
+        let Some(stream) = self.world.queues.streams.get(socket) else {
+            return true;
+        };
+        let (_, written, _) = stream.progress();
+        for _ in 0..BATCH {
+            let Some(&mut bound) = self.datagrams.get(socket) else {
+                return true;
+            };
+            if log.room() == 0 {
+                return false;
+            }
+            let Some(first) = self.found(socket, bound.taken, written) else {
+                if bound.ending {
+                    self.datagrams.places[socket.index as usize] = None;
+                    self.close_datagrams(now, log);
+                    if log.room() == 0 {
+                        self.datagrams.places[socket.index as usize] = Some(bound);
+                        return false;
+                    }
+                    self.publish_command(now, Body::Unbind { socket }, log);
+                }
+                return true;
+            };
+            let upto = self.send_run(now, &bound, first, written, log);
+            if let Some(bound) = self.datagrams.get(socket) {
+                bound.taken = upto;
+            }
+        }
+        false
+    }
+
+    /// The record at `offset` of a send ring, if one was written.
+    fn found(&self, socket: ConnId, offset: u64, written: u64) -> Option<Found> {
+        let header_end = offset + record::HEADER as u64;
+        if header_end > written {
+            return None;
+        }
+        let stream = self.world.queues.streams.get(socket)?;
+        let (header, _) = stream.recorded(offset, header_end);
+        let header = Header::read(header)?;
+        (offset + record::len(header.len) <= written).then_some(Found { offset, header })
+    }
+
+    /// Publishes `first` and the records after it to the same destination. Returns where they end.
+    fn send_run(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        first: Found,
+        written: u64,
+        log: &mut impl Log,
+    ) -> u64 {
+        let Header {
+            remote, ttl, tos, ..
+        } = first.header;
+        let Some(mac) = self.resolve_next_hop(now, *remote.ip()) else {
+            return self.send_unresolved(now, bound, first, log);
+        };
+        let mut lens = [0; MAX_RUN];
+        let mut count = 0;
+        let mut upto = first.offset;
+        while count < MAX_RUN
+            && let Some(found) = self.found(bound.socket, upto, written)
+            && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
+        {
+            lens[count] = found.header.len;
+            count += 1;
+            upto += record::len(found.header.len);
+        }
+        let body = Body::Sends {
+            socket: bound.socket,
+            remote,
+            mac,
+            offset: first.offset,
+            lens,
+            ttl,
+            tos,
+        };
+        self.publish_sends(now, body, count as u8, log);
+        upto
+    }
+
+    /// Adds the records of sent datagrams to the recording, because the ring does not keep them.
+    pub(crate) fn record_sends(&mut self, request: &Request) {
+        let Body::Sends {
+            socket,
+            offset,
+            lens,
+            ..
+        } = request.body
+        else {
+            return;
+        };
+        let count = usize::from(request.digest.count);
+        let end = offset
+            + lens[..count]
+                .iter()
+                .map(|len| record::len(*len))
+                .sum::<u64>();
+        let stream = self.world.queues.streams.get(socket);
+        let written = stream.filter(|_| count > 0).map(|stream| {
+            let (a, b) = stream.recorded(offset, end);
+            Written {
+                conn: socket,
+                offset,
+                bytes: [a, b].concat(),
+            }
+        });
+        if let Some(recorder) = &mut self.recorder {
+            recorder.add(&Entry {
+                request: *request,
+                verdict: None,
+                frames: Vec::new(),
+                written,
+            });
+        }
+    }
+
+    fn publish_sends(&mut self, now: Instant, body: Body, count: u8, log: &mut impl Log) {
+        let sent = self.sample_sent();
+        let mut request = Request::command(now, sent, body);
+        request.digest.count = count;
+        self.publish(&request, None, Run::default(), log);
+    }
+
+    /// The link-layer address for packets to `remote`, if known.
+    fn resolve_next_hop(&mut self, now: Instant, remote: Ipv4Addr) -> Option<Mac> {
+        if self.site.classify(remote) == AddressKind::Broadcast {
+            return Some(Mac([0xff; 6]));
+        }
+        if remote.is_multicast() {
+            // RFC 1112 section 6.4.
+            let [_, b, c, d] = remote.octets();
+            return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
+        }
+        self.neighbors.lookup(self.site.next_hop(remote)?, now)
+    }
+
+    /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC
+    /// 1122 section 2.3.2.2). The replicas learn only that its place in the ring is free.
+    fn send_unresolved(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        found: Found,
+        log: &mut impl Log,
+    ) -> u64 {
+        let upto = found.offset + record::len(found.header.len);
+        let remote = found.header.remote;
+        let next_hop = self.site.next_hop(*remote.ip());
+        let ident = self.next_ident(*remote.ip(), wire::UDP);
+        let stream = self.world.queues.streams.get(bound.socket);
+        if let (Some(next_hop), Some(stream)) = (next_hop, stream) {
+            let from = found.offset + record::HEADER as u64;
+            let payload = stream.recorded(from, from + u64::from(found.header.len));
+            let datagram = whole_datagram(&self.world, bound.port, &found.header, ident, payload);
+            let frames = cut_frame(datagram, self.world.limits.mtu);
+            let held = self.neighbors.queue_frames(next_hop, frames, now);
+            self.stats.unresolved += held.dropped;
+            if held.ask {
+                self.request_address(next_hop);
+            }
+        } else {
+            self.stats.unresolved += 1;
+        }
+        let body = Body::Sends {
+            socket: bound.socket,
+            remote,
+            mac: Mac::default(),
+            offset: upto,
+            lens: [0; MAX_RUN],
+            ttl: 0,
+            tos: 0,
+        };
+        self.publish_sends(now, body, 0, log);
+        upto
+    }
+
+    /// Frees the places of closed sockets once all their work is done.
+    fn free_sockets(&mut self, log: &mut impl Log) -> usize {
+        while !self.world.queues.unbound.is_empty()
+            && let Some(socket) = self.world.queues.unbound.pop()
+        {
+            let datagrams = &mut self.datagrams;
+            datagrams.closing.push_back((log.published(), socket));
+        }
+        let mut done = 0;
+        while let Some(&(position, socket)) = self.datagrams.closing.front()
+            && position <= log.performed()
+        {
+            self.datagrams.closing.pop_front();
+            let next = self.world.queues.recycle(socket);
+            self.world.socket_table().bindings.free(next);
+            done += 1;
+        }
+        done
+    }
+}

@@ -1,0 +1,233 @@
+//! The rings of UDP sockets, as applications, pump and primaries share them.
+//!
+//! They are those of connections with records in them ([`crate::udp::record`]): the same rules say who may touch which
+//! byte, and the same stamps tell the application how far its queue reaches. What a connection's life is to a stream,
+//! an error that somebody reported is to a queue: one word, taken by the next call.
+
+use crate::state::ports::ephemeral_from;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::net::Ipv4Addr;
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use crate::config::Limits;
+use crate::error::SocketError;
+use crate::io::stream::Streams;
+use crate::log::request::ConnId;
+
+/// What the network reported of a socket's datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PendingError {
+    /// Nobody is at the port, or speaks UDP.
+    Refused,
+    /// The host or its network cannot be reached.
+    Unreachable,
+}
+
+const REFUSED: u32 = 1;
+const UNREACHABLE: u32 = 2;
+
+/// The rings of all UDP sockets of a stack.
+pub(crate) struct Queues {
+    pub(crate) streams: Streams,
+    /// For each place, what was reported and no call has told yet.
+    pending_errors: Box<[AtomicU32]>,
+    /// Sockets that sent something; each at most once. Drained by the pump.
+    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Sockets that apply has done with; drained by the pump.
+    pub(crate) unbound: SegQueue<ConnId>,
+}
+
+impl Queues {
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
+        let of_sockets = Limits {
+            connections: limits.udp_sockets,
+            receive_buffer: limits.udp_receive_buffer,
+            send_buffer: limits.udp_send_buffer,
+            ..*limits
+        };
+        Queues {
+            streams: Streams::new(&of_sockets, delivery_slots, address),
+            pending_errors: (0..limits.udp_sockets).map(|_| AtomicU32::new(0)).collect(),
+            dirty: ArrayQueue::new(2 * limits.udp_sockets as usize + 1),
+            unbound: SegQueue::new(),
+        }
+    }
+
+    /// Leaves word of `pending_errors` for the next call of `socket`.
+    pub(crate) fn report(&self, socket: ConnId, trouble: PendingError) {
+        let word = match trouble {
+            PendingError::Refused => REFUSED,
+            PendingError::Unreachable => UNREACHABLE,
+        };
+        if let (Some(place), Some(stream)) = (
+            self.pending_errors.get(socket.index as usize),
+            self.streams.get(socket),
+        ) {
+            // Relaxed: the word says everything.
+            place.store(word, Ordering::Relaxed);
+            stream.waiting().notify_all();
+        }
+    }
+
+    /// What was reported since the last call.
+    pub(crate) fn take_error(&self, socket: ConnId) -> Result<(), SocketError> {
+        let Some(place) = self.pending_errors.get(socket.index as usize) else {
+            return Ok(());
+        };
+        if place.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        match place.swap(0, Ordering::Relaxed) {
+            REFUSED => Err(SocketError::Refused),
+            UNREACHABLE => Err(SocketError::Unreachable),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands a place on until its tenant is `socket`; for replaying, which knows no end of a socket but the next one's
+    /// beginning.
+    pub(crate) fn recycle_for(&self, socket: ConnId) {
+        let last = ConnId {
+            generation: socket.generation.wrapping_sub(1),
+            ..socket
+        };
+        if self.streams.get(last).is_some() {
+            self.recycle(last);
+        }
+    }
+
+    /// Hands a place to its next tenant, whose name this returns. To be called by the pump alone, when all work of the
+    /// former one is done.
+    pub(crate) fn recycle(&self, socket: ConnId) -> ConnId {
+        self.streams.recycle(socket);
+        if let Some(place) = self.pending_errors.get(socket.index as usize) {
+            place.store(0, Ordering::Relaxed);
+        }
+        ConnId {
+            generation: socket.generation.wrapping_add(1),
+            ..socket
+        }
+    }
+}
+
+/// Which places and ports are taken. Asked when a socket begins or ends, and never on the way of a datagram.
+#[derive(Debug, Default)]
+pub(crate) struct Bindings {
+    ports: HashSet<u16>,
+    /// Places that have been used and are free again.
+    free: Vec<ConnId>,
+    /// Places that were ever used.
+    used: u32,
+    /// How many ports were chosen, so that the next choice is another one.
+    chosen: u64,
+    /// By port, who is there: for a socket's end, and nothing else.
+    ports_by_socket: HashMap<ConnId, u16>,
+}
+
+impl Bindings {
+    /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random` says: a hash of how
+    /// many were chosen before, that a stranger cannot know (RFC 6056 section 3.3.1).
+    pub(crate) fn bind(
+        &mut self,
+        port: u16,
+        limits: &Limits,
+        random: impl Fn(u64) -> u64,
+    ) -> Result<(ConnId, u16), SocketError> {
+        let port = match port {
+            0 => self.choose(random).ok_or(SocketError::NoRoom)?,
+            port if self.ports.contains(&port) => return Err(SocketError::PortTaken),
+            port => port,
+        };
+        let socket = match self.free.pop() {
+            Some(socket) => socket,
+            None if self.used < limits.udp_sockets => {
+                self.used += 1;
+                ConnId {
+                    index: self.used - 1,
+                    generation: 0,
+                }
+            }
+            None => return Err(SocketError::NoRoom),
+        };
+        self.ports.insert(port);
+        self.ports_by_socket.insert(socket, port);
+        Ok((socket, port))
+    }
+
+    fn choose(&mut self, random: impl Fn(u64) -> u64) -> Option<u16> {
+        self.chosen += 1;
+        let start = random(self.chosen) as u16;
+        ephemeral_from(start).find(|port| !self.ports.contains(port))
+    }
+
+    /// The port of a socket that ends is free.
+    pub(crate) fn unbind(&mut self, socket: ConnId) {
+        if let Some(port) = self.ports_by_socket.remove(&socket) {
+            self.ports.remove(&port);
+        }
+    }
+
+    /// A place is free, for a tenant of this name.
+    pub(crate) fn free(&mut self, next: ConnId) {
+        self.free.push(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            udp_sockets: 2,
+            ..Limits::default()
+        }
+    }
+
+    #[test]
+    fn a_port_and_a_place_have_one_socket() {
+        let mut bindings = Bindings::default();
+        let (first, port) = bindings.bind(53, &limits(), |n| n).unwrap();
+        assert_eq!(port, 53);
+        assert_eq!(
+            bindings.bind(53, &limits(), |n| n),
+            Err(SocketError::PortTaken)
+        );
+        let (second, chosen) = bindings.bind(0, &limits(), |n| n).unwrap();
+        assert!(chosen >= crate::state::ports::EPHEMERAL && second.index != first.index);
+        assert_eq!(
+            bindings.bind(54, &limits(), |n| n),
+            Err(SocketError::NoRoom)
+        );
+        bindings.unbind(first);
+        assert_eq!(
+            bindings.bind(53, &limits(), |n| n),
+            Err(SocketError::NoRoom),
+            "its place may still have work to do"
+        );
+        let next = ConnId {
+            generation: 1,
+            ..first
+        };
+        bindings.free(next);
+        assert_eq!(bindings.bind(53, &limits(), |n| n), Ok((next, 53)));
+    }
+
+    #[test]
+    fn an_error_is_reported_once() {
+        let queues = Queues::new(&limits(), 4, Ipv4Addr::LOCALHOST);
+        let socket = ConnId {
+            index: 1,
+            generation: 0,
+        };
+        assert_eq!(queues.take_error(socket), Ok(()));
+        queues.report(socket, PendingError::Refused);
+        assert_eq!(queues.take_error(socket), Err(SocketError::Refused));
+        assert_eq!(queues.take_error(socket), Ok(()));
+        queues.report(socket, PendingError::Unreachable);
+        queues.recycle(socket);
+        assert_eq!(queues.take_error(socket), Ok(()));
+    }
+}

@@ -1,0 +1,160 @@
+//! What a running stack shows of itself: what each of its threads did, and its connections.
+//!
+//! Counts are posted now and then by the thread that keeps them, and read by anyone. Connections are listed only
+//! when somebody asks, by a thread that has the state, between two of its turns.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddrV4;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time;
+
+use dominoes::Meter;
+
+use crate::log::request::ConnId;
+use crate::state::apply::Replica;
+use crate::tcp::{State, Tcb};
+use crate::time::Duration;
+
+/// A connection at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionStats {
+    /// Its name within its group.
+    pub conn: ConnId,
+    /// Our end.
+    pub local: SocketAddrV4,
+    /// The peer's end.
+    pub remote: SocketAddrV4,
+    /// Where it stands (RFC 9293 section 3.3.2).
+    pub state: State,
+    /// Bytes that arrived without a gap.
+    pub received: u64,
+    /// Bytes that the peer acknowledged.
+    pub acknowledged: u64,
+    /// Congestion window, bytes (RFC 5681 section 2).
+    pub cwnd: u32,
+    /// Smoothed round-trip time (RFC 6298 section 2); `None` before the first measurement.
+    pub srtt: Option<time::Duration>,
+}
+
+impl ConnectionStats {
+    fn of(conn: ConnId, tcb: &Tcb) -> Self {
+        let flow = tcb.flow();
+        let srtt = tcb.srtt();
+        ConnectionStats {
+            conn,
+            local: flow.local,
+            remote: flow.remote,
+            state: tcb.state(),
+            received: tcb.received(),
+            acknowledged: tcb.acknowledged(),
+            cwnd: tcb.cwnd(),
+            srtt: (srtt != Duration::ZERO).then(|| srtt.into()),
+        }
+    }
+}
+
+/// The list of connections, and who wants it.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    asked: AtomicBool,
+    list: Mutex<List>,
+    listed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// How many connections are wanted, at most.
+    most: usize,
+    /// How many lists were made.
+    lists: u64,
+    connections: Vec<ConnectionStats>,
+}
+
+impl View {
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody wants a list.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        // ORDERING: Relaxed, a wish; what is listed goes through the lock.
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Lists connections, if nobody else is at it.
+    #[cold]
+    pub(crate) fn answer(&self, replica: &Replica) {
+        let Ok(mut list) = self.list.try_lock() else {
+            return;
+        };
+        // ORDERING: Relaxed, as in `is_asked`.
+        if !self.asked.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let connections = replica.connections().take(list.most);
+        list.connections = connections
+            .map(|(conn, tcb)| ConnectionStats::of(conn, tcb))
+            .collect();
+        list.lists += 1;
+        drop(list);
+        self.listed.notify_all();
+    }
+
+    /// Asks for a list of at most `most` connections, calls `ring` to wake whoever makes it, and waits for it, but not
+    /// longer than `patience`: then it is an older one.
+    pub(crate) fn ask(
+        &self,
+        most: usize,
+        ring: impl FnOnce(),
+        patience: time::Duration,
+    ) -> Vec<ConnectionStats> {
+        let mut list = self.list();
+        list.most = most;
+        let before = list.lists;
+        // ORDERING: Relaxed; `ring` fences, and so does who goes to sleep.
+        self.asked.store(true, Ordering::Relaxed);
+        drop(list);
+        ring();
+        let is_old = |list: &mut List| list.lists == before;
+        let list = self
+            .listed
+            .wait_timeout_while(self.list(), patience, is_old)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        list.connections.clone()
+    }
+}
+
+/// Brings a thread's counts to where others read them.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    meter: Arc<Meter>,
+    shown: Counted,
+}
+
+/// What a thread has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    /// Requests applied.
+    pub(crate) handled: u64,
+    /// Requests that it was primary of and has done with.
+    pub(crate) primary: u64,
+    /// Effects and frames that it did for another primary.
+    pub(crate) steals: u64,
+}
+
+impl Gauge {
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    pub(crate) fn show(&mut self, now: Counted, lag: u64) {
+        let before = core::mem::replace(&mut self.shown, now);
+        self.meter.handled(now.handled - before.handled);
+        self.meter.primary(now.primary - before.primary);
+        self.meter.stole(now.steals - before.steals);
+        self.meter.set_lag(lag);
+    }
+}

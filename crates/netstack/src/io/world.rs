@@ -1,0 +1,581 @@
+//! What applications, pumps and primaries share, in every variant: streams, transmit slots, queues.
+//!
+//! Nothing here is protocol state. The queues are the few places where several threads meet; none of them is
+//! on the path of a data frame.
+
+use core::net::SocketAddrV4;
+#[cfg(feature = "testkit")]
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use dominoes_drivers::{DeviceError, Frame, Waker};
+
+use crate::config::Limits;
+use crate::groups::balance::Load;
+use crate::groups::migrated_flows::MigratedFlows;
+use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
+use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
+use crate::io::tx::TxRing;
+use crate::io::udp_queues::{Bindings, Queues};
+use crate::io::view::View;
+use crate::ip::route::Site;
+use crate::keys::{Domain, Keys};
+use crate::log::effect::Effect;
+use crate::log::request::{ConnId, Flow, GroupIndex};
+#[cfg(feature = "testkit")]
+use crate::state::apply::Replica;
+use crate::stats::StackStats;
+
+/// What an application wants from the protocol, besides moving its cursors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Command {
+    Open {
+        request_id: u64,
+        remote: SocketAddrV4,
+    },
+    Listen {
+        port: u16,
+        backlog: u16,
+    },
+    Accepted {
+        port: u16,
+        accepted: u64,
+    },
+    Unlisten {
+        port: u16,
+    },
+    Bind {
+        socket: ConnId,
+        port: u16,
+    },
+    Connect {
+        socket: ConnId,
+        remote: Option<SocketAddrV4>,
+    },
+    Unbind {
+        socket: ConnId,
+    },
+}
+
+/// News for the pump about which connection a flow is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HintUpdate {
+    pub(crate) conn: ConnId,
+    pub(crate) flow: Flow,
+    pub(crate) open: bool,
+}
+
+/// How an open ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OpenResult {
+    Opened { stream: Handle, flow: Flow },
+    NoRoom,
+    Unreachable,
+}
+
+/// The queue of a listening port.
+#[derive(Debug, Default)]
+pub(crate) struct AcceptQueue {
+    pub(crate) ready: VecDeque<Ready>,
+    /// How many of each group were accepted.
+    pub(crate) accepted: Vec<u64>,
+}
+
+/// A connection that waits to be accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// The group that it came to.
+    pub(crate) group: u16,
+    pub(crate) stream: Handle,
+    pub(crate) remote: SocketAddrV4,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SocketTable {
+    pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
+    pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    /// Who has which UDP port.
+    pub(crate) bindings: Bindings,
+    /// What the device last complained of.
+    pub(crate) device_error: Option<DeviceError>,
+    next_request_id: u64,
+}
+
+/// What all groups of a stack have in common.
+#[derive(Default)]
+pub(crate) struct StackShared {
+    socket_table: Mutex<SocketTable>,
+    /// Where those wait who want something at the desk.
+    pub(crate) socket_table_changed: Condvar,
+    /// Where each group is told that one of its connections has news; empty if there is only one.
+    mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
+    /// How busy each group is.
+    pub(crate) loads: Box<[Load]>,
+    /// Connections that do not live where the hash of their flow says.
+    pub(crate) migrated: MigratedFlows,
+    /// The streams of all groups, and what all groups must have alike.
+    streams: OnceLock<(StreamDimensions, StreamTable)>,
+}
+
+/// What a stream must find in whichever group it comes to: connections, bytes of both rings, delivery slots.
+type StreamDimensions = [usize; 4];
+
+/// Where a group's receive pump learns of news.
+pub(crate) struct Mailbox {
+    /// Connections whose flag is raised; each at most once.
+    pub(crate) dirty: ArrayQueue<ConnId>,
+    /// What other groups have to say.
+    pub(crate) messages: SegQueue<MigrationMessage>,
+    /// The same, if there is no room: connections that have moved may have left an entry behind.
+    pub(crate) overflow: SegQueue<ConnId>,
+    waker: Waker,
+    /// Whether somebody sleeps in the device and must be woken for news.
+    asleep: AtomicBool,
+}
+
+impl Mailbox {
+    /// The application of `conn` has news.
+    fn notify(&self, conn: ConnId) {
+        if self.dirty.push(conn).is_err() {
+            self.overflow.push(conn);
+        }
+        self.wake();
+    }
+
+    /// Tells the pump that there is something in a queue.
+    pub(crate) fn wake(&self) {
+        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
+        // entry, or we see that it sleeps.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.waker.wake();
+        }
+    }
+}
+
+fn dimensions(limits: &Limits, slots: usize) -> StreamDimensions {
+    let rings = [limits.receive_buffer, limits.send_buffer].map(|len| len as usize);
+    [limits.connections as usize, rings[0], rings[1], slots]
+}
+
+impl core::fmt::Debug for StackShared {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Front").finish_non_exhaustive()
+    }
+}
+
+impl StackShared {
+    /// For so many groups.
+    pub(crate) fn of(groups: u16) -> Self {
+        StackShared {
+            mailboxes: (0..groups).map(|_| OnceLock::new()).collect(),
+            loads: (0..groups).map(|_| Load::default()).collect(),
+            ..StackShared::default()
+        }
+    }
+
+    /// The streams of `groups` groups, and what all of them have alike.
+    fn streams_for(
+        &self,
+        limits: &Limits,
+        groups: u16,
+        slots: usize,
+    ) -> &(StreamDimensions, StreamTable) {
+        self.streams
+            .get_or_init(|| (dimensions(limits, slots), StreamTable::new(limits, groups)))
+    }
+
+    /// Whether a group with these bounds and so many delivery slots is like those that there are.
+    pub(crate) fn has_dimensions(&self, limits: &Limits, groups: u16, slots: usize) -> bool {
+        self.streams_for(limits, groups, slots).0 == dimensions(limits, slots)
+    }
+
+    /// The door of a group, once it is there.
+    pub(crate) fn mailbox(&self, group: u16) -> Option<&Arc<Mailbox>> {
+        self.mailboxes.get(usize::from(group))?.get()
+    }
+
+    pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
+        self.socket_table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SocketTable {
+    /// Another number each time.
+    pub(crate) fn next_request_id(&mut self) -> u64 {
+        self.next_request_id += 1;
+        self.next_request_id
+    }
+
+    pub(crate) fn new_request(&mut self) -> u64 {
+        let request_id = self.next_request_id();
+        self.open_results.insert(request_id, None);
+        request_id
+    }
+}
+
+/// Shared by everything that belongs to one stack.
+pub(crate) struct World {
+    pub(crate) limits: Limits,
+    pub(crate) mac: [u8; 6],
+    pub(crate) address: Ipv4Addr,
+    pub(crate) site: Site,
+    /// What ports are chosen by, and a random number of this start of the stack for that.
+    pub(crate) keys: Keys,
+    pub(crate) salt: u64,
+    /// Whether the device finishes partial checksums.
+    pub(crate) tx_checksum: bool,
+    pub(crate) streams: Streams,
+    /// The rings of UDP sockets.
+    pub(crate) queues: Queues,
+    pub(crate) tx: Arc<TxRing>,
+    /// What applications asked for; drained by the pump.
+    pub(crate) commands: SegQueue<Command>,
+    /// Where it is told that an application has news.
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// Drained by the pump.
+    pub(crate) hints: SegQueue<HintUpdate>,
+    /// Closed connections whose work may not all be done; drained by the pump.
+    pub(crate) retired: SegQueue<ConnId>,
+    /// What became of connections that leave and come; drained by the pump.
+    pub(crate) migration_progress: SegQueue<MigrationProgress>,
+    /// Frames that are done with, of workers that sleep; drained by the pump.
+    pub(crate) returned: SegQueue<Frame>,
+    /// Whole frames outside the log: ARP and echo replies.
+    pub(crate) control: ArrayQueue<Vec<u8>>,
+    /// Opening, listening and accepting: rare, and never on the path of a frame.
+    pub(crate) shared: Arc<StackShared>,
+    /// Which of the stack's groups this is.
+    pub(crate) group: u16,
+    /// Counters for whoever asks; whoever posts them waits for nobody.
+    posted: Mutex<StackStats>,
+    /// Panics that a replica caught and no test planted, as far as replicas have ended.
+    #[cfg(feature = "testkit")]
+    panics: AtomicU64,
+    /// Connections for whoever asks.
+    pub(crate) view: View,
+    pub(crate) down: AtomicBool,
+    /// The device took no frame when it was last offered some: it is down or gone.
+    device_refuses: AtomicBool,
+    /// Nothing begins any more.
+    closing: AtomicBool,
+}
+
+/// Applications to be woken: once for all news that performing brings them, when this is dropped.
+///
+/// Waking asks for a fence, which waits for all stores before it; payload may be among them.
+pub(crate) struct Wakes<'a> {
+    world: &'a World,
+    /// [`ConnId::NONE`] while there is none.
+    conn: ConnId,
+    socket: Option<ConnId>,
+}
+
+impl<'a> Wakes<'a> {
+    pub(crate) fn new(world: &'a World) -> Self {
+        Wakes {
+            world,
+            conn: ConnId::NONE,
+            socket: None,
+        }
+    }
+
+    /// There is news of deliveries or of room for the application of `conn`.
+    #[inline]
+    pub(crate) fn add(&mut self, conn: ConnId) {
+        if self.conn != conn {
+            self.wake();
+            self.conn = conn;
+        }
+    }
+
+    /// There is news of datagrams or of room for a UDP socket's application.
+    #[inline]
+    pub(crate) fn add_socket(&mut self, socket: ConnId) {
+        if self.socket != Some(socket) {
+            self.wake_socket();
+            self.socket = Some(socket);
+        }
+    }
+
+    /// An effect was told that may be news of room.
+    #[inline]
+    pub(crate) fn after(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Release { conn, .. } => self.add(*conn),
+            Effect::Sent { socket, .. } => self.add_socket(*socket),
+            _ => {}
+        }
+    }
+
+    fn wake_socket(&mut self) {
+        let socket = self.socket.take();
+        if let Some(queue) = socket.and_then(|socket| self.world.queues.streams.get(socket)) {
+            queue.waiting().notify_all();
+        }
+    }
+
+    fn wake(&mut self) {
+        let conn = core::mem::replace(&mut self.conn, ConnId::NONE);
+        if let Some(stream) = self.world.streams.get(conn) {
+            stream.waiting().notify_all();
+        }
+    }
+}
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        self.wake();
+        self.wake_socket();
+    }
+}
+
+impl World {
+    /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others, and the secret, too.
+    pub(crate) fn random_port(&self, domain: Domain, count: u64) -> u64 {
+        self.keys.of(domain, [self.salt, count])
+    }
+
+    pub(crate) fn new(
+        limits: Limits,
+        (mac, tx_checksum): ([u8; 6], bool),
+        site: Site,
+        delivery_slots: usize,
+        tx: Arc<TxRing>,
+        waker: Waker,
+        (shared, shard): (Arc<StackShared>, GroupIndex),
+    ) -> World {
+        let address = site.address;
+        let group = shard.index;
+        let (_, row) = shared.streams_for(&limits, shard.count, delivery_slots);
+        let row = row.clone();
+        let mailbox = Arc::new(Mailbox {
+            dirty: ArrayQueue::new(2 * limits.connections as usize),
+            messages: SegQueue::new(),
+            overflow: SegQueue::new(),
+            waker,
+            asleep: AtomicBool::new(false),
+        });
+        if let Some(place) = shared.mailboxes.get(usize::from(group)) {
+            let _ = place.set(Arc::clone(&mailbox));
+        }
+        World {
+            limits,
+            mac,
+            address,
+            site,
+            keys: Keys::default(),
+            salt: 0,
+            tx_checksum,
+            streams: Streams::of_group(&limits, delivery_slots, address, row, group),
+            queues: Queues::new(&limits, delivery_slots, address),
+            tx,
+            commands: SegQueue::new(),
+            mailbox,
+            hints: SegQueue::new(),
+            retired: SegQueue::new(),
+            migration_progress: SegQueue::new(),
+            returned: SegQueue::new(),
+            control: ArrayQueue::new(64),
+            shared,
+            group,
+            posted: Mutex::default(),
+            #[cfg(feature = "testkit")]
+            panics: AtomicU64::new(0),
+            view: View::default(),
+            down: AtomicBool::new(false),
+            device_refuses: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
+        self.shared.socket_table()
+    }
+
+    /// Tells the pump that there is something in a queue.
+    pub(crate) fn wake_pump(&self) {
+        self.mailbox.wake();
+    }
+
+    /// Leaves frames for the pump to give back.
+    pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
+        frames.drain(..).for_each(|frame| self.returned.push(frame));
+        self.wake_pump();
+    }
+
+    /// The caller is about to sleep in the device and will look at every queue once more.
+    pub(crate) fn before_sleep(&self) {
+        self.mailbox.asleep.store(true, Ordering::Relaxed);
+        // ORDERING: the fence pairs with the one in `Mailbox::wake`.
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn after_sleep(&self) {
+        self.mailbox.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// What became of a connection that leaves or comes.
+    pub(crate) fn report_migration(&self, progress: MigrationProgress) {
+        self.migration_progress.push(progress);
+        self.wake_pump();
+    }
+
+    /// Asks the group that has it to let a connection go to group `to`.
+    #[cfg(feature = "migration")]
+    pub(crate) fn request_migration(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
+        let (group, conn) = stream.home();
+        if let Some(mailbox) = self.shared.mailbox(group) {
+            mailbox
+                .messages
+                .push(MigrationMessage::Start { conn, flow, to });
+            mailbox.wake();
+        }
+    }
+
+    pub(crate) fn command(&self, command: Command) {
+        self.commands.push(command);
+        self.wake_pump();
+    }
+
+    /// Raises the flag of a connection whose application moved a cursor or asked for something.
+    pub(crate) fn raise(&self, stream: &StreamRef<'_>) {
+        if stream.raise() {
+            let (group, conn) = stream.home();
+            if group == self.group {
+                self.mailbox.notify(conn);
+            } else if let Some(mailbox) = self.shared.mailbox(group) {
+                mailbox.notify(conn);
+            }
+        }
+    }
+
+    /// As [`World::raise`], for a UDP socket that sent something.
+    pub(crate) fn raise_socket(&self, stream: &StreamRef<'_>) {
+        if stream.raise() {
+            let _ = self.queues.dirty.push(stream.conn());
+            self.wake_pump();
+        }
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `shut_down`.
+        self.down.load(Ordering::Acquire)
+    }
+
+    /// Whether the stack goes away, so that nothing new may begin.
+    pub(crate) fn is_closing(&self) -> bool {
+        // ORDERING: Relaxed: who begins something at this moment comes in time or too late.
+        self.closing.load(Ordering::Relaxed) || self.is_down()
+    }
+
+    /// The stack will go away.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+
+    /// The stack goes away: every blocked call returns with an error.
+    pub(crate) fn shut_down(&self) {
+        // ORDERING: Release, pairs with the Acquire in `is_down`.
+        self.down.store(true, Ordering::Release);
+        drop(self.socket_table());
+        self.shared.socket_table_changed.notify_all();
+        self.streams.wake_all();
+        self.queues.streams.wake_all();
+        self.mailbox.waker.wake();
+    }
+
+    pub(crate) fn complete_open(&self, request_id: u64, answer: OpenResult) {
+        let mut table = self.socket_table();
+        if let Some(place) = table.open_results.get_mut(&request_id) {
+            *place = Some(answer);
+            drop(table);
+            self.shared.socket_table_changed.notify_all();
+        } else if let OpenResult::Opened { stream, .. } = answer {
+            drop(table);
+            self.abandon(stream);
+        }
+    }
+
+    /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
+    pub(crate) fn abandon(&self, stream: Handle) {
+        if let Some(stream) = self.streams.held(stream) {
+            stream.request(AppRequest {
+                orphan: true,
+                abort: true,
+                ..AppRequest::default()
+            });
+            self.raise(&stream);
+        }
+    }
+
+    /// Posts counters, unless somebody reads them at this moment.
+    pub(crate) fn post(&self, post: impl FnOnce(&mut StackStats)) {
+        if let Ok(mut posted) = self.posted.try_lock() {
+            post(&mut posted);
+        }
+    }
+
+    /// A replica of this stack ends.
+    ///
+    /// # Panics
+    /// If it caught a panic that no test planted, unless its thread unwinds already.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn assert_no_panics(&self, replica: &Replica) {
+        let panics = replica.unexpected_panics();
+        self.panics.fetch_max(panics, Ordering::Relaxed);
+        if !std::thread::panicking() {
+            assert_eq!(panics, 0, "panics were caught");
+        }
+    }
+
+    /// How many panics a replica caught that no test planted, of those replicas that have ended.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn unplanned_panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    /// Counters as they were last posted.
+    pub(crate) fn stats(&self) -> StackStats {
+        *self.posted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn device_failed(&self, error: DeviceError) {
+        self.socket_table().device_error = Some(error);
+    }
+
+    /// The device took the frames that it was offered, or refused them with an error.
+    pub(crate) fn set_device_refuses(&self, refuses: bool) {
+        // ORDERING: Relaxed, a hint that says when to look again.
+        if self.device_refuses.load(Ordering::Relaxed) != refuses {
+            self.device_refuses.store(refuses, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether what is to be sent waits for a device that is down or gone.
+    pub(crate) fn is_device_refusing(&self) -> bool {
+        // ORDERING: as above.
+        self.device_refuses.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.commands.is_empty()
+            || !self.mailbox.dirty.is_empty()
+            || !self.mailbox.overflow.is_empty()
+            || !self.mailbox.messages.is_empty()
+            || !self.migration_progress.is_empty()
+            || !self.retired.is_empty()
+            || !self.queues.dirty.is_empty()
+            || !self.queues.unbound.is_empty()
+            || !self.control.is_empty() && !self.is_device_refusing()
+            || self.view.is_asked()
+            || !self.returned.is_empty()
+    }
+}

@@ -1,0 +1,172 @@
+//! Identifications of IPv4 packets that a network may cut (RFC 791 section 3.1).
+
+use crate::hash::mix;
+use std::net::Ipv4Addr;
+
+use crate::keys::{Domain, Keys};
+
+/// Counts of packets, each for many destinations; a power of two.
+const COUNTERS: usize = 256;
+
+/// Numbers the packets to every destination such that none comes twice while the first may still be under way (RFC 6864
+/// section 4.2), and that nobody learns from those that he gets how many others get (RFC 7739 section 5).
+///
+/// Packets are counted, each with others of some destinations. What leaves is the count behind a permutation of the 16
+/// bits that is keyed for the destination and the protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Identifications {
+    key: [u64; 2],
+    /// There are so many that count for themselves, and this is which of them.
+    of: u16,
+    index: u16,
+    /// Empty until somebody asks.
+    counters: Vec<u16>,
+}
+
+impl Identifications {
+    /// `index` below `of`: what the others of these count never meets what this one does, for the next 65,536 / `of` packets.
+    pub(crate) fn new(keys: &Keys, index: u16, of: u16) -> Self {
+        Identifications {
+            key: keys.derive(Domain::Identification),
+            of,
+            index,
+            counters: Vec::new(),
+        }
+    }
+
+    /// Those of the next `count` packets to `destination`.
+    pub(crate) fn take(&mut self, destination: Ipv4Addr, protocol: u8, count: u16) -> Sequence {
+        if self.counters.is_empty() {
+            self.counters = vec![0; COUNTERS];
+        }
+        let words = [u64::from(destination.to_bits()), u64::from(protocol)];
+        let key = Keys::new(self.key).of(Domain::OneDestination, words);
+        let bucket = Keys::new(self.key).of(Domain::AllDestinations, words);
+        let counter = &mut self.counters[bucket as usize % COUNTERS];
+        let first = counter.wrapping_mul(self.of).wrapping_add(self.index);
+        *counter = counter.wrapping_add(count);
+        Sequence {
+            key,
+            first,
+            step: self.of,
+        }
+    }
+
+    /// All of it as one number.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let counts = self.counters.iter().map(|count| u64::from(*count));
+        let seed = u64::from(self.of) << 16 | u64::from(self.index);
+        counts.fold(seed ^ self.key[0] ^ self.key[1], |h, count| mix(h ^ count))
+    }
+}
+
+/// Identifications of packets to one destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sequence {
+    key: u64,
+    first: u16,
+    step: u16,
+}
+
+impl Sequence {
+    /// That of the packet behind `before` others.
+    #[inline]
+    pub(crate) const fn nth(self, before: u16) -> u16 {
+        permute(
+            self.key,
+            self.first.wrapping_add(before.wrapping_mul(self.step)),
+        )
+    }
+
+    /// Leaves out the first `count`.
+    pub(crate) const fn skip(&mut self, count: u16) {
+        self.first = self.first.wrapping_add(count.wrapping_mul(self.step));
+    }
+
+    /// All of it as one number.
+    pub(crate) const fn fingerprint(self) -> u64 {
+        self.key ^ mix((self.first as u64) << 16 | self.step as u64)
+    }
+}
+
+/// Another 16 bits for each, as `key` says: a Feistel network of four rounds.
+#[inline]
+const fn permute(key: u64, number: u16) -> u16 {
+    let [mut left, mut right] = number.to_be_bytes();
+    let mut round = 0;
+    while round < 4 {
+        let mixed = mix(key ^ (round << 8 | right as u64));
+        (left, right) = (right, left ^ mixed as u8);
+        round += 1;
+    }
+    u16::from_be_bytes([left, right])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UDP: u8 = 17;
+    const A: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+
+    fn host(number: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(0x0a00_0000 + number)
+    }
+
+    fn identifications(secret: u64) -> Identifications {
+        Identifications::new(&Keys::new([secret, 5]), 0, 1)
+    }
+
+    #[test]
+    fn no_identification_comes_twice_within_65536_packets_to_one_destination() {
+        for of in [1, 2, 4, 16] {
+            let mut seen = vec![false; 65_536];
+            for index in 0..of {
+                let mut idents = Identifications::new(&Keys::new([1, 2]), index, of);
+                for _ in 0..65_536 / u32::from(of) / 8 {
+                    let sequence = idents.take(A, UDP, 8);
+                    for i in 0..8 {
+                        let ident = usize::from(sequence.nth(i));
+                        assert!(!core::mem::replace(&mut seen[ident], true), "{ident}");
+                    }
+                }
+            }
+            assert!(seen.iter().all(|seen| *seen));
+        }
+    }
+
+    #[test]
+    fn what_one_destination_gets_does_not_show_how_many_others_got() {
+        // All destinations, so some of them share a count with the one that looks.
+        let gaps = |others: u16| {
+            let mut idents = identifications(9);
+            let mut before = 0;
+            let each = (0..2000).map(|_| {
+                (0..300).for_each(|to| idents.take(host(to), UDP, others).skip(0));
+                let ident = idents.take(A, UDP, 1).nth(0);
+                core::mem::replace(&mut before, ident).abs_diff(ident)
+            });
+            let mut gaps: Vec<_> = each.collect();
+            gaps.sort_unstable();
+            gaps[1000]
+        };
+        // Of any two numbers the difference is 65,536 * (1 - 1 / sqrt(2)) in the median: 19,195.
+        for others in [0, 1, 7] {
+            let median = gaps(others);
+            assert!((17_000..21_500).contains(&median), "{others}: {median}");
+        }
+    }
+
+    #[test]
+    fn the_first_identifications_are_others_for_every_secret_and_destination() {
+        let first = |secret, to| identifications(secret).take(host(to), UDP, 1).nth(0);
+        let mut of_secrets: Vec<_> = (0..1000).map(|secret| first(secret, 1)).collect();
+        let mut of_hosts: Vec<_> = (0..1000).map(|to| first(1, to)).collect();
+        for numbers in [&mut of_secrets, &mut of_hosts] {
+            numbers.sort_unstable();
+            numbers.dedup();
+            // Of 1,000 any numbers, 8 are expected to come twice.
+            assert!(numbers.len() > 970, "{}", numbers.len());
+        }
+    }
+}

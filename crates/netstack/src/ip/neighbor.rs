@@ -1,0 +1,524 @@
+//! Who has which link-layer address (RFC 826), and who waits to know.
+//!
+//! Not replicated: the pump keeps it, answers requests, and writes what connections need into the log.
+//!
+//! A neighbour is *reachable* for a while after it was heard of, and *stale* from then on: who is needed then is used
+//! as before, and asked by itself whether it is still there (RFC 1122 section 2.3.2.1, mechanisms 1 and 2). One that does
+//! not answer is forgotten, and asked for anew when it is needed again.
+
+use core::net::SocketAddrV4;
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+
+use crate::ip::rate_limit::TokenBucket;
+use crate::packet::flow::Mac;
+use crate::time::{Duration, Instant};
+
+/// Neighbours that are remembered; above this, those that were not needed for longest are forgotten.
+const MAX_NEIGHBORS: usize = 1024;
+/// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table, and anybody on the link
+/// can claim to be a new neighbour with every frame: so one frame in so many pays for it.
+const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
+/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
+const REACHABLE: Duration = Duration::from_secs(60);
+/// Opens that may wait for an answer.
+const MAX_WAITING: usize = 256;
+/// Neighbours that may be asked for at a time, and frames that may wait for each of them.
+const MAX_RESOLVING: usize = 64;
+const MAX_FRAMES: usize = 64;
+/// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
+const RETRY: Duration = Duration::from_secs(1);
+/// A neighbour's address changes no more often: who is right is heard again.
+const MOVE_INTERVAL: Duration = Duration::from_secs(1);
+/// Addresses of neighbours that may change in a row, and how long until one more may. Every replica looks at all
+/// connections for each, and anybody on the link can claim to be anybody.
+const MOVES: (u64, Duration) = (16, Duration::from_millis(100));
+/// Requests that go unanswered before a neighbour counts as unreachable.
+const MAX_TRIES: u32 = 3;
+
+/// An active open that waits for its next hop's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingOpen {
+    pub(crate) request_id: u64,
+    pub(crate) remote: SocketAddrV4,
+}
+
+#[derive(Debug)]
+struct Resolution {
+    next_hop: Ipv4Addr,
+    tries: u32,
+    again_at: Instant,
+    opens: Vec<WaitingOpen>,
+    /// Frames of datagrams, newest last.
+    frames: VecDeque<Vec<u8>>,
+}
+
+/// What is known of one neighbour.
+#[derive(Clone, Copy, Debug)]
+struct Neighbor {
+    mac: Mac,
+    /// When it was last heard of.
+    last_seen: Instant,
+    /// When its address was last needed.
+    last_used: Instant,
+    /// When its link-layer address changed last.
+    moved: Option<Instant>,
+    /// If it is being asked whether it is there: how often so far, and when next.
+    poll: Option<(u32, Instant)>,
+}
+
+/// The table, and the questions that are open.
+#[derive(Debug)]
+pub(crate) struct Neighbors {
+    moves: TokenBucket,
+    table: HashMap<Ipv4Addr, Neighbor>,
+    /// No poll is due before.
+    next_poll: Option<Instant>,
+    resolving: Vec<Resolution>,
+}
+
+impl Default for Neighbors {
+    fn default() -> Self {
+        Neighbors {
+            moves: TokenBucket::new(MOVES.0, MOVES.1),
+            table: HashMap::new(),
+            next_poll: None,
+            resolving: Vec::new(),
+        }
+    }
+}
+
+/// What is to be done when time has passed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Overdue {
+    /// Ask again for these.
+    pub(crate) ask: Vec<Ipv4Addr>,
+    /// Ask these whether they are still there.
+    pub(crate) poll: Vec<(Ipv4Addr, Mac)>,
+    /// Nobody answered for these.
+    pub(crate) failed: Vec<WaitingOpen>,
+    /// Frames that waited for somebody who did not answer.
+    pub(crate) dropped: u64,
+}
+
+/// What follows from learning an address.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Learned {
+    /// Opens that waited for it.
+    pub(crate) opens: Vec<WaitingOpen>,
+    /// Frames that waited for it, oldest first.
+    pub(crate) frames: VecDeque<Vec<u8>>,
+    /// The link-layer address that it was known by before.
+    pub(crate) moved: Option<Mac>,
+    /// The message said that it has another one, too soon after others did; nobody believes that yet.
+    pub(crate) is_move_rejected: bool,
+}
+
+/// What became of frames that are to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Queued {
+    /// Whether a request has to be sent now.
+    pub(crate) ask: bool,
+    /// Frames for which there was no room, or that made room.
+    pub(crate) dropped: u64,
+}
+
+impl Neighbor {
+    /// Whether its link-layer address may be another one from `now` on.
+    fn may_move(&self, now: Instant, moves: &mut TokenBucket) -> bool {
+        self.moved.is_none_or(|at| at + MOVE_INTERVAL <= now) && moves.admits(now)
+    }
+}
+
+impl Neighbors {
+    /// The link-layer address of a neighbour that is needed now.
+    pub(crate) fn lookup(&mut self, address: Ipv4Addr, now: Instant) -> Option<Mac> {
+        let known = self.table.get_mut(&address)?;
+        known.last_used = now;
+        if known.poll.is_none() && known.last_seen + REACHABLE <= now {
+            // It may be heard of before that.
+            let at = now + RETRY;
+            known.poll = Some((0, at));
+            self.next_poll = Some(self.next_poll.map_or(at, |next| next.min(at)));
+        }
+        Some(known.mac)
+    }
+
+    /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping.
+    pub(crate) fn learn(
+        &mut self,
+        address: Ipv4Addr,
+        mac: Mac,
+        wanted: bool,
+        now: Instant,
+    ) -> Learned {
+        let moved = match self.table.get_mut(&address) {
+            Some(known) if known.mac != mac && !known.may_move(now, &mut self.moves) => {
+                return Learned {
+                    is_move_rejected: true,
+                    ..Learned::default()
+                };
+            }
+            Some(known) => {
+                if known.mac != mac {
+                    known.moved = Some(now);
+                }
+                known.last_seen = now;
+                known.poll = None;
+                Some(core::mem::replace(&mut known.mac, mac)).filter(|old| *old != mac)
+            }
+            None => {
+                if wanted || self.is_resolving(address) {
+                    self.make_room();
+                    let known = Neighbor {
+                        mac,
+                        last_seen: now,
+                        last_used: Instant::ZERO,
+                        moved: None,
+                        poll: None,
+                    };
+                    self.table.insert(address, known);
+                }
+                None
+            }
+        };
+        let mut learned = Learned {
+            moved,
+            ..Learned::default()
+        };
+        self.resolving.retain_mut(|asking| {
+            let answered = asking.next_hop == address;
+            if answered {
+                learned.opens.append(&mut asking.opens);
+                learned.frames.append(&mut asking.frames);
+            }
+            !answered
+        });
+        learned
+    }
+
+    fn is_resolving(&self, address: Ipv4Addr) -> bool {
+        self.resolving
+            .iter()
+            .any(|asking| asking.next_hop == address)
+    }
+
+    /// Forgets those that were not needed for longest, if the table is full.
+    fn make_room(&mut self) {
+        if self.table.len() < MAX_NEIGHBORS {
+            return;
+        }
+        let least =
+            |(address, known): (&Ipv4Addr, &Neighbor)| (known.last_used, known.last_seen, *address);
+        let mut all: Vec<_> = self.table.iter().map(least).collect();
+        let (forgotten, ..) = all.select_nth_unstable(EVICTED_AT_ONCE);
+        for (.., address) in forgotten {
+            self.table.remove(address);
+        }
+    }
+
+    /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC 1122 section 2.3.2.2).
+    pub(crate) fn queue_frames(
+        &mut self,
+        next_hop: Ipv4Addr,
+        frames: Vec<Vec<u8>>,
+        now: Instant,
+    ) -> Queued {
+        let mut held = Queued::default();
+        let at = self.resolving.iter().position(|a| a.next_hop == next_hop);
+        let at = match at {
+            Some(at) => at,
+            None if self.resolving.len() >= MAX_RESOLVING => {
+                held.dropped = frames.len() as u64;
+                return held;
+            }
+            None => {
+                held.ask = true;
+                self.resolving.push(Resolution {
+                    next_hop,
+                    tries: 1,
+                    again_at: now + RETRY,
+                    opens: Vec::new(),
+                    frames: VecDeque::new(),
+                });
+                self.resolving.len() - 1
+            }
+        };
+        let waiting = &mut self.resolving[at].frames;
+        waiting.extend(frames);
+        while waiting.len() > MAX_FRAMES {
+            waiting.pop_front();
+            held.dropped += 1;
+        }
+        held
+    }
+
+    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error hands the
+    /// open back if too many wait.
+    pub(crate) fn wait_for(
+        &mut self,
+        next_hop: Ipv4Addr,
+        open: WaitingOpen,
+        now: Instant,
+    ) -> Result<bool, WaitingOpen> {
+        if self.resolving.iter().map(|a| a.opens.len()).sum::<usize>() >= MAX_WAITING {
+            return Err(open);
+        }
+        if let Some(asking) = self.resolving.iter_mut().find(|a| a.next_hop == next_hop) {
+            asking.opens.push(open);
+            return Ok(false);
+        }
+        self.resolving.push(Resolution {
+            next_hop,
+            tries: 1,
+            again_at: now + RETRY,
+            opens: vec![open],
+            frames: VecDeque::new(),
+        });
+        Ok(true)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let next = self.resolving.iter().map(|asking| asking.again_at).min();
+        let poll = self.next_poll.unwrap_or(Instant::NEVER);
+        next.unwrap_or(Instant::NEVER).min(poll)
+    }
+
+    pub(crate) fn on_time(&mut self, now: Instant) -> Overdue {
+        let mut overdue = Overdue::default();
+        self.resolving.retain_mut(|asking| {
+            if asking.again_at > now {
+                return true;
+            }
+            if asking.tries == MAX_TRIES {
+                overdue.failed.append(&mut asking.opens);
+                overdue.dropped += asking.frames.len() as u64;
+                return false;
+            }
+            asking.tries += 1;
+            asking.again_at = now + RETRY;
+            overdue.ask.push(asking.next_hop);
+            true
+        });
+        if self.next_poll.is_some_and(|at| at <= now) {
+            self.poll(now, &mut overdue.poll);
+        }
+        overdue
+    }
+
+    /// Asks those who are due whether they are there, and forgets who did not answer.
+    fn poll(&mut self, now: Instant, polls: &mut Vec<(Ipv4Addr, Mac)>) {
+        let mut next = Instant::NEVER;
+        self.table.retain(|address, known| {
+            let Some((tries, at)) = &mut known.poll else {
+                return true;
+            };
+            if *at <= now {
+                if *tries == MAX_TRIES {
+                    return false;
+                }
+                *tries += 1;
+                *at = now + RETRY;
+                polls.push((*address, known.mac));
+            }
+            next = next.min(*at);
+            true
+        });
+        // The table has no order, and what leaves must have one.
+        polls.sort_unstable();
+        self.next_poll = (next != Instant::NEVER).then_some(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const MAC: Mac = Mac([1; 6]);
+
+    fn open(request_id: u64) -> WaitingOpen {
+        WaitingOpen {
+            request_id,
+            remote: SocketAddrV4::new(PEER, 80),
+        }
+    }
+
+    #[test]
+    fn opens_wait_for_the_answer_and_are_asked_for_once() {
+        let mut n = Neighbors::default();
+        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
+        assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
+        let learned = n.learn(PEER, MAC, true, Instant::ZERO);
+        assert_eq!(learned.opens, [open(1), open(2)]);
+        assert_eq!(learned.moved, None);
+        assert_eq!(n.lookup(PEER, Instant::ZERO), Some(MAC));
+        assert_eq!(n.next_deadline(), Instant::NEVER);
+    }
+
+    #[test]
+    fn silence_is_asked_three_times_and_then_fails() {
+        let mut n = Neighbors::default();
+        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
+        for _ in 0..2 {
+            let overdue = n.on_time(n.next_deadline());
+            assert_eq!(overdue.ask, [PEER]);
+        }
+        assert_eq!(n.on_time(n.next_deadline()).failed, [open(1)]);
+    }
+
+    #[test]
+    fn frames_wait_for_the_answer_and_the_oldest_make_room() {
+        let mut n = Neighbors::default();
+        let frame = |i: usize| vec![i as u8];
+        let held = n.queue_frames(PEER, vec![frame(0), frame(1)], Instant::ZERO);
+        assert_eq!((held.ask, held.dropped), (true, 0));
+        for i in 2..MAX_FRAMES + 2 {
+            let held = n.queue_frames(PEER, vec![frame(i)], Instant::ZERO);
+            assert_eq!(
+                (held.ask, held.dropped),
+                (false, u64::from(i >= MAX_FRAMES))
+            );
+        }
+        let frames = n.learn(PEER, MAC, false, Instant::ZERO).frames;
+        assert_eq!(frames.len(), MAX_FRAMES);
+        assert_eq!(frames.front(), Some(&frame(2)));
+        n = Neighbors::default();
+        n.queue_frames(PEER, vec![frame(0)], Instant::ZERO);
+        n.on_time(n.next_deadline());
+        n.on_time(n.next_deadline());
+        assert_eq!(n.on_time(n.next_deadline()).dropped, 1);
+    }
+
+    #[test]
+    fn hosts_that_did_not_address_us_are_not_kept_but_moves_are_noticed() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, false, Instant::ZERO);
+        assert_eq!(n.lookup(PEER, Instant::ZERO), None);
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        let moved = n.learn(PEER, Mac([2; 6]), false, Instant::ZERO).moved;
+        assert_eq!(moved, Some(MAC));
+    }
+
+    #[test]
+    fn one_host_that_claims_every_address_costs_few_searches_for_connections() {
+        let mut n = Neighbors::default();
+        let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
+        let host = |i: u32| Ipv4Addr::from(0x0a00_0000 + i);
+        (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
+        // A thousand messages a second for ten seconds, about one host at first, then about a hundred.
+        let mut moves = |hosts: u32, from: u64| {
+            (0..10_000u32)
+                .filter(|i| {
+                    let at = Instant::from_millis(from + u64::from(*i));
+                    let learned = n.learn(host(i % hosts), mac(*i), false, at);
+                    assert_ne!(learned.moved.is_some(), learned.is_move_rejected);
+                    learned.moved.is_some()
+                })
+                .count() as u64
+        };
+        assert_eq!(moves(1, 1_000), 10);
+        let most = MOVES.0 + 100;
+        assert!((100..=most).contains(&moves(100, 20_000)));
+        // It is over, and who is right is believed.
+        let at = Instant::from_millis(40_000);
+        assert!(n.learn(host(7), MAC, false, at).moved.is_some());
+    }
+
+    #[test]
+    fn a_stale_neighbour_is_used_and_polled_and_forgotten_if_it_does_not_answer() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        let fresh = Instant::from_millis(59_999);
+        assert_eq!(n.lookup(PEER, fresh), Some(MAC));
+        assert_eq!(n.next_deadline(), Instant::NEVER);
+
+        let stale = Instant::ZERO + REACHABLE;
+        assert_eq!(n.lookup(PEER, stale), Some(MAC));
+        assert_eq!(n.next_deadline(), stale + RETRY);
+        assert_eq!(n.on_time(stale + RETRY).poll, [(PEER, MAC)]);
+        assert_eq!(n.next_deadline(), stale + RETRY + RETRY);
+        n.learn(PEER, MAC, false, stale);
+        n.on_time(stale + RETRY + RETRY);
+        assert_eq!(n.next_deadline(), Instant::NEVER, "it answered");
+
+        let silent = stale + REACHABLE;
+        assert_eq!(n.lookup(PEER, silent), Some(MAC));
+        for _ in 0..MAX_TRIES {
+            assert_eq!(n.on_time(n.next_deadline()).poll, [(PEER, MAC)]);
+            assert_eq!(n.lookup(PEER, silent), Some(MAC), "still used");
+        }
+        assert_eq!(n.on_time(n.next_deadline()).poll, []);
+        assert_eq!(n.lookup(PEER, silent), None);
+    }
+
+    #[test]
+    fn a_flood_of_unknown_hosts_does_not_evict_neighbors_in_use() {
+        let mut n = Neighbors::default();
+        n.learn(PEER, MAC, true, Instant::ZERO);
+        n.lookup(PEER, Instant::from_millis(1));
+        for i in 0..5_000 {
+            n.learn(
+                Ipv4Addr::from(0x0b00_0000 + i),
+                MAC,
+                true,
+                Instant::from_millis(2),
+            );
+            assert!(n.table.len() <= MAX_NEIGHBORS);
+        }
+        assert_eq!(n.lookup(PEER, Instant::from_millis(3)), Some(MAC));
+    }
+
+    #[test]
+    fn one_unknown_host_in_sixty_four_costs_a_scan_of_the_table() {
+        let mut n = Neighbors::default();
+        let unknown = |n: &mut Neighbors, i: u32| {
+            let at = Instant::from_millis(u64::from(i));
+            n.learn(Ipv4Addr::from(0x0b00_0000 + i), MAC, true, at);
+        };
+        let mut looks = 0;
+        for i in 0..10 * MAX_NEIGHBORS as u32 {
+            let before = n.table.len();
+            unknown(&mut n, i);
+            // Somebody is forgotten after a look only.
+            looks += usize::from(n.table.len() <= before);
+        }
+        let most = 9 * MAX_NEIGHBORS / EVICTED_AT_ONCE;
+        assert!((1..=most).contains(&looks), "{looks} looks");
+        // The ones that were heard of last are known, and room is left for others.
+        let newest = 10 * MAX_NEIGHBORS as u32 - 1;
+        let known = |i: u32| n.table.contains_key(&Ipv4Addr::from(0x0b00_0000 + i));
+        assert!((0..500).all(|i| known(newest - i)));
+    }
+
+    #[test]
+    fn resolutions_and_waiting_frames_are_bounded() {
+        let mut n = Neighbors::default();
+        let host = |i: usize| Ipv4Addr::from(0x0a00_0000 + i as u32);
+        for i in 0..MAX_RESOLVING + 10 {
+            let held = n.queue_frames(host(i), vec![vec![0]], Instant::ZERO);
+            let fits = i < MAX_RESOLVING;
+            assert_eq!((held.ask, held.dropped), (fits, u64::from(!fits)), "{i}");
+        }
+        let mut n = Neighbors::default();
+        for i in 0..MAX_WAITING + 10 {
+            let waits = n.wait_for(host(i / 2), open(i as u64), Instant::ZERO);
+            let expected = match i {
+                i if i >= MAX_WAITING => Err(open(i as u64)),
+                i => Ok(i % 2 == 0),
+            };
+            assert_eq!(waits, expected, "{i}");
+        }
+    }
+
+    #[test]
+    fn an_address_moves_again_a_second_later_and_not_before() {
+        let mut n = Neighbors::default();
+        let (one, other) = (Mac([2; 6]), Mac([4; 6]));
+        let at = Instant::from_millis;
+        n.learn(PEER, MAC, true, at(10_000));
+        assert_eq!(n.learn(PEER, one, false, at(10_000)).moved, Some(MAC));
+        assert!(n.learn(PEER, other, false, at(10_999)).is_move_rejected);
+        assert_eq!(n.learn(PEER, other, false, at(11_000)).moved, Some(one));
+    }
+}

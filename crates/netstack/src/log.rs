@@ -1,0 +1,4 @@
+//! What stands in a log, and what comes out of it.
+
+pub mod effect;
+pub mod request;

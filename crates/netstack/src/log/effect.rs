@@ -1,0 +1,444 @@
+//! All that `apply` can ask for.
+//!
+//! An effect carries what it needs as values, so it means the same whenever and by whomever it is
+//! performed, and performing it tells nothing back: state cannot depend on it.
+
+use core::net::SocketAddrV4;
+
+use arrayvec::ArrayVec;
+
+use crate::config::Limits;
+use crate::ip::identification::Sequence;
+use crate::ip::rate_limit::RateLimit;
+use crate::log::request::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
+use crate::seqnum::SeqNum;
+
+/// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to the sink alone, so
+/// skipping it cannot change state.
+pub trait EffectSink {
+    /// Adds `effect` behind those that are there.
+    fn push(&mut self, effect: Effect);
+
+    /// Adds what a row of segments asked for, as so many requests.
+    #[inline]
+    fn push_row(&mut self, row: Row) {
+        row.effects().for_each(|effect| self.push(effect));
+    }
+
+    /// How many effects of this request there are.
+    fn mark(&self) -> usize;
+
+    /// Forgets all but the first `mark` effects of this request: whoever asked for them panicked.
+    fn take_back(&mut self, mark: usize);
+}
+
+impl EffectSink for Vec<Effect> {
+    #[inline(always)]
+    fn push(&mut self, effect: Effect) {
+        Vec::push(self, effect);
+    }
+
+    fn mark(&self) -> usize {
+        self.len()
+    }
+
+    fn take_back(&mut self, mark: usize) {
+        self.truncate(mark);
+    }
+}
+
+/// Acknowledgments of a row, at most: every second segment has one.
+pub const MAX_ROW_ACKS: usize = 8;
+
+/// What segments that came in a row asked for, each for itself: a delivery each, and acknowledgments that are alike but for
+/// what they tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Of the first segment. The others follow, each with the next number.
+    pub deliver: Deliver,
+    /// Segments.
+    pub count: u32,
+    /// Bytes of all. All but the last carry as many as the first.
+    pub all: u32,
+    /// What the acknowledgments tell: of every second segment.
+    pub acks: ArrayVec<RowAck, MAX_ROW_ACKS>,
+    /// Whether the first segment has one, or the second.
+    pub is_first_acked: bool,
+    /// What they have in common, and the number of the first one's frame.
+    pub like: Transmit,
+}
+
+/// What an acknowledgment without text tells of the receive side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowAck {
+    /// Acknowledgment number.
+    pub ack: SeqNum,
+    /// Window field, scaled already.
+    pub wnd: u16,
+    /// As [`Transmit::window_end`].
+    pub window_end: u64,
+}
+
+impl Row {
+    /// The deliveries, in their order.
+    pub fn deliveries(&self) -> impl Iterator<Item = Deliver> {
+        let first = self.deliver;
+        let all = first.stream_offset + u64::from(self.all);
+        (0..self.count).map(move |i| {
+            let stream_offset = first.stream_offset + u64::from(i) * u64::from(first.len);
+            let end = (stream_offset + u64::from(first.len)).min(all);
+            Deliver {
+                len: (end - stream_offset) as u32,
+                stream_offset,
+                delivery: first.delivery + u64::from(i),
+                end,
+                ..first
+            }
+        })
+    }
+
+    /// The acknowledgments, in their order.
+    #[inline]
+    pub fn acknowledgments(&self) -> impl Iterator<Item = Transmit> {
+        let numbered = (self.like.first_frame..).zip(&self.acks);
+        numbered.map(|(first_frame, acks)| Transmit {
+            first_frame,
+            ack: acks.ack,
+            wnd: acks.wnd,
+            window_end: acks.window_end,
+            ..self.like
+        })
+    }
+
+    /// All that its segments asked for, one by one.
+    fn effects(&self) -> impl Iterator<Item = Effect> {
+        let mut acknowledgments = self.acknowledgments();
+        let is_told = move |i: u32| i.is_multiple_of(2) == self.is_first_acked;
+        (0..self.count)
+            .zip(self.deliveries())
+            .flat_map(move |(i, deliver)| {
+                let acks = is_told(i).then(|| acknowledgments.next()).flatten();
+                let deliver = core::iter::once(Effect::Deliver(deliver));
+                deliver.chain(acks.map(Effect::Transmit))
+            })
+    }
+}
+
+/// Something to be done outside the protocol state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Copy received bytes into the stream. Every byte of a stream is named by exactly one of these.
+    Deliver(Deliver),
+    /// Build and send numbered frames.
+    Transmit(Transmit),
+    /// The first `upto` bytes that the application wrote will never be read again.
+    Release {
+        /// The connection.
+        conn: ConnId,
+        /// Stream offset.
+        upto: u64,
+    },
+    /// The connection's life moved on, as its socket sees it.
+    Event {
+        /// The connection.
+        conn: ConnId,
+        /// How.
+        event: Event,
+        /// How far the receive stream reaches without a gap at this point.
+        received: u64,
+    },
+    /// An active open got its place; or, with [`ConnId::NONE`], failed for want of room or ports.
+    Opened {
+        /// Who asked.
+        request_id: u64,
+        /// The connection.
+        conn: ConnId,
+        /// Its ends.
+        flow: Flow,
+    },
+    /// A connection to a listening port is established and waits to be accepted.
+    Accept {
+        /// The listening port.
+        port: u16,
+        /// The connection.
+        conn: ConnId,
+        /// The peer.
+        remote: SocketAddrV4,
+    },
+    /// Segments of `flow` belong to `conn` from now on (`open`), or no longer: a hint for the pump.
+    Hint {
+        /// The connection.
+        conn: ConnId,
+        /// Its ends.
+        flow: Flow,
+        /// Whether it begins or ends.
+        open: bool,
+    },
+    /// The connection is over. Its place becomes free when all earlier work is done and its socket gone.
+    Retire {
+        /// The connection.
+        conn: ConnId,
+        /// Whether an application was ever told of it; if not, there is no socket to wait for.
+        held: bool,
+    },
+    /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is none.
+    MigrationReserved {
+        /// Who asked.
+        request_id: u64,
+        /// The place.
+        conn: ConnId,
+    },
+    /// Some bytes of a connection that left for another group, or that it stays.
+    Serialized(SerializedPart),
+    /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one of these.
+    Queue(Queue),
+    /// Build and send numbered frames of datagrams.
+    Send(SendDatagrams),
+    /// The first `upto` bytes of a UDP socket's send ring will never be read again.
+    Sent {
+        /// The socket.
+        socket: ConnId,
+        /// Offset in its send ring.
+        upto: u64,
+    },
+    /// A UDP socket is over. Its place becomes free when all earlier work is done.
+    Unbound {
+        /// The socket.
+        socket: ConnId,
+    },
+}
+
+/// A part of a connection that left for another group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SerializedPart {
+    /// What it was called.
+    pub conn: ConnId,
+    /// Bytes of all parts; 0 if the connection stays.
+    pub len: u32,
+    /// Which part this is.
+    pub part: u16,
+    /// Its bytes, the last part's filled up with zeros.
+    bytes: [u64; SerializedPart::BYTES / 8],
+}
+
+impl SerializedPart {
+    /// Bytes of a part.
+    pub const BYTES: usize = 96;
+
+    /// The connection stays.
+    pub const fn declined(conn: ConnId) -> Self {
+        SerializedPart {
+            conn,
+            len: 0,
+            part: 0,
+            bytes: [0; SerializedPart::BYTES / 8],
+        }
+    }
+
+    /// All parts.
+    pub fn all(conn: ConnId, octets: &[u8]) -> impl Iterator<Item = SerializedPart> + '_ {
+        let len = octets.len() as u32;
+        let parts = octets.chunks(SerializedPart::BYTES).zip(0..);
+        parts.map(move |(octets, part)| SerializedPart {
+            conn,
+            len,
+            part,
+            bytes: words(octets),
+        })
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
+        let left =
+            (self.len as usize).saturating_sub(usize::from(self.part) * SerializedPart::BYTES);
+        let all = self.bytes.iter().flat_map(|word| word.to_le_bytes());
+        all.take(left)
+    }
+}
+
+/// Copies of the run's datagrams into a socket's queue, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Queue {
+    /// The socket.
+    pub socket: ConnId,
+    /// Which datagrams of the run, a bit each.
+    pub take: u16,
+    /// Payload bytes of each datagram of the run.
+    pub lens: [u16; MAX_RUN],
+    /// Where the first record goes: bytes since the socket began.
+    pub offset: u64,
+    /// Where the last record ends.
+    pub end: u64,
+    /// Number of this delivery, 0 on.
+    pub delivery: u64,
+}
+
+/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or fragments of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendDatagrams {
+    /// Whose send ring holds them.
+    pub socket: ConnId,
+    /// Number of the first frame.
+    pub first_frame: u64,
+    /// How many frames, at least 1.
+    pub count: u32,
+    /// Our port.
+    pub port: u16,
+    /// Where they go.
+    pub remote: SocketAddrV4,
+    /// Link-layer destination.
+    pub mac: Mac,
+    /// Time to live.
+    pub ttl: u8,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Payload bytes of each datagram.
+    pub lens: [u16; MAX_RUN],
+    /// Where the first one's record begins in the send ring.
+    pub offset: u64,
+    /// Identifications, of the first one on.
+    pub idents: Sequence,
+    /// If frames are fragments of the first datagram: which of them the first frame is.
+    pub fragment: Option<u32>,
+}
+
+/// A copy from the run's payloads into the receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Deliver {
+    /// The connection.
+    pub conn: ConnId,
+    /// Where the bytes begin within the run's payloads put end to end.
+    pub run_offset: u32,
+    /// How many bytes.
+    pub len: u32,
+    /// Where they go: offset from the start of the receive stream (the byte after the SYN is 0).
+    pub stream_offset: u64,
+    /// Number of this delivery within its connection, 0 on. All pieces of one request share it.
+    pub delivery: u64,
+    /// How far the stream reaches without a gap after this request.
+    pub end: u64,
+    /// Whether this is the request's last piece for the connection: now the delivery is complete.
+    pub last: bool,
+}
+
+/// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and length.
+///
+/// Frame i carries the bytes from `payload_offset + i * frame_len` on, `frame_len` of them but for the
+/// last. A frame longer than `mss` is for the device to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transmit {
+    /// Number of the first frame.
+    pub first_frame: u64,
+    /// How many frames, at least 1.
+    pub count: u32,
+    /// Payload bytes of all of them.
+    pub payload_len: u32,
+    /// Where the payload begins in the send stream (the byte after our SYN is 0).
+    pub payload_offset: u64,
+    /// The connection whose send stream is meant; [`ConnId::NONE`] for frames without a connection.
+    pub conn: ConnId,
+    /// Payload bytes of every frame but the last.
+    pub frame_len: u32,
+    /// Sequence number of the first frame.
+    pub seq: SeqNum,
+    /// Acknowledgment number; 0 without ACK.
+    pub ack: SeqNum,
+    /// Payload bytes of a segment, at most.
+    pub mss: u16,
+    /// Window field, scaled already.
+    pub wnd: u16,
+    /// How far that lets the peer send: offset in the receive stream. For the application's reader, which
+    /// tells of room only where it matters; 0 without a connection.
+    pub window_end: u64,
+    /// Bytes that may lie unread, for the same reader.
+    pub window_limit: u32,
+    /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`, `ttl` and `tos`.
+    pub header_version: u32,
+    /// Control bits; PSH and FIN go to the last frame only.
+    pub flags: Flags,
+    /// Whether routers may mark them (ECT, RFC 3168 section 5).
+    pub ect: bool,
+    /// Time to live.
+    pub ttl: u8,
+    /// DSCP in the upper six bits, the others 0.
+    pub tos: u8,
+    /// Link-layer destination.
+    pub mac: Mac,
+    /// Both ends.
+    pub flow: Flow,
+    /// TSval and TSecr, if timestamps are in use (RFC 7323).
+    pub timestamps: Option<(u32, u32)>,
+    /// Options of a SYN.
+    pub syn: Option<SynOptions>,
+    /// What is there beyond `ack`, or came twice (RFC 2018, RFC 2883); never in a segment with text.
+    pub sack: Option<Sack>,
+}
+
+impl Transmit {
+    /// Payload of frame `i`: offset in the send stream and number of bytes.
+    #[inline]
+    pub fn payload_of(&self, i: u32) -> (u64, u32) {
+        let before = i * self.frame_len;
+        (
+            self.payload_offset + u64::from(before),
+            (self.payload_len - before).min(self.frame_len),
+        )
+    }
+}
+
+/// What a socket learns of its connection. Each can be told once, in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Event {
+    /// The handshake is complete.
+    Established,
+    /// The peer will send nothing after stream offset `end`.
+    PeerFinished {
+        /// Where the receive stream ends.
+        end: u64,
+    },
+    /// Everything written, and our FIN, has been acknowledged.
+    AllAcknowledged,
+    /// The peer reset an established connection.
+    Reset,
+    /// The peer refused to open it.
+    Refused,
+    /// The peer did not answer for too long.
+    TimedOut,
+    /// The peer did not answer, and the network says that it cannot be reached.
+    Unreachable,
+    /// We aborted it.
+    Aborted,
+}
+
+/// Numbers outgoing frames, within the room that the transmit ring is known to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrameNumbers {
+    /// Number of the next frame.
+    pub next: u64,
+    /// No frame is numbered at or past this: what the device took, plus the ring's length.
+    pub limit: u64,
+    /// Frames 0..`sent` have been taken by the device.
+    pub sent: u64,
+    /// Resets of segments that no connection wants.
+    pub resets: RateLimit,
+    /// Acknowledgments that nobody had a right to (RFC 5961).
+    pub challenges: RateLimit,
+}
+
+impl FrameNumbers {
+    /// How many frames may be numbered now.
+    #[inline]
+    pub const fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.next)
+    }
+
+    /// Frames 0..`sent` have been taken by the device, of whose ring `limits` tell.
+    #[inline]
+    pub(crate) fn update_sent(&mut self, sent: u64, limits: &Limits) {
+        if sent > self.sent {
+            self.sent = sent;
+            self.limit = sent + u64::from(limits.tx_slots);
+        }
+    }
+}

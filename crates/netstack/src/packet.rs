@@ -1,0 +1,767 @@
+//! Headers in and out: the one place that names the header-parsing crate.
+//!
+//! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the headers.
+
+pub(crate) mod checksum;
+pub(crate) mod flow;
+mod header_template;
+mod icmp;
+pub(crate) mod icmp_error;
+mod ip;
+mod udp;
+
+use std::net::Ipv4Addr;
+
+use smoltcp::wire as sw;
+
+pub(crate) use crate::packet::icmp_error::TcpError;
+pub(crate) use header_template::HeaderTemplate;
+pub(crate) use icmp::{Report, UdpError, echo_reply, error_about, was_sent_to};
+pub(crate) use ip::{ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
+pub(crate) use udp::{
+    UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
+    udp_piece,
+};
+
+/// Bytes of an Ethernet header.
+pub(crate) const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
+/// Bytes of all headers of a frame, at most: Ethernet, IPv4 and TCP with all options we send.
+pub(crate) const MAX_HEADERS: usize = ETHERNET_HEADER + 20 + 60;
+
+/// Why a frame could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Malformed {
+    /// A length field or the frame itself is too short.
+    Truncated,
+    /// The IPv4 header checksum is wrong.
+    IpChecksum,
+    /// Options do not parse.
+    Options,
+}
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Packet {
+    /// ARP over Ethernet for IPv4.
+    Arp(Arp),
+    /// A TCP segment over IPv4.
+    Tcp(Tcp),
+    /// An ICMP echo request.
+    EchoRequest {
+        /// Who is asked.
+        dst: Ipv4Addr,
+    },
+    /// An ICMP error about a segment.
+    TcpError(TcpError),
+    /// A UDP datagram.
+    Udp(Udp),
+    /// An ICMP error about a UDP datagram of ours.
+    UdpError {
+        /// What it says.
+        error: UdpError,
+        /// Who is told.
+        dst: Ipv4Addr,
+    },
+    /// A fragment of an IPv4 packet.
+    Fragment {
+        /// Whom it is for.
+        dst: Ipv4Addr,
+    },
+    /// An IPv4 packet of a protocol that nobody speaks.
+    OtherProtocol {
+        /// Whom it is for.
+        dst: Ipv4Addr,
+    },
+    /// Anything else that is not handled.
+    Unknown,
+}
+
+/// An ARP message (RFC 826).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arp {
+    /// Request, or reply.
+    pub(crate) request: bool,
+    /// Sender's link-layer address.
+    pub(crate) sender_mac: [u8; 6],
+    /// Sender's address.
+    pub(crate) sender: Ipv4Addr,
+    /// Target's address.
+    pub(crate) target: Ipv4Addr,
+}
+
+/// The headers of a TCP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tcp {
+    /// Sender's address.
+    pub(crate) src: Ipv4Addr,
+    /// Receiver's address.
+    pub(crate) dst: Ipv4Addr,
+    /// Sender's port.
+    pub(crate) src_port: u16,
+    /// Receiver's port.
+    pub(crate) dst_port: u16,
+    /// Sequence number.
+    pub(crate) seq: u32,
+    /// Acknowledgment number.
+    pub(crate) ack: u32,
+    /// Window field.
+    pub(crate) wnd: u16,
+    /// Control bits.
+    pub(crate) flags: u8,
+    /// Whether the packet arrived marked CE (RFC 3168).
+    pub(crate) ce: bool,
+    /// Bytes of the frame before the payload.
+    pub(crate) payload_offset: u16,
+    /// Payload bytes.
+    pub(crate) payload_len: u32,
+    /// TSval and TSecr.
+    pub(crate) timestamps: Option<(u32, u32)>,
+    /// Options besides timestamps.
+    pub(crate) options: TcpOptions,
+}
+
+/// TCP options besides timestamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TcpOptions {
+    /// Whether any of these was there.
+    pub(crate) any: bool,
+    /// Maximum segment size.
+    pub(crate) mss: Option<u16>,
+    /// Window scale.
+    pub(crate) window_scale: Option<u8>,
+    /// SACK permitted.
+    pub(crate) sack_permitted: bool,
+    /// SACK blocks.
+    pub(crate) sack: SackBlocks,
+}
+
+/// SACK blocks (RFC 2018 section 3): how many, and left and right edges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SackBlocks {
+    /// How many there are.
+    pub(crate) count: u8,
+    /// Left and right edges.
+    pub(crate) edges: [(u32, u32); 4],
+}
+
+impl SackBlocks {
+    /// Those that are there.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.edges.iter().copied().take(usize::from(self.count))
+    }
+
+    /// Bytes of the option, with two before it that align it.
+    const fn option_len(&self) -> usize {
+        if self.count == 0 {
+            0
+        } else {
+            4 + 8 * self.count as usize
+        }
+    }
+}
+
+/// The link-layer source and destination of a frame, if it is long enough to have them.
+#[inline]
+pub(crate) fn link(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
+    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *frame.first_chunk()?;
+    Some(([s0, s1, s2, s3, s4, s5], [d0, d1, d2, d3, d4, d5]))
+}
+
+/// The IPv4 source and destination of a frame, if it is long enough to have them. Nothing else is checked.
+#[inline]
+pub(crate) fn ends(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let header: &[u8; ETHERNET_HEADER + 20] = frame.first_chunk()?;
+    let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
+    (header[12..14] == [0x08, 0x00])
+        .then(|| (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3)))
+}
+
+/// Addresses a frame that was built for nobody in particular.
+///
+/// # Panics
+/// If it is shorter than a link-layer address.
+pub(crate) fn set_link_dst(frame: &mut [u8], dst: [u8; 6]) {
+    frame[..6].copy_from_slice(&dst);
+}
+
+/// Reads the headers of a frame. The TCP checksum is not looked at.
+///
+/// # Errors
+/// Says what is wrong with it.
+#[inline]
+pub(crate) fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
+    match parse_plain(frame) {
+        Some(tcp) => Ok(Packet::Tcp(tcp)),
+        None => parse_any(frame),
+    }
+}
+
+/// The short road for nearly every segment: IPv4 without options, whole, and TCP with no options but
+/// timestamps in their usual place. Says the same as [`parse_any`] or nothing.
+#[inline]
+fn parse_plain(frame: &[u8]) -> Option<Tcp> {
+    const TCP: usize = ETHERNET_HEADER + 20;
+    let h: &[u8; TCP + 20] = frame.first_chunk()?;
+    let short = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
+    let long = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let ip = |at: usize| ETHERNET_HEADER + at;
+    let total = usize::from(short(ip(2)));
+    // EtherType, version with header length, protocol, and no fragment.
+    let plain =
+        short(12) == 0x0800 && h[ip(0)] == 0x45 && h[ip(9)] == 6 && short(ip(6)) & 0x3fff == 0;
+    if !plain || frame.len() < ETHERNET_HEADER + total {
+        return None;
+    }
+    let sum: u64 = (0..5).map(|word| u64::from(long(ip(4 * word)))).sum();
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let header_len = usize::from(h[TCP + 12] >> 4) * 4;
+    if sum != 0xffff || total < 20 + header_len {
+        return None;
+    }
+    let timestamps = match header_len {
+        20 => None,
+        32 => {
+            let options: &[u8; 12] = frame.get(TCP + 20..)?.first_chunk()?;
+            let [a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3] = *options;
+            if [a, b, c, d] != ONLY_TIMESTAMPS {
+                return None;
+            }
+            let val = u32::from_be_bytes([v0, v1, v2, v3]);
+            Some((val, u32::from_be_bytes([e0, e1, e2, e3])))
+        }
+        _ => return None,
+    };
+    Some(Tcp {
+        src: Ipv4Addr::from_bits(long(ip(12))),
+        dst: Ipv4Addr::from_bits(long(ip(16))),
+        src_port: short(TCP),
+        dst_port: short(TCP + 2),
+        seq: long(TCP + 4),
+        ack: long(TCP + 8),
+        wnd: short(TCP + 14),
+        flags: h[TCP + 13],
+        ce: h[ip(1)] & 0b11 == 0b11,
+        payload_offset: (TCP + header_len) as u16,
+        payload_len: (total - 20 - header_len) as u32,
+        timestamps,
+        options: TcpOptions::default(),
+    })
+}
+
+fn parse_any(frame: &[u8]) -> Result<Packet, Malformed> {
+    if let Some(udp) = udp::parse_plain(frame) {
+        return Ok(Packet::Udp(udp));
+    }
+    let eth = sw::EthernetFrame::new_checked(frame).map_err(|_| Malformed::Truncated)?;
+    match eth.ethertype() {
+        sw::EthernetProtocol::Ipv4 => parse_ipv4(eth.payload()),
+        sw::EthernetProtocol::Arp => parse_arp(eth.payload()),
+        _ => Ok(Packet::Unknown),
+    }
+}
+
+fn parse_arp(bytes: &[u8]) -> Result<Packet, Malformed> {
+    let packet = sw::ArpPacket::new_checked(bytes).map_err(|_| Malformed::Truncated)?;
+    match sw::ArpRepr::parse(&packet) {
+        Ok(sw::ArpRepr::EthernetIpv4 {
+            operation,
+            source_hardware_addr,
+            source_protocol_addr,
+            target_protocol_addr,
+            ..
+        }) => {
+            let request = match operation {
+                sw::ArpOperation::Request => true,
+                sw::ArpOperation::Reply => false,
+                _ => return Ok(Packet::Unknown),
+            };
+            Ok(Packet::Arp(Arp {
+                request,
+                sender_mac: source_hardware_addr.0,
+                sender: source_protocol_addr,
+                target: target_protocol_addr,
+            }))
+        }
+        _ => Ok(Packet::Unknown),
+    }
+}
+
+fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
+    let ip = sw::Ipv4Packet::new_checked(bytes).map_err(|_| Malformed::Truncated)?;
+    if ip.version() != 4 || ip.header_len() < 20 {
+        return Err(Malformed::Truncated);
+    }
+    if !ip.verify_checksum() {
+        return Err(Malformed::IpChecksum);
+    }
+    let (src, dst) = (ip.src_addr(), ip.dst_addr());
+    if ip.more_frags() || ip.frag_offset() != 0 {
+        return Ok(Packet::Fragment { dst });
+    }
+    match ip.next_header() {
+        sw::IpProtocol::Tcp => parse_tcp(&ip, src, dst),
+        sw::IpProtocol::Udp => udp::parse_udp(&ip),
+        sw::IpProtocol::Icmp => match crate::packet::icmp_error::parse(&ip) {
+            Some(error) => Ok(Packet::TcpError(error)),
+            None => icmp::parse_icmp(&ip),
+        },
+        _ => Ok(Packet::OtherProtocol { dst }),
+    }
+}
+
+fn parse_tcp(
+    ip: &sw::Ipv4Packet<&[u8]>,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+) -> Result<Packet, Malformed> {
+    let tcp = sw::TcpPacket::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
+    let header_len = usize::from(tcp.header_len());
+    let raw = ip.payload();
+    let flags = raw[13];
+    let (timestamps, options) = if header_len == 20 {
+        (None, TcpOptions::default())
+    } else {
+        parse_options(tcp.options())?
+    };
+    Ok(Packet::Tcp(Tcp {
+        src,
+        dst,
+        src_port: tcp.src_port(),
+        dst_port: tcp.dst_port(),
+        seq: tcp.seq_number().0 as u32,
+        ack: tcp.ack_number().0 as u32,
+        wnd: tcp.window_len(),
+        flags,
+        ce: ip.ecn() == 0b11,
+        payload_offset: (ETHERNET_HEADER + usize::from(ip.header_len()) + header_len) as u16,
+        payload_len: (raw.len() - header_len) as u32,
+        timestamps,
+        options,
+    }))
+}
+
+/// Kind of the SACK option.
+const SACK: u8 = 5;
+
+/// The layout that nearly every segment of an open connection has: two NOPs and timestamps.
+const ONLY_TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
+
+fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), Malformed> {
+    let mut timestamps = None;
+    let mut options = TcpOptions::default();
+    if let Ok([a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3]) = <[u8; 12]>::try_from(bytes)
+        && [a, b, c, d] == ONLY_TIMESTAMPS
+    {
+        let val = u32::from_be_bytes([v0, v1, v2, v3]);
+        let ecr = u32::from_be_bytes([e0, e1, e2, e3]);
+        return Ok((Some((val, ecr)), options));
+    }
+    while !bytes.is_empty() {
+        let (rest, option) = sw::TcpOption::parse(bytes).map_err(|_| Malformed::Options)?;
+        if bytes[0] == SACK {
+            options.sack = parse_sack(&bytes[2..bytes.len() - rest.len()]);
+            options.any = true;
+        }
+        match option {
+            sw::TcpOption::EndOfList => break,
+            sw::TcpOption::MaxSegmentSize(mss) => {
+                options.mss = Some(mss);
+                options.any = true;
+            }
+            sw::TcpOption::WindowScale(shift) => {
+                options.window_scale = Some(shift);
+                options.any = true;
+            }
+            sw::TcpOption::SackPermitted => {
+                options.sack_permitted = true;
+                options.any = true;
+            }
+            sw::TcpOption::TimeStamp { tsval, tsecr } => timestamps = Some((tsval, tsecr)),
+            _ => {}
+        }
+        bytes = rest;
+    }
+    Ok((timestamps, options))
+}
+
+/// The blocks of a SACK option, of which the header-parsing crate knows three only.
+fn parse_sack(bytes: &[u8]) -> SackBlocks {
+    let mut sack = SackBlocks::default();
+    for (block, edges) in bytes.chunks_exact(8).zip(&mut sack.edges) {
+        let [a, b, c, d, e, f, g, h] = *block else {
+            break;
+        };
+        *edges = (
+            u32::from_be_bytes([a, b, c, d]),
+            u32::from_be_bytes([e, f, g, h]),
+        );
+        sack.count += 1;
+    }
+    sack
+}
+
+/// The pieces of a received TCP frame that its checksum covers: addresses, and header with payload.
+///
+/// `None` if `frame` is not what [`parse`] called a TCP segment.
+pub(crate) fn checksummed(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, &[u8])> {
+    let ip = frame.get(ETHERNET_HEADER..)?;
+    let header_len = usize::from(*ip.first()? & 0xf) * 4;
+    let total = usize::from(u16::from_be_bytes([*ip.get(2)?, *ip.get(3)?]));
+    let addresses: [u8; 8] = ip.get(12..20)?.try_into().ok()?;
+    let [a, b, c, d, e, f, g, h] = addresses;
+    Some((
+        Ipv4Addr::new(a, b, c, d),
+        Ipv4Addr::new(e, f, g, h),
+        ip.get(header_len..total)?,
+    ))
+}
+
+/// As [`checksummed`], of a frame without IP options: there the addresses stand right before the segment, and are
+/// part of the slice.
+#[inline]
+pub(crate) fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
+    const ADDRESSES: usize = ETHERNET_HEADER + 12;
+    let [_, _, high, low] = *frame.get(ETHERNET_HEADER..)?.first_chunk()?;
+    let end = ETHERNET_HEADER + usize::from(u16::from_be_bytes([high, low]));
+    if frame[ETHERNET_HEADER] & 0xf != 5 || end < ETHERNET_HEADER + 20 {
+        return None;
+    }
+    frame.get(ADDRESSES..end)
+}
+
+/// What the headers of an outgoing TCP frame say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcpHeaders {
+    /// Our link-layer address.
+    pub(crate) src_mac: [u8; 6],
+    /// Where the frame goes.
+    pub(crate) dst_mac: [u8; 6],
+    /// Our address.
+    pub(crate) src: Ipv4Addr,
+    /// The peer's address.
+    pub(crate) dst: Ipv4Addr,
+    /// Our port.
+    pub(crate) src_port: u16,
+    /// The peer's port.
+    pub(crate) dst_port: u16,
+    /// Sequence number.
+    pub(crate) seq: u32,
+    /// Acknowledgment number.
+    pub(crate) ack: u32,
+    /// Window field.
+    pub(crate) wnd: u16,
+    /// Control bits.
+    pub(crate) flags: u8,
+    /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
+    pub(crate) ect: bool,
+    /// Time to live.
+    pub(crate) ttl: u8,
+    /// DSCP in the upper six bits.
+    pub(crate) tos: u8,
+    /// TSval and TSecr.
+    pub(crate) timestamps: Option<(u32, u32)>,
+    /// MSS option.
+    pub(crate) mss: Option<u16>,
+    /// Window scale option.
+    pub(crate) window_scale: Option<u8>,
+    /// SACK-permitted option.
+    pub(crate) sack_permitted: bool,
+    /// SACK option; beside timestamps three blocks at most.
+    pub(crate) sack: SackBlocks,
+    /// Bytes that will follow the headers.
+    pub(crate) payload_len: usize,
+}
+
+/// Writes Ethernet, IPv4 and TCP headers to the front of `buffer`; the TCP checksum field is left zero.
+/// Returns how many bytes they take.
+///
+/// # Panics
+/// If `buffer` is shorter than [`MAX_HEADERS`].
+pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
+    let options_len = (if headers.mss.is_some() { 4 } else { 0 })
+        + (if headers.window_scale.is_some() { 4 } else { 0 })
+        + (if headers.sack_permitted { 4 } else { 0 })
+        + (if headers.timestamps.is_some() { 12 } else { 0 })
+        + headers.sack.option_len();
+    let tcp_len = 20 + options_len;
+    let all = ETHERNET_HEADER + 20 + tcp_len;
+    let buffer = &mut buffer[..MAX_HEADERS][..all];
+
+    let mut eth = sw::EthernetFrame::new_unchecked(&mut buffer[..ETHERNET_HEADER]);
+    eth.set_dst_addr(sw::EthernetAddress(headers.dst_mac));
+    eth.set_src_addr(sw::EthernetAddress(headers.src_mac));
+    eth.set_ethertype(sw::EthernetProtocol::Ipv4);
+
+    let mut ip = sw::Ipv4Packet::new_unchecked(&mut buffer[ETHERNET_HEADER..ETHERNET_HEADER + 20]);
+    ip.set_version(4);
+    ip.set_header_len(20);
+    ip.set_dscp(headers.tos >> 2);
+    ip.set_ecn(if headers.ect { 0b10 } else { 0 });
+    ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
+    // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section 4.1).
+    ip.set_ident(0);
+    ip.clear_flags();
+    ip.set_dont_frag(true);
+    ip.set_frag_offset(0);
+    ip.set_hop_limit(headers.ttl);
+    ip.set_next_header(sw::IpProtocol::Tcp);
+    ip.set_src_addr(headers.src);
+    ip.set_dst_addr(headers.dst);
+    ip.fill_checksum();
+
+    let bytes = &mut buffer[ETHERNET_HEADER + 20..];
+    let mut tcp = sw::TcpPacket::new_unchecked(&mut *bytes);
+    tcp.set_src_port(headers.src_port);
+    tcp.set_dst_port(headers.dst_port);
+    tcp.set_seq_number(sw::TcpSeqNumber(headers.seq as i32));
+    tcp.set_ack_number(sw::TcpSeqNumber(headers.ack as i32));
+    tcp.set_window_len(headers.wnd);
+    tcp.clear_flags();
+    tcp.set_header_len(tcp_len as u8);
+    tcp.set_checksum(0);
+    tcp.set_urgent_at(0);
+    bytes[13] = headers.flags;
+    emit_options(&mut bytes[20..], headers);
+    all
+}
+
+fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
+    if let Some(mss) = headers.mss {
+        out = sw::TcpOption::MaxSegmentSize(mss).emit(out);
+    }
+    if let Some(shift) = headers.window_scale {
+        out = sw::TcpOption::NoOperation.emit(out);
+        out = sw::TcpOption::WindowScale(shift).emit(out);
+    }
+    if headers.sack_permitted {
+        out = sw::TcpOption::NoOperation.emit(out);
+        out = sw::TcpOption::NoOperation.emit(out);
+        out = sw::TcpOption::SackPermitted.emit(out);
+    }
+    if let Some((tsval, tsecr)) = headers.timestamps {
+        out[..4].copy_from_slice(&ONLY_TIMESTAMPS);
+        out[4..8].copy_from_slice(&tsval.to_be_bytes());
+        out[8..12].copy_from_slice(&tsecr.to_be_bytes());
+        out = &mut out[12..];
+    }
+    if headers.sack.count > 0 {
+        let len = headers.sack.option_len() as u8 - 2;
+        out[..4].copy_from_slice(&[1, 1, SACK, len]);
+        for (block, (left, right)) in out[4..].chunks_exact_mut(8).zip(headers.sack.iter()) {
+            block[..4].copy_from_slice(&left.to_be_bytes());
+            block[4..].copy_from_slice(&right.to_be_bytes());
+        }
+    }
+}
+
+/// Stores sequence number, acknowledgment number and window of a frame whose headers [`emit_tcp`] wrote.
+#[inline]
+pub(crate) fn set_tcp_numbers(frame: &mut [u8], seq: u32, ack: u32, wnd: u16) {
+    let tcp = &mut frame[ETHERNET_HEADER + 20..][..20];
+    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+    tcp[14..16].copy_from_slice(&wnd.to_be_bytes());
+}
+
+/// Stores the TCP checksum of a frame whose headers [`emit_tcp`] wrote.
+pub(crate) fn set_tcp_checksum(frame: &mut [u8], checksum: u16) {
+    let at = ETHERNET_HEADER + 20 + 16;
+    frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// A whole ARP frame: a request for `target` to everybody, or a reply to `to`.
+pub(crate) fn arp_frame(
+    src_mac: [u8; 6],
+    src: Ipv4Addr,
+    to: Option<[u8; 6]>,
+    target: Ipv4Addr,
+) -> Vec<u8> {
+    let repr = sw::ArpRepr::EthernetIpv4 {
+        operation: if to.is_some() {
+            sw::ArpOperation::Reply
+        } else {
+            sw::ArpOperation::Request
+        },
+        source_hardware_addr: sw::EthernetAddress(src_mac),
+        source_protocol_addr: src,
+        target_hardware_addr: sw::EthernetAddress(to.unwrap_or([0; 6])),
+        target_protocol_addr: target,
+    };
+    let mut frame = vec![0; ETHERNET_HEADER + repr.buffer_len()];
+    let mut eth = sw::EthernetFrame::new_unchecked(&mut frame[..]);
+    eth.set_dst_addr(sw::EthernetAddress(to.unwrap_or([0xff; 6])));
+    eth.set_src_addr(sw::EthernetAddress(src_mac));
+    eth.set_ethertype(sw::EthernetProtocol::Arp);
+    repr.emit(&mut sw::ArpPacket::new_unchecked(eth.payload_mut()));
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn headers() -> TcpHeaders {
+        TcpHeaders {
+            src_mac: [2; 6],
+            dst_mac: [4; 6],
+            src: Ipv4Addr::new(10, 0, 0, 1),
+            dst: Ipv4Addr::new(10, 0, 0, 2),
+            src_port: 80,
+            dst_port: 4000,
+            seq: 0xfedc_ba98,
+            ack: 17,
+            wnd: 512,
+            flags: 0x12,
+            ect: false,
+            ttl: 64,
+            tos: 0,
+            timestamps: Some((1, 2)),
+            mss: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            sack: SackBlocks::default(),
+            payload_len: 3,
+        }
+    }
+
+    #[test]
+    fn sack_blocks_parse_back_however_many_there_are() {
+        for count in 1..=4 {
+            let mut h = TcpHeaders {
+                mss: None,
+                window_scale: None,
+                sack_permitted: false,
+                timestamps: (count < 4).then_some((1, 2)),
+                ..headers()
+            };
+            h.sack.count = count;
+            for i in 0..usize::from(count) {
+                h.sack.edges[i] = (0xffff_ff00 + i as u32, 77 * i as u32);
+            }
+            let mut frame = vec![0xaa; 200];
+            let len = emit_tcp(&mut frame, &h);
+            assert!(len <= MAX_HEADERS);
+            frame.truncate(len + h.payload_len);
+            let Ok(Packet::Tcp(tcp)) = parse(&frame) else {
+                panic!("not TCP")
+            };
+            assert!(tcp.options.any);
+            assert_eq!((tcp.options.sack, tcp.timestamps), (h.sack, h.timestamps));
+            assert_eq!(usize::from(tcp.payload_offset), len);
+        }
+    }
+
+    #[test]
+    fn what_is_emitted_parses_back() {
+        let h = headers();
+        let mut frame = vec![0xaa; 200];
+        let len = emit_tcp(&mut frame, &h);
+        frame.truncate(len + h.payload_len);
+        let Ok(Packet::Tcp(tcp)) = parse(&frame) else {
+            panic!("not TCP")
+        };
+        assert_eq!((tcp.src, tcp.dst), (h.src, h.dst));
+        assert_eq!((tcp.src_port, tcp.dst_port), (h.src_port, h.dst_port));
+        assert_eq!((tcp.seq, tcp.ack, tcp.wnd), (h.seq, h.ack, h.wnd));
+        assert_eq!(tcp.flags, h.flags);
+        assert_eq!(tcp.timestamps, h.timestamps);
+        assert_eq!(tcp.options.mss, h.mss);
+        assert_eq!(tcp.options.window_scale, h.window_scale);
+        assert!(tcp.options.sack_permitted);
+        assert_eq!(usize::from(tcp.payload_offset), len);
+        assert_eq!(tcp.payload_len, 3);
+        assert_eq!(link(&frame), Some((h.src_mac, h.dst_mac)));
+    }
+
+    #[test]
+    fn timestamps_alone_take_the_fast_path_to_the_same_end() {
+        let h = TcpHeaders {
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            ..headers()
+        };
+        let mut frame = vec![0; 200];
+        let len = emit_tcp(&mut frame, &h);
+        frame.truncate(len + 3);
+        let Ok(Packet::Tcp(tcp)) = parse(&frame) else {
+            panic!("not TCP")
+        };
+        assert_eq!(tcp.timestamps, Some((1, 2)));
+        assert!(!tcp.options.any);
+    }
+
+    #[test]
+    fn an_arp_request_is_answered_to_who_asked() {
+        let ask = arp_frame(
+            [2; 6],
+            Ipv4Addr::new(10, 0, 0, 1),
+            None,
+            Ipv4Addr::new(10, 0, 0, 2),
+        );
+        let Ok(Packet::Arp(arp)) = parse(&ask) else {
+            panic!("not ARP")
+        };
+        assert!(arp.request);
+        assert_eq!(arp.sender_mac, [2; 6]);
+        assert_eq!(arp.target, Ipv4Addr::new(10, 0, 0, 2));
+        assert_eq!(link(&ask), Some(([2; 6], [0xff; 6])));
+    }
+
+    proptest! {
+        #[test]
+        fn no_frame_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+            let _ = checksummed(&bytes);
+            let _ = link(&bytes);
+        }
+
+        /// The short road says what the long one says, or nothing, whatever is damaged.
+        #[test]
+        fn both_paths_of_the_parser_agree(
+            at in 0usize..80,
+            value in any::<u8>(),
+            len in 0usize..100,
+            mend in any::<bool>(),
+            timestamps in any::<bool>(),
+        ) {
+            let mut frame = vec![0; 200];
+            let mut headers = headers();
+            (headers.mss, headers.window_scale, headers.sack_permitted) = (None, None, false);
+            headers.timestamps = headers.timestamps.filter(|_| timestamps);
+            headers.payload_len = 3;
+            let head = emit_tcp(&mut frame, &headers);
+            frame.truncate(head + 3);
+            let at = at % frame.len();
+            frame[at] = value;
+            if mend && at != ETHERNET_HEADER {
+                sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+            }
+            frame.truncate(len);
+            if let Some(plain) = parse_plain(&frame) {
+                let Ok(Packet::Tcp(any)) = parse_any(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(plain, any);
+            }
+        }
+
+        #[test]
+        fn a_damaged_frame_does_not_make_the_parser_panic(
+            at in 0usize..80,
+            value in any::<u8>(),
+            len in 0usize..100,
+        ) {
+            let mut frame = vec![0; 200];
+            let head = emit_tcp(&mut frame, &headers());
+            frame.truncate(head + 3);
+            let at = at % frame.len();
+            frame[at] = value;
+            frame.truncate(len);
+            let _ = parse(&frame);
+            let _ = checksummed(&frame);
+        }
+    }
+}

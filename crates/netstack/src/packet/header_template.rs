@@ -1,0 +1,206 @@
+//! Knowing segments by their looks.
+
+use crate::packet::{ETHERNET_HEADER, Tcp};
+
+/// What the headers of a segment's successor look like, if it differs in identification, checksums and the numbers that
+/// change alone: nearly every segment of a bulk transfer is known by that, and needs no parsing.
+///
+/// It is made of a frame that [`parse`](crate::packet::parse) understood. What agrees with it would be understood alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeaderTemplate {
+    /// The headers up to the sequence number, as words that begin at [`AT`].
+    words: [u64; AT.len()],
+    /// Acknowledgment number.
+    ack: u32,
+    /// Length of the header, flags, and window.
+    kind: [u8; 4],
+    /// The sum over the IP header's words that have to agree: all but identification and checksum.
+    ip_sum: u32,
+    /// The options, if timestamps are there.
+    timestamps: Option<[u8; 12]>,
+    /// Bytes of the whole frame, without padding.
+    len: usize,
+}
+
+/// Bytes of the headers without options.
+const HEAD: usize = ETHERNET_HEADER + 40;
+/// Where sequence and acknowledgment number stand.
+const NUMBERS: usize = ETHERNET_HEADER + 24;
+/// Where header length, flags and window stand. TCP checksum and urgent pointer come behind them; the latter counts for
+/// nothing.
+const KIND: usize = NUMBERS + 8;
+
+/// Where the words begin that all bytes before the numbers are compared in. The last overlaps the one before it.
+const AT: [usize; 5] = [0, 8, 16, 24, NUMBERS - 8];
+/// Ones where bytes have to agree: all but those of identification and IP checksum.
+const COMPARED: [u64; AT.len()] = ones_but(&[18, 19, 24, 25]);
+
+const fn ones_but(bytes: &[usize]) -> [u64; AT.len()] {
+    let mut words = [!0; AT.len()];
+    let mut i = 0;
+    while i < bytes.len() {
+        let at = bytes[i];
+        let mut word = u64::to_ne_bytes(words[at / 8]);
+        word[at % 8] = 0;
+        words[at / 8] = u64::from_ne_bytes(word);
+        i += 1;
+    }
+    words
+}
+
+/// `N` bytes of the headers, from `at` on.
+#[inline(always)]
+fn bytes_at<const N: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&head[at..at + N]);
+    bytes
+}
+
+impl HeaderTemplate {
+    /// Of `frame`, whose headers say `tcp`; `None` unless they are as long as those of most segments.
+    #[inline]
+    pub(crate) fn new(frame: &[u8], tcp: &Tcp) -> Option<HeaderTemplate> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let timestamps = match usize::from(tcp.payload_offset) {
+            HEAD => None,
+            66 => Some(*rest.first_chunk()?),
+            _ => return None,
+        };
+        Some(HeaderTemplate {
+            words: AT.map(|at| u64::from_ne_bytes(bytes_at(head, at))),
+            ack: tcp.ack,
+            kind: bytes_at(head, KIND),
+            ip_sum: sum_of_what_agrees(head),
+            timestamps,
+            len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
+        })
+        .filter(|_| !tcp.options.any)
+    }
+
+    /// Whether `frame` is the like of it that begins at `seq`, and has a good IP checksum.
+    #[inline]
+    pub(crate) fn matches(&self, frame: &[u8], seq: u32) -> bool {
+        let Some(head) = self.same_headers(frame) else {
+            return false;
+        };
+        let numbers = u64::from_be_bytes(bytes_at(head, NUMBERS));
+        numbers == u64::from(seq) << 32 | u64::from(self.ack) && bytes_at(head, KIND) == self.kind
+    }
+
+    /// As [`HeaderTemplate::matches`], whatever it acknowledges and however wide its window is: gives both.
+    #[inline]
+    pub(crate) fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
+        let head = self.same_headers(frame)?;
+        let numbers = u64::from_be_bytes(bytes_at(head, NUMBERS));
+        let ([a, b, ..], [len, flags, c, d]) = (self.kind, bytes_at(head, KIND));
+        let follows = (numbers >> 32) as u32 == seq && [len, flags] == [a, b];
+        follows.then_some((numbers as u32, u16::from_be_bytes([c, d])))
+    }
+
+    /// Whether all agrees that stands before the numbers, and the options do.
+    #[inline(always)]
+    fn same_headers<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; HEAD]> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let mut differ = 0;
+        for (i, at) in AT.into_iter().enumerate() {
+            differ |= (u64::from_ne_bytes(bytes_at(head, at)) ^ self.words[i]) & COMPARED[i];
+        }
+        if let Some(timestamps) = &self.timestamps
+            && rest.first_chunk() != Some(timestamps)
+        {
+            return None;
+        }
+        // RFC 1071: the checksum is right if all words add up to ones, however often that is.
+        let ident = u32::from(u16::from_ne_bytes(bytes_at(head, 18)));
+        let checksum = u32::from(u16::from_ne_bytes(bytes_at(head, 24)));
+        let sum = self.ip_sum + ident + checksum;
+        let alike = differ == 0 && frame.len() >= self.len && sum.is_multiple_of(0xffff);
+        alike.then_some(head)
+    }
+}
+
+/// The sum over an IP header without options, but for identification and checksum. Never 0, since the version is not.
+fn sum_of_what_agrees(head: &[u8; HEAD]) -> u32 {
+    let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<2>();
+    let counts = words.iter().enumerate().filter(|(i, _)| *i != 2 && *i != 5);
+    counts
+        .map(|(_, word)| u32::from(u16::from_ne_bytes(*word)))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Packet, SackBlocks, TcpHeaders, emit_tcp, parse, parse_plain};
+    use proptest::prelude::*;
+    use smoltcp::wire as sw;
+    use std::net::Ipv4Addr;
+
+    fn fix_checksums(frame: &mut [u8]) {
+        sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+    }
+
+    proptest! {
+        /// What is taken for the next segment by its looks, the parser takes for it too, whatever is damaged.
+        #[test]
+        fn a_match_is_what_the_parser_reads(
+            at in 0usize..80,
+            value in any::<u8>(),
+            len in 50usize..120,
+            repair in any::<bool>(),
+            timestamps in any::<bool>(),
+            payload_len in prop_oneof![Just(0usize), Just(20)],
+        ) {
+            let mut headers = TcpHeaders {
+                src_mac: [2; 6],
+                dst_mac: [4; 6],
+                src: Ipv4Addr::new(10, 0, 0, 1),
+                dst: Ipv4Addr::new(10, 0, 0, 2),
+                src_port: 80,
+                dst_port: 4000,
+                seq: 0xfedc_ba98,
+                ack: 17,
+                wnd: 512,
+                flags: 0x10,
+                timestamps: timestamps.then_some((1, 2)),
+                mss: None,
+                window_scale: None,
+                sack_permitted: false,
+                sack: SackBlocks::default(),
+                ect: false,
+                ttl: 64,
+                tos: 0,
+                payload_len,
+            };
+            let mut frame = vec![7; 120];
+            let head = emit_tcp(&mut frame, &headers);
+            let Some(first) = parse_plain(&frame) else { panic!("not plain") };
+            let like = HeaderTemplate::new(&frame, &first).unwrap();
+            headers.seq = headers.seq.wrapping_add(payload_len as u32);
+            emit_tcp(&mut frame, &headers);
+            prop_assert!(like.matches(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            // Identification and checksums may be what they want.
+            frame[18] = value;
+            fix_checksums(&mut frame);
+            frame[50] = value;
+            prop_assert!(like.matches(&frame, headers.seq));
+
+            frame[at] = value;
+            if repair && at != ETHERNET_HEADER {
+                fix_checksums(&mut frame);
+            }
+            frame.truncate(len);
+            if like.matches(&frame, headers.seq) {
+                prop_assert!(frame.len() >= head + payload_len);
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+            }
+            if let Some((ack, wnd)) = like.acknowledges(&frame, headers.seq) {
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ack, wnd, ..first });
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! UDP headers (RFC 768).
+
+use core::ops::Range;
+use std::net::Ipv4Addr;
+
+use smoltcp::wire as sw;
+
+use super::ip::{IP_HEADERS, UDP, set_piece};
+use crate::packet::{ETHERNET_HEADER, Malformed, Packet};
+
+/// Bytes of a UDP header.
+pub(crate) const UDP_HEADER: usize = 8;
+
+/// The headers of a UDP datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Udp {
+    /// Sender's address.
+    pub(crate) src: Ipv4Addr,
+    /// Receiver's address.
+    pub(crate) dst: Ipv4Addr,
+    /// Sender's port; 0 if it wants no answer.
+    pub(crate) src_port: u16,
+    /// Receiver's port.
+    pub(crate) dst_port: u16,
+    /// Payload bytes.
+    pub(crate) payload_len: u16,
+}
+
+/// The short road: IPv4 without options, whole, with a UDP header that fits. Says the same as [`parse_udp`] or
+/// nothing.
+#[inline]
+pub(crate) fn parse_plain(frame: &[u8]) -> Option<Udp> {
+    let h: &[u8; IP_HEADERS + UDP_HEADER] = frame.first_chunk()?;
+    let short = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
+    let long = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let ip = |at: usize| ETHERNET_HEADER + at;
+    let total = usize::from(short(ip(2)));
+    // EtherType, version with header length, protocol, and no fragment.
+    let plain =
+        short(12) == 0x0800 && h[ip(0)] == 0x45 && h[ip(9)] == UDP && short(ip(6)) & 0x3fff == 0;
+    if !plain || frame.len() < ETHERNET_HEADER + total {
+        return None;
+    }
+    let sum: u64 = (0..5).map(|word| u64::from(long(ip(4 * word)))).sum();
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let len = usize::from(short(IP_HEADERS + 4));
+    if sum != 0xffff || len < UDP_HEADER || total < 20 + len {
+        return None;
+    }
+    Some(Udp {
+        src: Ipv4Addr::from_bits(long(ip(12))),
+        dst: Ipv4Addr::from_bits(long(ip(16))),
+        src_port: short(IP_HEADERS),
+        dst_port: short(IP_HEADERS + 2),
+        payload_len: (len - UDP_HEADER) as u16,
+    })
+}
+
+pub(crate) fn parse_udp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed> {
+    let udp = ip.payload();
+    let [a, b, c, d, e, f, _, _] = *udp.first_chunk().ok_or(Malformed::Truncated)?;
+    let len = u16::from_be_bytes([e, f]);
+    if usize::from(len) < UDP_HEADER || usize::from(len) > udp.len() {
+        return Err(Malformed::Truncated);
+    }
+    Ok(Packet::Udp(Udp {
+        src: ip.src_addr(),
+        dst: ip.dst_addr(),
+        src_port: u16::from_be_bytes([a, b]),
+        dst_port: u16::from_be_bytes([c, d]),
+        payload_len: len - UDP_HEADER as u16,
+    }))
+}
+
+/// What the primary of a datagram needs of its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Datagram<'a> {
+    /// Sender's address and port, as they stand in the frame.
+    pub(crate) source: [u8; 6],
+    /// DSCP and ECN.
+    pub(crate) tos: u8,
+    /// Hops that were left.
+    pub(crate) ttl: u8,
+    /// The payload.
+    pub(crate) payload: &'a [u8],
+}
+
+/// Where the header of the UDP datagram in a frame begins and its payload ends. `None` if [`crate::packet::parse`] would not
+/// have called it one.
+fn extent(frame: &[u8]) -> Option<(usize, usize)> {
+    let header_len = usize::from(*frame.get(ETHERNET_HEADER)? & 0xf) * 4;
+    let at = ETHERNET_HEADER + header_len;
+    let len = usize::from(u16::from_be_bytes([
+        *frame.get(at + 4)?,
+        *frame.get(at + 5)?,
+    ]));
+    (header_len >= 20 && len >= UDP_HEADER && frame.len() >= at + len).then_some((at, at + len))
+}
+
+/// Reads the datagram in a frame that [`crate::packet::parse`] called one.
+#[inline]
+pub(crate) fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
+    let (at, end) = extent(frame)?;
+    let [a, b, c, d] = *frame.get(ETHERNET_HEADER + 12..)?.first_chunk()?;
+    Some(Datagram {
+        source: [a, b, c, d, frame[at], frame[at + 1]],
+        tos: frame[ETHERNET_HEADER + 1],
+        ttl: frame[ETHERNET_HEADER + 8],
+        payload: &frame[at + UDP_HEADER..end],
+    })
+}
+
+/// The pieces of a received datagram that its checksum covers: source and destination address, and header with payload.
+/// The outer `None` if there is no datagram; the inner one if its sender computed no checksum.
+#[expect(clippy::type_complexity, reason = "named right above")]
+pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<([u8; 4], [u8; 4], &[u8])>> {
+    let (at, end) = extent(frame)?;
+    if frame[at + 6..at + 8] == [0, 0] {
+        return Some(None);
+    }
+    let addresses = frame.get(ETHERNET_HEADER + 12..)?;
+    let [a, b, c, d, e, f, g, h] = *addresses.first_chunk()?;
+    Some(Some(([a, b, c, d], [e, f, g, h], &frame[at..end])))
+}
+
+/// A frame like this one with a part of the payload, and no checksum. `None` if there is no such part.
+pub(crate) fn udp_piece(frame: &[u8], part: Range<usize>) -> Option<Vec<u8>> {
+    let (at, end) = extent(frame)?;
+    let head = at + UDP_HEADER;
+    let payload = frame.get(head..end)?.get(part)?;
+    let mut piece = [&frame[..head], payload].concat();
+    let len = (UDP_HEADER + payload.len()) as u16;
+    piece[at + 4..at + 6].copy_from_slice(&len.to_be_bytes());
+    piece[at + 6..at + 8].fill(0);
+    let total_len = (piece.len() - ETHERNET_HEADER) as u16;
+    set_piece(&mut piece, total_len, 0, false, false);
+    Some(piece)
+}
+
+/// What the UDP header of an outgoing datagram says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UdpHeaders {
+    pub(crate) src_port: u16,
+    pub(crate) dst_port: u16,
+    /// Bytes behind the header.
+    pub(crate) payload_len: usize,
+}
+
+/// Writes a UDP header to the front of `buffer`; the checksum field is left zero.
+///
+/// # Panics
+/// If `buffer` is shorter than [`UDP_HEADER`].
+pub(crate) fn emit_udp(buffer: &mut [u8], h: &UdpHeaders) {
+    let mut udp = sw::UdpPacket::new_unchecked(&mut buffer[..UDP_HEADER]);
+    udp.set_src_port(h.src_port);
+    udp.set_dst_port(h.dst_port);
+    udp.set_len((UDP_HEADER + h.payload_len) as u16);
+    udp.set_checksum(0);
+}
+
+/// Stores the checksum in a header that [`emit_udp`] wrote; 0 means that there is none, so it is sent as its other
+/// form (RFC 768).
+pub(crate) fn set_udp_checksum(header: &mut [u8], checksum: u16) {
+    let sent = if checksum == 0 { 0xffff } else { checksum };
+    header[6..8].copy_from_slice(&sent.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{IpHeaders, emit_ip, parse};
+    use proptest::prelude::*;
+
+    fn frame(payload: &[u8]) -> Vec<u8> {
+        let ip = IpHeaders {
+            src_mac: [2; 6],
+            dst_mac: [4; 6],
+            src: Ipv4Addr::new(10, 0, 0, 2),
+            dst: Ipv4Addr::new(10, 0, 0, 1),
+            protocol: UDP,
+            ttl: 64,
+            tos: 1,
+            ident: 7,
+            offset: 0,
+            more: false,
+            payload_len: UDP_HEADER + payload.len(),
+        };
+        let udp = UdpHeaders {
+            src_port: 5,
+            dst_port: 9,
+            payload_len: payload.len(),
+        };
+        let mut frame = vec![0; IP_HEADERS + UDP_HEADER];
+        emit_ip(&mut frame, &ip);
+        emit_udp(&mut frame[IP_HEADERS..], &udp);
+        frame.extend(payload);
+        frame
+    }
+
+    #[test]
+    fn what_is_emitted_parses_back_and_padding_does_not_count() {
+        let mut frame = frame(b"hello");
+        frame.extend([0; 20]);
+        let Ok(Packet::Udp(udp)) = parse(&frame) else {
+            panic!("not UDP")
+        };
+        assert_eq!((udp.src_port, udp.dst_port, udp.payload_len), (5, 9, 5));
+        let datagram = udp_datagram(&frame).expect("a datagram");
+        assert_eq!(datagram.payload, b"hello");
+        assert_eq!(datagram.source, [10, 0, 0, 2, 0, 5]);
+        assert_eq!((datagram.tos, datagram.ttl), (1, 64));
+        assert_eq!(udp_checksummed(&frame), Some(None));
+    }
+
+    #[test]
+    fn a_part_of_a_datagram_is_a_datagram() {
+        let frame = frame(b"hello, world");
+        let piece = udp_piece(&frame, 7..12).expect("it is there");
+        let Ok(Packet::Udp(udp)) = parse(&piece) else {
+            panic!("not UDP")
+        };
+        assert_eq!(udp.payload_len, 5);
+        assert_eq!(udp_datagram(&piece).map(|d| d.payload), Some(&b"world"[..]));
+        assert_eq!(udp_piece(&frame, 7..13), None);
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_is_malformed() {
+        for len in [7_u16, 14, u16::MAX] {
+            let mut frame = frame(b"hello");
+            frame[IP_HEADERS + 4..IP_HEADERS + 6].copy_from_slice(&len.to_be_bytes());
+            assert_eq!(parse(&frame).err(), Some(Malformed::Truncated), "{len}");
+        }
+    }
+
+    proptest! {
+        /// The short road says what the long one says, or nothing, whatever is damaged; and what parses can be read.
+        #[test]
+        fn both_paths_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
+            let mut frame = frame(b"hello, world");
+            let at = at % frame.len();
+            frame[at] = value;
+            if at != ETHERNET_HEADER {
+                sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+            }
+            frame.truncate(len);
+            let long = frame.get(ETHERNET_HEADER..).and_then(|bytes| {
+                let ip = sw::Ipv4Packet::new_checked(bytes).ok()?;
+                parse_udp(&ip).ok()
+            });
+            if let Some(plain) = parse_plain(&frame) {
+                let Some(Packet::Udp(udp)) = long else { panic!("not UDP") };
+                prop_assert_eq!(plain, udp);
+            }
+            if let Ok(Packet::Udp(udp)) = parse(&frame) {
+                let datagram = udp_datagram(&frame).expect("it parsed");
+                prop_assert_eq!(datagram.payload.len(), usize::from(udp.payload_len));
+                prop_assert!(udp_checksummed(&frame).is_some());
+            }
+        }
+
+        #[test]
+        fn no_frame_makes_reading_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = udp_datagram(&bytes);
+            let _ = udp_checksummed(&bytes);
+        }
+    }
+}

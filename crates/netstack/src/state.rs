@@ -1,0 +1,5 @@
+//! One replica: connections, ports and timers, without shared memory.
+
+pub(crate) mod apply;
+pub(crate) mod demux;
+pub(crate) mod ports;

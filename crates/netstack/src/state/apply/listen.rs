@@ -1,0 +1,315 @@
+//! Listening ports: the SYN queue, the accept queue, and SYN cookies.
+//!
+//! A SYN becomes a connection in SYN-RECEIVED while the backlog of its port and the SYN queue of
+//! all ports have room. Further SYNs are answered with a cookie and not stored; an acknowledgment
+//! that returns the cookie creates the connection (RFC 4987). A flood of SYNs therefore takes no
+//! more memory than the SYN queue, and genuine peers still connect. The established connections
+//! that wait to be accepted are bounded by twice the backlog of a port; the second half is used
+//! only while its SYN queue is full.
+
+use std::collections::BTreeMap;
+
+use crate::keys::Domain;
+use crate::log::effect::{Effect, EffectSink};
+use crate::log::request::{Body, ConnId, Flags, Flow, Mac, Request, Segment};
+use crate::seqnum::SeqNum;
+use crate::state::apply::{Replica, State};
+use crate::tcp::{self, Cx, Tcb};
+use crate::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listener {
+    backlog: u16,
+    /// Connections in SYN-RECEIVED.
+    half_open: u32,
+    /// Connections established since the port listens.
+    established: u64,
+    /// How many of them the application accepted.
+    accepted: u64,
+    /// The time until which a cookie may be returned.
+    cookies_until: Instant,
+}
+
+impl Listener {
+    /// Established connections that wait to be accepted.
+    const fn queued(&self) -> u64 {
+        self.established.saturating_sub(self.accepted)
+    }
+}
+
+/// All listening ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Listeners {
+    ports: BTreeMap<u16, Listener>,
+    /// Connections in SYN-RECEIVED, over all ports.
+    half_open: u32,
+}
+
+impl Listeners {
+    pub(crate) fn has(&self, port: u16) -> bool {
+        self.ports.contains_key(&port)
+    }
+
+    pub(crate) fn open(&mut self, port: u16, backlog: u16) {
+        self.ports.entry(port).or_insert(Listener {
+            backlog: backlog.max(1),
+            half_open: 0,
+            established: 0,
+            accepted: 0,
+            cookies_until: Instant::ZERO,
+        });
+    }
+
+    /// The application has accepted this many connections of the port in total.
+    pub(crate) fn accepted(&mut self, port: u16, accepted: u64) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.accepted = listener.accepted.max(accepted);
+        }
+    }
+
+    /// Whether another connection may enter SYN-RECEIVED. `most` is the length of the SYN queue of
+    /// all ports.
+    fn may_begin(&self, port: u16, most: u32) -> bool {
+        let backlog = |listener: &Listener| {
+            u64::from(listener.half_open) + listener.queued() < u64::from(listener.backlog)
+        };
+        self.half_open < most && self.ports.get(&port).is_some_and(backlog)
+    }
+
+    /// Whether the accept queue has room for another connection.
+    fn may_queue(&self, port: u16) -> bool {
+        let room = |listener: &Listener| listener.queued() < u64::from(listener.backlog);
+        self.ports.get(&port).is_some_and(room)
+    }
+
+    /// A connection enters SYN-RECEIVED.
+    fn begin(&mut self, port: u16) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.half_open += 1;
+            self.half_open += 1;
+        }
+    }
+
+    /// A connection leaves SYN-RECEIVED.
+    pub(crate) fn end(&mut self, port: u16, established: bool) {
+        if let Some(listener) = self.ports.get_mut(&port) {
+            listener.half_open -= 1;
+            listener.established += u64::from(established);
+            self.half_open -= 1;
+        }
+    }
+
+    /// Passes every value to `add`, in a fixed order.
+    pub(crate) fn fold(&self, add: &mut impl FnMut(u64)) {
+        let Listeners { ports, half_open } = self;
+        add(u64::from(*half_open));
+        for (port, listener) in ports {
+            let Listener {
+                backlog,
+                half_open,
+                established,
+                accepted,
+                cookies_until,
+            } = *listener;
+            add(u64::from(*port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
+            add(established);
+            add(accepted);
+            add(cookies_until.as_nanos());
+        }
+    }
+}
+
+impl Replica {
+    /// How many connections may be in SYN-RECEIVED at a time: a part of the connection table is
+    /// reserved for established ones.
+    fn syn_queue(&self) -> u32 {
+        let connections = self.limits.connections;
+        self.limits.syn_queue.min(connections - connections / 8)
+    }
+
+    /// LISTEN (RFC 9293 section 3.10.7.2).
+    pub(crate) fn listen(
+        &mut self,
+        flow: Flow,
+        mac: Mac,
+        segment: &Segment<'_>,
+        past: Option<SeqNum>,
+        out: &mut impl EffectSink,
+    ) {
+        if segment.flags.has(Flags::RST) {
+            return;
+        }
+        if segment.flags.has(Flags::ACK) {
+            return self.refuse(flow, mac, segment, out);
+        }
+        // The peer reopens a connection that had migrated to this group: its next SYN belongs to
+        // the group of the hash.
+        if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
+            return;
+        }
+        let port = flow.local.port();
+        if !self.listeners.may_begin(port, self.syn_queue()) {
+            return self.answer_with_cookie(flow, mac, segment, out);
+        }
+        self.evict_time_wait(out);
+        let Some(conn) = self.allocate() else {
+            self.stats.refused_syn += 1;
+            self.stats.table_full += 1;
+            return;
+        };
+        let mut iss = self.initial_sequence_number(&flow);
+        if let Some(past) = past {
+            // RFC 9293 section 3.6.1: larger than the largest of the connection that it replaces.
+            iss = iss.max(past + 1);
+        }
+        let mut tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
+        tcb.set_timestamp_offset(self.timestamp_offset(&flow));
+        self.listeners.begin(port);
+        self.insert(conn, tcb, Some(port), out);
+        self.finish(conn, out);
+    }
+
+    /// Answers a SYN for which the SYN queue has no room.
+    fn answer_with_cookie(
+        &mut self,
+        flow: Flow,
+        mac: Mac,
+        syn: &Segment<'_>,
+        out: &mut impl EffectSink,
+    ) {
+        let port = flow.local.port();
+        self.evict_time_wait(out);
+        if !self.listeners.may_queue(port) || !self.has_place() {
+            // The connection would only wait for the application or for a place, so the peer may as
+            // well retransmit its SYN.
+            self.stats.refused_syn += 1;
+            self.stats.table_full += u64::from(!self.has_place());
+            return;
+        }
+        let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
+        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        if tcp::answer_with_cookie(syn, (flow, mac, offset), &hash, &mut cx) {
+            self.stats.cookies_sent += 1;
+            if let Some(listener) = self.listeners.ports.get_mut(&port) {
+                listener.cookies_until = self.now + tcp::COOKIE_LIFE;
+            }
+        }
+    }
+
+    /// If a run without a connection returns a cookie, creates the connection in SYN-RECEIVED,
+    /// which the run is then applied to. If there is no room, or the run is not the first one after
+    /// the SYN, it is dropped as if the network had lost it: a reset would close a connection that
+    /// the peer has reason to regard as established.
+    #[cold]
+    pub(crate) fn cookie_returned(
+        &mut self,
+        request: &Request,
+        verdict: u16,
+        out: &mut impl EffectSink,
+    ) -> Returned {
+        let Body::Segment { flow, mac, .. } = request.body else {
+            return Returned::Nothing;
+        };
+        let port = flow.local.port();
+        let made = |listener: &Listener| self.now < listener.cookies_until;
+        if !self.listeners.ports.get(&port).is_some_and(made) || !self.is_at_home(&flow) {
+            return Returned::Nothing;
+        }
+        let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
+        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
+        let mut returned = tcp::Returned::Nothing;
+        request.pieces(verdict, |segment| {
+            if matches!(returned, tcp::Returned::Connection(_)) {
+                return;
+            }
+            let whose = (flow, mac, offset);
+            let found = tcp::restore_from_cookie(segment, whose, &hash, &self.limits, self.now);
+            if !matches!(found, tcp::Returned::Nothing) {
+                returned = found;
+            }
+        });
+        let mut tcb = match returned {
+            tcp::Returned::Nothing => return Returned::Nothing,
+            tcp::Returned::NotFirst => return Returned::Dropped,
+            tcp::Returned::Connection(tcb) => *tcb,
+        };
+        self.evict_time_wait(out);
+        let room = self.listeners.may_queue(port);
+        let Some(conn) = room.then(|| self.allocate()).flatten() else {
+            self.stats.refused_syn += 1;
+            self.stats.table_full += u64::from(!self.has_place());
+            return Returned::Dropped;
+        };
+        self.stats.cookies_returned += 1;
+        tcb.set_conn(conn);
+        self.listeners.begin(port);
+        self.insert(conn, tcb, Some(port), out);
+        Returned::Connection(conn)
+    }
+
+    /// Whether a SYN for a listening port may replace a connection in TIME-WAIT; if so, the end of
+    /// the sequence numbers of that connection. A cookie could not begin after them.
+    pub(crate) fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
+        let tcb = self.places[conn.index as usize].tcb.as_ref()?;
+        if !self
+            .listeners
+            .may_begin(tcb.flow().local.port(), self.syn_queue())
+        {
+            return None;
+        }
+        let mut reopens = false;
+        request.pieces(verdict, |syn| reopens = tcb.may_reopen(syn));
+        reopens.then(|| tcb.snd_nxt())
+    }
+
+    /// Checks whether a connection of a listener was established, and so has to be accepted.
+    pub(crate) fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
+        let place = &mut self.places[conn.index as usize];
+        let (Some(port), Some(tcb)) = (place.listener_port, &place.tcb) else {
+            return;
+        };
+        if matches!(tcb.state(), State::SynReceived) {
+            return;
+        }
+        place.listener_port = None;
+        let closed = tcb.is_closed();
+        let remote = tcb.flow().remote;
+        self.listeners.end(port, !closed);
+        if !closed {
+            place.held = true;
+            out.push(Effect::Accept { port, conn, remote });
+        }
+    }
+
+    /// Closes a listener, and its connections that are not established yet.
+    pub(crate) fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
+        let Some(listener) = self.listeners.ports.remove(&port) else {
+            return;
+        };
+        self.listeners.half_open -= listener.half_open;
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            if place.listener_port == Some(port) {
+                place.listener_port = None;
+                let conn = ConnId {
+                    index: index as u32,
+                    generation: place.generation,
+                };
+                self.with(conn, out, |tcb, cx| tcb.abort(cx));
+            }
+        }
+    }
+}
+
+/// The result of looking for a cookie in a run without a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Returned {
+    /// The run returns no cookie.
+    Nothing,
+    /// It returns a cookie, but there is no room, or the run is not the first one after the
+    /// handshake.
+    Dropped,
+    /// It returns a cookie, and this is its connection.
+    Connection(ConnId),
+}

@@ -1,0 +1,72 @@
+//! From a segment's addresses and ports to its connection.
+
+use core::hash::BuildHasher;
+use std::collections::HashMap;
+
+use crate::keys::{Domain, Keys, TableKey};
+use crate::log::request::{ConnId, Flow};
+
+/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell something about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grouping {
+    key: [u64; 2],
+    of: u16,
+}
+
+impl Grouping {
+    /// Of `of` groups.
+    pub(crate) fn new(keys: &Keys, of: u16) -> Self {
+        Grouping {
+            key: keys.derive(Domain::Group),
+            of,
+        }
+    }
+
+    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who could aim would
+    /// overload one group, and no more than that.
+    #[inline]
+    pub(crate) fn group(&self, flow: &Flow) -> u16 {
+        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
+        let word = u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports);
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let mixed = fold(word ^ self.key[0], self.key[1] | 1);
+        let mixed = fold(mixed ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
+        (((mixed >> 32) * u64::from(self.of)) >> 32) as u16
+    }
+}
+
+/// The table of connections by flow. It is only ever asked, and never walked for what it says: its order means nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Demux {
+    table: HashMap<Flow, ConnId, TableKey>,
+}
+
+impl Demux {
+    pub(crate) fn new(key: TableKey) -> Self {
+        Demux {
+            table: HashMap::with_hasher(key),
+        }
+    }
+
+    pub(crate) fn find(&self, flow: &Flow) -> Option<ConnId> {
+        self.table.get(flow).copied()
+    }
+
+    pub(crate) fn insert(&mut self, flow: Flow, conn: ConnId) {
+        self.table.insert(flow, conn);
+    }
+
+    pub(crate) fn remove(&mut self, flow: &Flow) {
+        self.table.remove(flow);
+    }
+
+    /// All of it as one number, whatever the order.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let key = self.table.hasher();
+        let entries = self.table.iter().map(|entry| key.hash_one(entry));
+        entries.fold(0, u64::wrapping_add)
+    }
+}

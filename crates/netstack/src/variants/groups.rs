@@ -1,0 +1,119 @@
+//! Groups side by side: a stack of several, each with connections of its own, over one device.
+//!
+//! A group is a stack in itself, `single` or replicated. A connection belongs to the group that a keyed hash of its flow
+//! names, and so do its segments, which [`split`] hands to that group's part of the device. Groups share nothing but the
+//! desk where connections are opened and accepted, so light connections spread over cores without meeting.
+//!
+//! ```text
+//!              +-> part 0 -> group 0: its pumps, state, streams --+
+//! device --+---+-> part 1 -> group 1                              +--> desk: listen on all, accept from any
+//!   hash of the flow  ...                                         |
+//!              +-> all parts: ARP, ICMP errors, fragments         +
+//! ```
+//!
+//! - A connection that we open is given a port whose flow belongs to the group that opens it, so the answers come there;
+//!   groups take turns.
+//! - What is not of a connection reaches all groups (each knows its own neighbours, and takes part in path MTU
+//!   discovery) and is answered by the first alone. So are echo requests; UDP sockets are the first group's.
+//! - Fragments reach all groups, since only the first one of a datagram names its flow. A datagram that was put together is
+//!   dropped where it does not belong.
+//!
+//! Limits hold for each group.
+
+use std::sync::Arc;
+
+use dominoes_drivers::Device;
+use dominoes_drivers::split::{SplitDevice, split};
+
+use super::Setup;
+use crate::error::ConfigError;
+use crate::groups::classify::target;
+use crate::io::world::StackShared;
+use crate::keys::Keys;
+use crate::log::request::GroupIndex;
+use crate::socket::Sockets;
+use crate::state::demux::Grouping;
+
+pub use dominoes_drivers::split::INBOX;
+
+/// Groups that a stack may have.
+pub const MAX_GROUPS: usize = 64;
+
+/// Divides what one group would have among `groups`: each has the setup it is made with, and its part of the device, whose
+/// inbox holds `inbox` frames ([`INBOX`] will do). A stack of several groups by hand:
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_netstack::variants::groups::{self, INBOX};
+/// use dominoes_netstack::variants::{Setup, single::Single};
+///
+/// let (device, _peer) = memory::pair(MemoryConfig::default());
+/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+/// let stacks = groups::divide(setup, 2, Box::new(device), INBOX)?
+///     .into_iter()
+///     .map(|(setup, device)| Single::new(setup, Box::new(device)))
+///     .collect::<Result<Vec<_>, _>>()?;
+/// let sockets = groups::sockets(stacks.iter().map(Single::sockets));
+/// let listener = sockets.listen(7, 128)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If there are no groups or more than [`MAX_GROUPS`], or several are to be recorded: each has a log of its own.
+pub fn divide(
+    mut setup: Setup,
+    groups: usize,
+    device: Box<dyn Device>,
+    inbox: usize,
+) -> Result<Vec<(Setup, SplitDevice)>, ConfigError> {
+    let fail = |field, allowed| {
+        Err(ConfigError::OutOfRange {
+            field,
+            value: groups as u64,
+            allowed,
+        })
+    };
+    if !(1..=MAX_GROUPS).contains(&groups) {
+        return fail("groups", "1 to 64");
+    }
+    let recorder = setup.recorder.take();
+    if recorder.is_some() && groups > 1 {
+        return fail("groups", "1 if the log is recorded");
+    }
+    let count = groups as u16;
+    let grouping = Grouping::new(&Keys::new(setup.secret), count);
+    let shared = Arc::new(StackShared::of(count));
+    let directory = Arc::clone(&shared);
+    let classify = move |frame: &[u8]| target(&grouping, &directory.migrated, frame);
+    let parts = split(device, groups, inbox, classify);
+    let mut divided: Vec<_> = (0..count)
+        .zip(parts)
+        .map(|(index, part)| {
+            let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
+            (own.limits, own.gateway) = (setup.limits, setup.gateway);
+            (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
+            own.salt = setup.salt;
+            (own.merge, own.announce) = (setup.merge, setup.announce);
+            own.processor = setup.processor.clone();
+            own.balance = setup.balance;
+            own.group = GroupIndex { index, count };
+            own.shared = Arc::clone(&shared);
+            (own, part)
+        })
+        .collect();
+    if let Some((first, _)) = divided.first_mut() {
+        first.recorder = recorder;
+    }
+    Ok(divided)
+}
+
+/// The sockets of all groups that [`divide`] was asked for, in its order.
+///
+/// # Panics
+/// If there are none.
+pub fn sockets(groups: impl IntoIterator<Item = Sockets>) -> Sockets {
+    let worlds = groups.into_iter().flat_map(|group| group.worlds().to_vec());
+    let worlds: Vec<_> = worlds.collect();
+    assert!(!worlds.is_empty(), "a stack has at least one group");
+    Sockets::over(worlds)
+}
