@@ -1,39 +1,145 @@
-//! Who may import whom, where `unsafe` may stand, and that no lock lies on the path of a frame.
+//! Which room may import which, where `unsafe` may stand, and that no lock lies on the path of a frame.
 //!
-//! The sources are read as tokens: comments, strings and character literals do not count.
+//! Sources are read as the compiler's tokens: comments, strings and character literals do not count.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
 
+use crate::source::{Token, read, sources, tokens, within_root};
 use crate::support::root;
 
-/// Modules of `dominoes-netstack` that hold types and nothing else.
-const TYPES: [&str; 10] = [
-    "config",
-    "digest",
-    "effect",
-    "error",
-    "identification",
-    "keys",
-    "rate_limit",
-    "seqnum",
-    "stats",
-    "time",
-];
-/// Modules that hold protocols, and what each may import besides the types and itself.
-const PROTOCOLS: [(&str, &[&str]); 6] = [
-    ("ip", &["wire"]),
-    ("neighbor", &[]),
-    ("icmp", &[]),
-    ("igmp", &[]),
-    ("udp", &["ip"]),
-    ("tcp", &[]),
-];
-/// Modules that may import everything of their crate, the log and the devices.
-const ENGINE: [&str; 8] = [
-    "engine", "lib", "replay", "shards", "socket", "stack", "testkit", "variants",
+/// A top-level module of `dominoes-netstack`.
+struct Room {
+    name: &'static str,
+    /// The rooms that it may import. All of them stand above it in [`ROOMS`], so there is no circle.
+    imports: &'static [&'static str],
+    access: Access,
+}
+
+/// What a room may import from outside its crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// No other crate of the workspace; no clock, thread, lock, atomic or file.
+    Pure,
+    /// No other crate of the workspace.
+    Std,
+    /// The log and the devices, too.
+    All,
+}
+
+const fn room(name: &'static str, access: Access, imports: &'static [&'static str]) -> Room {
+    Room {
+        name,
+        imports,
+        access,
+    }
+}
+
+/// The rooms, lowest first.
+const ROOMS: [Room; 22] = [
+    room("error", Access::Std, &[]),
+    room("hash", Access::Pure, &[]),
+    room("packet", Access::Pure, &[]),
+    room("seqnum", Access::Pure, &[]),
+    room("stats", Access::Std, &[]),
+    room("time", Access::Std, &[]),
+    room("clock", Access::Std, &[]),
+    room("config", Access::Std, &["error", "time"]),
+    room("keys", Access::Pure, &["packet"]),
+    room("ip", Access::Pure, &["hash", "keys", "packet", "time"]),
+    room(
+        "log",
+        Access::Pure,
+        &["config", "ip", "packet", "seqnum", "time"],
+    ),
+    room(
+        "tcp",
+        Access::Pure,
+        &["config", "ip", "log", "seqnum", "time"],
+    ),
+    room(
+        "udp",
+        Access::Pure,
+        &["config", "hash", "ip", "keys", "log", "stats", "time"],
+    ),
+    room(
+        "state",
+        Access::Pure,
+        &[
+            "config", "hash", "ip", "keys", "log", "seqnum", "stats", "tcp", "time", "udp",
+        ],
+    ),
+    room("groups", Access::All, &["keys", "log", "state", "time"]),
+    room(
+        "io",
+        Access::All,
+        &[
+            "config", "error", "groups", "ip", "keys", "log", "packet", "seqnum", "state", "stats",
+            "tcp", "time", "udp",
+        ],
+    ),
+    room(
+        "socket",
+        Access::All,
+        &[
+            "clock", "config", "error", "io", "ip", "keys", "log", "state", "stats", "udp",
+        ],
+    ),
+    room(
+        "variants",
+        Access::All,
+        &[
+            "config", "error", "groups", "io", "ip", "keys", "log", "packet", "socket", "state",
+            "stats", "time",
+        ],
+    ),
+    room(
+        "group",
+        Access::All,
+        &[
+            "config", "error", "groups", "io", "log", "socket", "state", "stats", "time",
+            "variants",
+        ],
+    ),
+    room(
+        "stack",
+        Access::All,
+        &[
+            "clock", "config", "error", "group", "io", "ip", "log", "socket", "stats", "time",
+            "variants",
+        ],
+    ),
+    room(
+        "testkit",
+        Access::All,
+        &[
+            "config", "error", "group", "hash", "io", "log", "socket", "state", "stats", "time",
+            "variants",
+        ],
+    ),
+    room(
+        "lib",
+        Access::All,
+        &[
+            "error", "hash", "packet", "seqnum", "stats", "time", "clock", "config", "keys", "ip",
+            "log", "tcp", "udp", "state", "groups", "io", "socket", "variants", "group", "stack",
+            "testkit",
+        ],
+    ),
 ];
 
+/// Tests of a room by one above it: the file, and what it imports.
+const TESTED_FROM_ABOVE: [(&str, &str); 3] = [
+    ("crates/netstack/src/state/apply/row.rs", "io"),
+    ("crates/netstack/src/state/apply/isolate.rs", "variants"),
+    (
+        "crates/netstack/src/state/apply/isolate.rs",
+        "dominoes_drivers",
+    ),
+];
+
+/// The crate whose modules are rooms.
+const NETSTACK: &str = "dominoes_netstack";
 /// The crates of this workspace, and which of them each may import.
 const CRATES: [(&str, &[&str]); 4] = [
     ("dominoes", &[]),
@@ -49,52 +155,51 @@ const CRATES: [(&str, &[&str]); 4] = [
 const UNSAFE: [&str; 7] = [
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/cell.rs",
-    "crates/netstack/src/engine/stream.rs",
-    "crates/netstack/src/engine/tx.rs",
+    "crates/netstack/src/io/stream.rs",
+    "crates/netstack/src/io/tx.rs",
     "crates/drivers/src/sys.rs",
     "crates/drivers/src/umem.rs",
     "crates/drivers/src/xsk_ring.rs",
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 37] = [
+const PATH_OF_A_FRAME: [&str; 36] = [
     "crates/dominoes/src/cell.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/subscription.rs",
     "crates/dominoes/src/work.rs",
-    "crates/netstack/src/engine/checksum.rs",
-    "crates/netstack/src/engine/checksum/wide.rs",
-    "crates/netstack/src/engine/copy.rs",
-    "crates/netstack/src/engine/demux.rs",
-    "crates/netstack/src/engine/direct.rs",
-    "crates/netstack/src/engine/ingress.rs",
-    "crates/netstack/src/engine/perform.rs",
-    "crates/netstack/src/engine/perform/datagrams.rs",
-    "crates/netstack/src/engine/prepare.rs",
-    "crates/netstack/src/engine/processor.rs",
-    "crates/netstack/src/engine/processor/cipher.rs",
-    "crates/netstack/src/engine/processor/search.rs",
-    "crates/netstack/src/engine/replica.rs",
-    "crates/netstack/src/engine/replica/row.rs",
-    "crates/netstack/src/engine/stream.rs",
-    "crates/netstack/src/engine/tx.rs",
-    "crates/netstack/src/groups.rs",
+    "crates/netstack/src/packet/checksum.rs",
+    "crates/netstack/src/packet/checksum/wide.rs",
+    "crates/netstack/src/io/copy.rs",
+    "crates/netstack/src/state/demux.rs",
+    "crates/netstack/src/io/direct.rs",
+    "crates/netstack/src/io/gro.rs",
+    "crates/netstack/src/io/perform.rs",
+    "crates/netstack/src/io/perform/datagrams.rs",
+    "crates/netstack/src/io/prepare.rs",
+    "crates/netstack/src/io/processor.rs",
+    "crates/netstack/src/io/processor/cipher.rs",
+    "crates/netstack/src/io/processor/search.rs",
+    "crates/netstack/src/state/apply.rs",
+    "crates/netstack/src/state/apply/row.rs",
+    "crates/netstack/src/io/stream.rs",
+    "crates/netstack/src/io/tx.rs",
+    "crates/netstack/src/groups/classify.rs",
     "crates/netstack/src/udp.rs",
     "crates/netstack/src/udp/record.rs",
     "crates/netstack/src/udp/send.rs",
-    "crates/netstack/src/variants/replicated.rs",
-    "crates/netstack/src/variants/replicated/assign.rs",
-    "crates/netstack/src/variants/replicated/autoscale.rs",
-    "crates/netstack/src/variants/replicated/divergence.rs",
-    "crates/netstack/src/variants/replicated/epochs.rs",
-    "crates/netstack/src/variants/replicated/execute.rs",
-    "crates/netstack/src/variants/replicated/membership.rs",
-    "crates/netstack/src/variants/replicated/pending.rs",
-    "crates/netstack/src/variants/replicated/solo.rs",
-    "crates/netstack/src/variants/replicated/steal.rs",
-    "crates/netstack/src/variants/replicated/worker.rs",
+    "crates/netstack/src/group.rs",
+    "crates/netstack/src/group/solo.rs",
+    "crates/netstack/src/group/execute.rs",
+    "crates/netstack/src/group/divergence.rs",
+    "crates/netstack/src/group/pending.rs",
+    "crates/netstack/src/group/steal.rs",
+    "crates/netstack/src/group/membership.rs",
+    "crates/netstack/src/group/assign.rs",
+    "crates/netstack/src/group/autoscale.rs",
+    "crates/netstack/src/group/worker.rs",
 ];
 
 /// A rule that a source breaks.
@@ -109,121 +214,6 @@ impl fmt::Display for Breach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}", self.file, self.line, self.what)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Token {
-    text: String,
-    line: usize,
-}
-
-impl Token {
-    fn is_name(&self) -> bool {
-        self.text
-            .starts_with(|c: char| c.is_alphabetic() || c == '_')
-    }
-}
-
-/// Identifiers, `::`, and single characters; nothing of comments and literals.
-fn tokens(source: &str) -> Vec<Token> {
-    let chars: Vec<char> = source.chars().collect();
-    let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
-    let mut out = Vec::new();
-    let (mut i, mut line) = (0, 1);
-    while i < chars.len() {
-        let start = i;
-        match at(i) {
-            '/' if at(i + 1) == '/' => {
-                while i < chars.len() && at(i) != '\n' {
-                    i += 1;
-                }
-            }
-            '/' if at(i + 1) == '*' => {
-                let mut depth = 0;
-                loop {
-                    match (at(i), at(i + 1)) {
-                        ('/', '*') => (depth, i) = (depth + 1, i + 2),
-                        ('*', '/') => (depth, i) = (depth - 1, i + 2),
-                        _ => i += 1,
-                    }
-                    if depth == 0 || i >= chars.len() {
-                        break;
-                    }
-                }
-            }
-            '"' => i = end_of_string(&chars, i + 1),
-            'r' if at(i + 1) == '"' || at(i + 1) == '#' && matches!(at(i + 2), '"' | '#') => {
-                i = end_of_raw_string(&chars, i + 1);
-            }
-            '\'' if at(i + 1) == '\\' || at(i + 2) == '\'' => {
-                i += if at(i + 1) == '\\' { 3 } else { 2 };
-                while i < chars.len() && at(i) != '\'' {
-                    i += 1;
-                }
-                i += 1;
-            }
-            c if c.is_alphanumeric() || c == '_' => {
-                while at(i).is_alphanumeric() || at(i) == '_' {
-                    i += 1;
-                }
-                out.push(Token {
-                    text: chars[start..i].iter().collect(),
-                    line,
-                });
-            }
-            ':' if at(i + 1) == ':' => {
-                i += 2;
-                out.push(Token {
-                    text: "::".to_owned(),
-                    line,
-                });
-            }
-            c => {
-                i += 1;
-                if !c.is_whitespace() {
-                    out.push(Token {
-                        text: c.to_string(),
-                        line,
-                    });
-                }
-            }
-        }
-        line += chars[start..i.min(chars.len())]
-            .iter()
-            .filter(|c| **c == '\n')
-            .count();
-    }
-    out
-}
-
-fn end_of_string(chars: &[char], mut i: usize) -> usize {
-    while i < chars.len() && chars[i] != '"' {
-        i += if chars[i] == '\\' { 2 } else { 1 };
-    }
-    i + 1
-}
-
-fn end_of_raw_string(chars: &[char], mut i: usize) -> usize {
-    let from = i;
-    while chars.get(i) == Some(&'#') {
-        i += 1;
-    }
-    let hashes = i - from;
-    i += 1;
-    while i < chars.len() {
-        let closes = chars[i] == '"'
-            && chars[i + 1..]
-                .iter()
-                .take(hashes)
-                .filter(|c| **c == '#')
-                .count()
-                == hashes;
-        i += 1;
-        if closes {
-            return i + hashes;
-        }
-    }
-    i
 }
 
 /// A path that leads somewhere: from the crate's root, or from another crate.
@@ -322,7 +312,7 @@ fn heads(tokens: &[Token], i: usize, from: &str, out: &mut Vec<Import>) {
     }
 }
 
-/// Where `file` stands in its crate: `engine/pump.rs` is `engine::pump`, `tcp/mod.rs` is `tcp`.
+/// Where `file` stands in its crate: `io/rx.rs` is `engine::pump`, `tcp/mod.rs` is `tcp`.
 fn module_of(file: &str) -> Vec<String> {
     let within = file.split_once("/src/").map_or(file, |(_, within)| within);
     let within = within.trim_end_matches(".rs");
@@ -340,31 +330,14 @@ fn crate_of(file: &str) -> &'static str {
     let known = [
         ("crates/dominoes/", "dominoes"),
         ("crates/drivers/", "dominoes_drivers"),
-        ("crates/netstack/", "dominoes_netstack"),
+        ("crates/netstack/", NETSTACK),
         ("crates/bench/", "dominoes_bench"),
     ];
     let found = known.iter().find(|(folder, _)| file.starts_with(folder));
     found.map_or("", |(_, name)| name)
 }
 
-/// What the modules of `dominoes-netstack` may import of their own crate; `None`: everything.
-fn allowed_within(module: &str) -> Option<Vec<&'static str>> {
-    if ENGINE.contains(&module) {
-        return None;
-    }
-    let more = PROTOCOLS
-        .iter()
-        .find(|(name, _)| *name == module)
-        .map(|(_, more)| *more);
-    let types = if TYPES.contains(&module) || more.is_some() {
-        &TYPES[..]
-    } else {
-        &[]
-    };
-    Some([types, more.unwrap_or_default()].concat())
-}
-
-/// Every rule of the table that this source breaks.
+/// Every rule of the tables that this source breaks.
 fn breaches(file: &str, source: &str) -> Vec<Breach> {
     let mut out = Vec::new();
     let mut breach = |line: usize, what: String| {
@@ -378,50 +351,48 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
     let krate = crate_of(file);
     let module = module_of(file);
     let top = module.first().map_or("lib", String::as_str);
-    let of_netstack = krate == "dominoes_netstack";
     let others = CRATES
         .iter()
         .find(|(name, _)| *name == krate)
         .map_or(&[][..], |(_, others)| others);
-    let within = if of_netstack {
-        allowed_within(top)
-    } else {
-        None
-    };
+    let of_netstack = krate == NETSTACK;
+    let room = ROOMS.iter().find(|room| room.name == top);
+    let room = room.filter(|_| of_netstack);
+    if of_netstack && room.is_none() {
+        breach(1, format!("`{top}` is no room"));
+    }
     for import in imports(&tokens, &module) {
-        if import.from == "crate" {
-            let is_own = import.module == top;
-            if let Some(within) = &within
-                && !is_own
-                && !within.contains(&import.module.as_str())
-            {
-                breach(
-                    import.line,
-                    format!("`{top}` may not import `{}`", import.module),
-                );
+        let to = import.module.as_str();
+        let is_own = import.from == krate || import.from == "crate";
+        if is_own {
+            let may = room.is_none_or(|room| to == top || room.imports.contains(&to));
+            if !may && !TESTED_FROM_ABOVE.contains(&(file, to)) {
+                breach(import.line, format!("`{top}` may not import `{to}`"));
             }
-        } else if import.from != krate && !others.contains(&import.from.as_str()) {
+        } else if !others.contains(&import.from.as_str()) {
             breach(
                 import.line,
                 format!("`{krate}` may not import `{}`", import.from),
             );
-        } else if within.is_some() && import.from != krate {
+        } else if room.is_some_and(|room| room.access != Access::All)
+            && !TESTED_FROM_ABOVE.contains(&(file, import.from.as_str()))
+        {
             breach(
                 import.line,
                 format!("`{top}` may not import `{}`", import.from),
             );
         }
     }
-    let is_protocol = of_netstack && PROTOCOLS.iter().any(|(name, _)| *name == top);
+    let is_pure = room.is_some_and(|room| room.access == Access::Pure);
     for (i, token) in tokens.iter().enumerate() {
         let name = token.text.as_str();
         if name == "unsafe" && !UNSAFE.contains(&file) {
             breach(token.line, "`unsafe` stands elsewhere".to_owned());
         }
-        if name == "smoltcp" && of_netstack && top != "wire" {
+        if name == "smoltcp" && of_netstack && top != "packet" {
             breach(
                 token.line,
-                "only `wire` names the header-parsing crate".to_owned(),
+                "only `packet` names the header-parsing crate".to_owned(),
             );
         }
         let path: String = tokens[i..]
@@ -432,11 +403,46 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
         let is_world = ["sync", "thread", "time", "io", "fs"]
             .iter()
             .any(|part| path == format!("std::{part}") || path == format!("core::{part}"));
-        if is_protocol && is_world {
+        if is_pure && is_world {
             breach(token.line, format!("`{top}` sees no `{path}`"));
         }
     }
     out
+}
+
+/// The rooms that each room of the stack imports.
+fn graph() -> BTreeMap<String, BTreeSet<String>> {
+    let mut paths = Vec::new();
+    sources(&root().join("crates/netstack/src"), &mut paths);
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in paths.iter().map(|path| within_root(path)) {
+        let module = module_of(&file);
+        let from = module.first().map_or("lib", String::as_str);
+        let to = graph.entry(from.to_owned()).or_default();
+        let all = imports(&tokens(&read(&file)), &module);
+        let own = all.into_iter().filter(|import| import.from == "crate");
+        let compared = |module: &str| TESTED_FROM_ABOVE.contains(&(file.as_str(), module));
+        to.extend(
+            own.map(|import| import.module)
+                .filter(|module| module != from && !compared(module)),
+        );
+    }
+    graph
+}
+
+/// Rooms by floors: each stands one above the highest that it imports. Rooms in a circle, and those above them, have none.
+fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeSet<&str>) {
+    let mut left: BTreeSet<&str> = graph.keys().map(String::as_str).collect();
+    let mut floors = Vec::new();
+    loop {
+        let stands = |room: &&str| graph[*room].iter().all(|to| !left.contains(to.as_str()));
+        let floor: Vec<&str> = left.iter().copied().filter(stands).collect();
+        if floor.is_empty() {
+            return (floors, left);
+        }
+        left.retain(|room| !floor.contains(room));
+        floors.push(floor);
+    }
 }
 
 /// Every lock that this source names outside its tests. Opening, listening and accepting go through the desk,
@@ -470,28 +476,6 @@ fn locks(file: &str, source: &str) -> Vec<Breach> {
     out
 }
 
-fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
-    let entries = std::fs::read_dir(folder);
-    let mut paths: Vec<PathBuf> = entries
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    paths.sort();
-    for path in paths {
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push(path);
-        }
-    }
-}
-
-fn read(file: &str) -> String {
-    std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
-}
-
 fn listed(breaches: &[Breach]) -> String {
     breaches
         .iter()
@@ -508,11 +492,46 @@ fn every_source_imports_only_what_its_layer_may() {
     assert!(paths.len() > 30, "{} sources found", paths.len());
     let mut found = Vec::new();
     for path in paths {
-        let file = path.strip_prefix(root()).expect("it was found there");
-        let file = file.to_string_lossy().replace('\\', "/");
+        let file = within_root(&path);
         found.extend(breaches(&file, &read(&file)));
     }
     assert!(found.is_empty(), "{}", listed(&found));
+}
+
+#[test]
+fn rooms_stand_on_floors_without_a_circle_and_each_import_in_the_table_is_used() {
+    let graph = graph();
+    let (floors, circle) = floors(&graph);
+    for (number, floor) in floors.iter().enumerate() {
+        println!("floor {number}: {}", floor.join(" "));
+    }
+    assert!(circle.is_empty(), "these import each other: {circle:?}");
+    let names: Vec<&str> = ROOMS.iter().map(|room| room.name).collect();
+    for (number, room) in ROOMS.iter().enumerate() {
+        let used = &graph[room.name];
+        for import in room.imports {
+            let below = names[..number].contains(import);
+            assert!(
+                below,
+                "`{}` imports `{import}`, which is not above it",
+                room.name
+            );
+            let used = room.name == "lib" || used.contains(*import);
+            assert!(used, "`{}` does not import `{import}`", room.name);
+        }
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let graph = [("a", "b"), ("b", "c"), ("c", "b"), ("d", "e"), ("e", "")];
+    let graph = graph
+        .iter()
+        .map(|(from, to)| ((*from).to_owned(), BTreeSet::from([(*to).to_owned()])))
+        .collect();
+    let (floors, circle) = floors(&graph);
+    assert_eq!(floors, [vec!["e"], vec!["d"]]);
+    assert_eq!(circle, BTreeSet::from(["a", "b", "c"]));
 }
 
 /// The example that is a benchmark, and so drives the rows of the others.
@@ -556,42 +575,42 @@ fn what(file: &str, source: &str) -> Vec<(usize, String)> {
 #[test]
 fn an_import_from_above_is_found_with_its_line() {
     let tcp = "crates/netstack/src/tcp/send.rs";
-    let bad = "use crate::digest::Flow;\n\nuse crate::engine::pump::RxPump;\n";
+    let bad = "use crate::log::request::Flow;\n\nuse crate::io::rx::RxPump;\n";
     assert_eq!(
         what(tcp, bad),
-        [(3, "`tcp` may not import `engine`".to_owned())]
+        [(3, "`tcp` may not import `io`".to_owned())]
     );
     assert_eq!(
         breaches(tcp, bad)[0].to_string(),
-        format!("{tcp}:3: `tcp` may not import `engine`")
+        format!("{tcp}:3: `tcp` may not import `io`")
     );
-    let group = "use crate::{digest::{Flow, Mac},\n    wire::{self, Tcp},\n    time};";
+    let group = "use crate::{log::{Flow, Mac},\n    packet::{self, Tcp},\n    time};";
     assert_eq!(
         what(tcp, group),
-        [(2, "`tcp` may not import `wire`".to_owned())]
+        [(2, "`tcp` may not import `packet`".to_owned())]
     );
     let in_code = "fn f() {\n    crate::socket::Sockets::new();\n}";
     assert_eq!(
         what(tcp, in_code),
         [(2, "`tcp` may not import `socket`".to_owned())]
     );
-    let upwards = "use super::super::engine;\nuse super::window::Rcv;\nmod tests {\n    use super::super::super::stack;\n}";
+    let upwards = "use super::super::io;\nuse super::receive_space::Rcv;\nmod tests {\n    use super::super::super::stack;\n}";
     assert_eq!(
         what(tcp, upwards),
         [
-            (1, "`tcp` may not import `engine`".to_owned()),
+            (1, "`tcp` may not import `io`".to_owned()),
             (4, "`tcp` may not import `stack`".to_owned())
         ]
     );
     assert_eq!(
-        what("crates/netstack/src/wire.rs", "use crate::digest::Mac;").len(),
+        what("crates/netstack/src/packet.rs", "use crate::log::Mac;").len(),
         1
     );
     assert_eq!(
-        what("crates/netstack/src/digest.rs", "use crate::tcp::Tcb;").len(),
+        what("crates/netstack/src/log/request.rs", "use crate::tcp::Tcb;").len(),
         1
     );
-    assert_eq!(what("crates/netstack/src/engine/pump.rs", group), []);
+    assert_eq!(what("crates/netstack/src/io/rx.rs", group), []);
 }
 
 #[test]
@@ -622,11 +641,7 @@ fn an_import_of_another_crate_is_found() {
         1
     );
     assert_eq!(
-        what(
-            "crates/netstack/src/engine/ingress.rs",
-            "use smoltcp::wire;"
-        )
-        .len(),
+        what("crates/netstack/src/io/gro.rs", "use smoltcp::wire;").len(),
         1
     );
 }
@@ -637,15 +652,15 @@ fn clocks_threads_and_unsafe_are_found_where_they_may_not_be() {
     assert_eq!(what(tcp, "let now = std::time::Instant::now();").len(), 1);
     assert_eq!(what(tcp, "use core::sync::atomic::AtomicU64;").len(), 1);
     let bad = "fn f() { unsafe { g() } }";
-    assert_eq!(what("crates/netstack/src/engine/pump.rs", bad).len(), 1);
-    assert_eq!(what("crates/netstack/src/engine/tx.rs", bad), []);
+    assert_eq!(what("crates/netstack/src/io/rx.rs", bad).len(), 1);
+    assert_eq!(what("crates/netstack/src/io/tx.rs", bad), []);
     let named = "// unsafe\n/* unsafe /* unsafe */ unsafe */ const S: &str = \"unsafe\"; const R: &str = r#\"un\"safe unsafe\"#; const C: char = '\"'; const D: char = '\\''; fn f<'a>() {}";
-    assert_eq!(what("crates/netstack/src/engine/pump.rs", named), []);
+    assert_eq!(what("crates/netstack/src/io/rx.rs", named), []);
 }
 
 #[test]
 fn a_lock_is_found_unless_it_guards_the_socket_table() {
-    let file = "crates/netstack/src/engine/perform.rs";
+    let file = "crates/netstack/src/io/perform.rs";
     let good = "fn accept() { world.desk(); }\n#[cfg(test)]\nmod tests { use std::sync::Mutex; }";
     assert_eq!(locks(file, good), []);
     let bad = "use std::sync::Mutex;\nfn deliver() {\n    state.lock();\n    world.desk();\n}";

@@ -211,7 +211,7 @@ pub(crate) struct Known {
     una: u32,
     /// Its clock.
     clock: u32,
-    /// Whether it has lied about both first numbers alike.
+    /// Whether the stack's stream may begin elsewhere than at the last first number that it sent.
     has_lied: bool,
 }
 
@@ -227,6 +227,8 @@ pub(crate) struct Far {
     pub(crate) flows: Vec<Known>,
     /// The SYNs that it sent: port, first number.
     pub(crate) syns: Vec<(u16, u32)>,
+    /// Every first number that the stack sent, with the ports.
+    offers: Vec<((u16, u16), u32)>,
     clock: u32,
 }
 
@@ -277,6 +279,7 @@ impl Far {
         let flow = &mut self.flows[index];
         if heard.has(SYN) {
             (flow.iss, flow.high) = (heard.seq, heard.seq);
+            self.offers.push((ports, heard.seq));
             if heard.has(ACK) {
                 flow.irs = heard.ack.wrapping_sub(1);
             }
@@ -412,12 +415,16 @@ impl Far {
         let first = seq.wrapping_add(is_syn.into());
         let at = |at| pattern_byte(port, first.wrapping_add(at));
         frame.extend((0..u32::from(segment.len)).map(at));
-        // A cookie shows that a number was asked for, relative to the number that the peer says it has begun with: who lies about
-        // both alike moves the whole stream.
-        let shift = ack.wrapping_sub(iss).wrapping_sub(1);
+        // A cookie proves a number relative to the first one that the peer claims. A peer that shifts both alike moves the
+        // whole stream. One that acknowledges an older cookie than the last begins where that one says.
+        let claimed = seq.wrapping_sub(irs).wrapping_sub(1);
+        let begins_elsewhere = self.offers.iter().any(|(ports, offer)| {
+            let shift = ack.wrapping_sub(*offer).wrapping_sub(1);
+            *ports == flow.ports && shift == claimed && (shift != 0 || *offer != iss)
+        });
         if is_syn {
             self.syns.push((port, seq));
-        } else if shift != 0 && seq.wrapping_sub(irs).wrapping_sub(1) == shift {
+        } else if begins_elsewhere {
             self.syns.push((port, seq.wrapping_sub(1)));
             flow.has_lied = true;
         }

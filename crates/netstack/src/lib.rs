@@ -74,7 +74,7 @@
 //! # Recording and replaying
 //!
 //! A [`Recorder`] writes the log to a file; a [`Recording`] reads it back, and
-//! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](variants::replicated::Group::replay)
+//! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](group::Group::replay)
 //! apply it again, with any number of replicas. What left then leaves again, to the byte.
 
 /// The README's example, compiled and run with the tests.

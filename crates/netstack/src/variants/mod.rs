@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
 //! | `locked` (a feature) | one state, one lock around it, any thread processes any packet |
-//! | [`replicated`] | one log, a copy of the state per thread, costly work by primaries |
+//! | [`Group`](crate::group::Group) | one log, a copy of the state per thread, costly work by primaries |
 //!
 //! None of them contains a protocol rule. All can be driven by hand: time is an argument, every
 //! step is a call.

@@ -1,0 +1,203 @@
+//! The words of ARCHITECTURE.md's glossary are the ones that names and public documentation use.
+//!
+//! A name is what stands behind `fn`, `struct`, `mod` and their like; documentation is what `cargo doc` shows, and the comments
+//! of private items besides. Other comments are not read.
+
+use std::collections::BTreeMap;
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use crate::source::{read, sources, within_root};
+use crate::support::root;
+
+/// Words that name nothing here, and what to say. Each has another meaning in no crate of this workspace.
+const NOT: [(&str, &str); 23] = [
+    ("accuse", "report divergence"),
+    ("bury", "reap"),
+    ("crew", "epoch, owners"),
+    ("desk", "socket table"),
+    ("fuse", "fault plan"),
+    ("guest", "connection migration"),
+    ("judge", "divergence"),
+    ("lab", "fixture"),
+    ("ledger", "membership"),
+    ("likeness", "header template"),
+    ("nap", "coalescing delay"),
+    ("octet", "byte"),
+    ("octets", "bytes"),
+    ("parcel", "connection migration"),
+    ("recruit", "activate"),
+    ("seat", "replica slot"),
+    ("seats", "replica slots"),
+    ("shard", "group"),
+    ("shards", "groups"),
+    ("shelf", "frame recycler"),
+    ("staff", "autoscale"),
+    ("stranger", "no connection"),
+    ("tenant", "connection"),
+];
+
+/// Uses that mean something else: the file, and the word.
+const MEANS_ANOTHER_THING: [(&str, &str); 0] = [];
+
+/// What stands in front of a name.
+const BEFORE_A_NAME: [&str; 9] = [
+    "fn", "struct", "enum", "trait", "mod", "const", "static", "type", "union",
+];
+
+/// `word` in lower case, if the glossary has another for it.
+fn forbidden(word: &str) -> Option<(&'static str, &'static str)> {
+    let word = word.to_lowercase();
+    NOT.into_iter().find(|(not, _)| *not == word)
+}
+
+/// The words of a name: of `snake_case`, `CamelCase` and `SCREAMING_CASE`.
+fn words_of_name(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut previous = '_';
+    for c in name.chars() {
+        if !c.is_alphanumeric() || (c.is_uppercase() && !previous.is_uppercase()) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| c.is_alphanumeric()) {
+            word.push(c);
+        }
+        previous = c;
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// Every name that is declared, and every line of documentation, with the line where it stands.
+fn read_tokens(
+    stream: TokenStream,
+    names: &mut Vec<(String, usize)>,
+    docs: &mut Vec<(String, usize)>,
+) {
+    let trees: Vec<TokenTree> = stream.into_iter().collect();
+    for (i, tree) in trees.iter().enumerate() {
+        let line = tree.span().start().line;
+        match tree {
+            TokenTree::Ident(word) if BEFORE_A_NAME.contains(&word.to_string().as_str()) => {
+                if let Some(TokenTree::Ident(name)) = trees.get(i + 1) {
+                    names.push((name.to_string(), line));
+                }
+            }
+            // `#[doc = "..."]`, which is what a documentation comment is.
+            TokenTree::Ident(word) if word == "doc" && i == 0 => {
+                if let Some(TokenTree::Literal(text)) = trees.get(2) {
+                    docs.push((text.to_string(), line));
+                }
+            }
+            TokenTree::Group(group) => read_tokens(group.stream(), names, docs),
+            _ => {}
+        }
+    }
+}
+
+/// What `source` says that the glossary says otherwise.
+fn breaches(source: &str) -> Vec<String> {
+    let (mut names, mut docs) = (Vec::new(), Vec::new());
+    let stream: TokenStream = source.parse().expect("a source that compiles");
+    read_tokens(stream, &mut names, &mut docs);
+    let of_names = names.iter().flat_map(|(name, line)| {
+        let found = words_of_name(name)
+            .into_iter()
+            .find_map(|word| forbidden(&word));
+        found.map(|(not, say)| (*line, not, format!("`{name}`: say {say}")))
+    });
+    let of_docs = docs.iter().flat_map(|(text, line)| {
+        let mut words = text.split(|c: char| !c.is_alphanumeric());
+        // A quotation of an RFC keeps its words.
+        let found = words
+            .find_map(forbidden)
+            .filter(|(not, _)| !not.starts_with("octet") || !text.contains("RFC"));
+        found.map(|(not, say)| {
+            (
+                *line,
+                not,
+                format!("{}: say {say} for {not}", text.trim_matches('"').trim()),
+            )
+        })
+    });
+    of_names
+        .chain(of_docs)
+        .map(|(line, _, what)| format!("{line}: {what}"))
+        .collect()
+}
+
+#[test]
+fn names_and_documentation_use_the_words_of_the_glossary() {
+    let mut paths = Vec::new();
+    for folder in [
+        "crates",
+        "examples",
+        "tests",
+        "fuzz/src",
+        "fuzz/fuzz_targets",
+    ] {
+        sources(&root().join(folder), &mut paths);
+    }
+    assert!(paths.len() > 100, "{} sources found", paths.len());
+    let mut found = BTreeMap::new();
+    for path in paths {
+        let file = within_root(&path);
+        if file.contains("/target/") || file == "tests/glossary.rs" {
+            continue;
+        }
+        let is_meant = |what: &String| {
+            MEANS_ANOTHER_THING
+                .iter()
+                .any(|(place, word)| *place == file && what.contains(word))
+        };
+        let breaches: Vec<String> = breaches(&read(&file))
+            .into_iter()
+            .filter(|what| !is_meant(what))
+            .collect();
+        if !breaches.is_empty() {
+            found.insert(file, breaches);
+        }
+    }
+    let all: usize = found.values().map(Vec::len).sum();
+    assert!(
+        found.is_empty(),
+        "{all} places use words that the glossary has others for: {found:#?}"
+    );
+}
+
+#[test]
+fn a_word_is_found_in_names_and_documentation_and_not_within_another_word() {
+    let bad =
+        "/// The seat of a worker.\nstruct A;\nfn free_seats() {}\nenum LabState {}\nmod nap;";
+    assert_eq!(breaches(bad).len(), 4);
+    let good = "/// A label for collaboration: snapshots.\nfn relabel() { let seat = 1; }\n// seat\nconst FUSED: u8 = 1;";
+    assert_eq!(breaches(good), [String::new(); 0]);
+    assert_eq!(
+        breaches("/// Bytes are octets in RFC 9293.\nstruct A;"),
+        [String::new(); 0]
+    );
+    assert_eq!(
+        words_of_name("TxSlotID_of_http2"),
+        ["Tx", "Slot", "ID", "of", "http2"]
+    );
+}
+
+#[test]
+fn the_glossary_has_every_word_that_is_to_be_said() {
+    let text = read("ARCHITECTURE.md");
+    let head = text
+        .split("\n## ")
+        .find(|section| section.starts_with("Glossary"));
+    let head = head
+        .expect("ARCHITECTURE.md begins with a glossary")
+        .to_lowercase();
+    for (_, say) in NOT {
+        for word in say.split(", ") {
+            let first = word.trim_end_matches('s');
+            assert!(
+                head.contains(first),
+                "the glossary does not say what `{word}` is"
+            );
+        }
+    }
+}
