@@ -61,7 +61,7 @@ fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     // A replica whose state was changed asks for other things.
     let effect_record = rng.chance(250).then(EffectLog::default);
     let effect_record = effect_record.filter(|_| !plan.membership.confirms());
-    // What stands in no log, no effect_record has.
+    // The record holds only effects of requests in the log.
     let mut plan = plan.clone();
     plan.always_log |= effect_record.is_some();
     let plan = &plan;
@@ -130,7 +130,7 @@ fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure
 }
 
 /// Examines the case of `seed`; makes it plainer if it fails, and says all about it.
-fn examine_and_shrink(seed: u64) -> Result<Coverage, String> {
+fn examine_seed(seed: u64) -> Result<Coverage, String> {
     let mut tree = plan::tree(seed, 1..=4);
     let mut failure = match panic_free(|| examine(&tree.current())) {
         Ok(seen) => return Ok(seen),
@@ -191,7 +191,7 @@ fn in_parallel<R: Send>(cases: u64, each: impl Fn(u64) -> Option<R> + Sync) -> O
 #[test]
 fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() {
     if let Some(seed) = number("AGREEMENT_SEED") {
-        if let Err(text) = examine_and_shrink(seed) {
+        if let Err(text) = examine_seed(seed) {
             panic!("{text}");
         }
         return;
@@ -201,7 +201,7 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
     let start = Instant::now();
     let counts = [const { AtomicU64::new(0) }; Coverage::COUNT];
     let seed = |case| mix(first.wrapping_add(case));
-    let failure = in_parallel(cases, |case| match examine_and_shrink(seed(case)) {
+    let failure = in_parallel(cases, |case| match examine_seed(seed(case)) {
         Ok(seen) => {
             for (count, seen) in counts.iter().zip(seen.all()) {
                 count.fetch_add(u64::from(seen), Ordering::Relaxed);

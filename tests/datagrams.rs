@@ -438,7 +438,7 @@ fn checksums_are_verified_unless_there_is_none() {
 }
 
 #[test]
-fn a_ping_of_8000_octets_is_answered_in_fragments() {
+fn a_ping_of_8000_bytes_is_answered_in_fragments() {
     for variant in Variant::ALL {
         let mut lone = Lone::new(variant);
         let mut sent = VecDeque::new();

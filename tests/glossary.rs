@@ -171,11 +171,8 @@ fn a_word_is_found_in_names_and_documentation_and_not_within_another_word() {
         "/// The seat of a worker.\nstruct A;\nfn free_seats() {}\nenum LabState {}\nmod nap;";
     assert_eq!(breaches(bad).len(), 4);
     let good = "/// A label for collaboration: snapshots.\nfn relabel() { let seat = 1; }\n// seat\nconst FUSED: u8 = 1;";
-    assert_eq!(breaches(good), [String::new(); 0]);
-    assert_eq!(
-        breaches("/// Bytes are octets in RFC 9293.\nstruct A;"),
-        [String::new(); 0]
-    );
+    assert!(breaches(good).is_empty());
+    assert!(breaches("/// Bytes are octets in RFC 9293.\nstruct A;").is_empty());
     assert_eq!(
         words_of_name("TxSlotID_of_http2"),
         ["Tx", "Slot", "ID", "of", "http2"]

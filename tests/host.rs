@@ -9,10 +9,10 @@
 //!   unfinished by whoever sends, and segments undivided, so both must understand the other's virtio headers.
 //!
 //! - `clients` asks the services over a TAP with whatever people have: `ab`, `arping`, `hping3`, `nc`, `nmap`, `socat`, `wrk`.
-//! - `services` runs on each kind of device, with and without mapped rings. `HOST_OCTETS=1000000000` makes its files
+//! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000` makes its files
 //!   longer.
 //!
-//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_OCTETS` counts here, too; `SOAK_SECONDS` is how long
+//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too; `SOAK_SECONDS` is how long
 //!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
 //!   ten seconds.
 //!

@@ -445,7 +445,7 @@ fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeS
     }
 }
 
-/// Every lock that this source names outside its tests. Opening, listening and accepting go through the desk,
+/// Every lock that this source names outside its tests. Opening, listening and accepting go through the socket table,
 /// which is one; of all that a request can cause, only `accept` goes there. (A thread that sleeps is woken
 /// under a lock of its own, which nobody else takes.)
 fn locks(file: &str, source: &str) -> Vec<Breach> {

@@ -22,7 +22,7 @@ struct EffectLogState {
     wrong: Option<Failure>,
 }
 
-/// Writes what one worker is asked for into the effect_record.
+/// Records the effects that one worker is asked for.
 pub(crate) struct EffectRecorder {
     pub(crate) id: usize,
     pub(crate) log: EffectLog,

@@ -99,7 +99,7 @@ fn a_download_outlives_the_replicas_that_serve_it(
     fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
-    let bytes = number("HOST_OCTETS", BYTES)?;
+    let bytes = number("HOST_BYTES", BYTES)?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
     let before = replica_counts(fixture).len();
@@ -121,7 +121,7 @@ fn a_download_outlives_the_replicas_that_serve_it(
     let [failed, joined] = [last.failed - first.failed, last.joined - first.joined];
     let segments = last.segments - first.segments;
     figure(format!(
-        "{bytes} bytes in {} ms: {died} replicas died, {joined} joined, {segments} segments between",
+        "{bytes} bytes in {} ms: {failed} replicas failed, {joined} joined, {segments} segments between",
         took.as_millis()
     ));
     if failed < DEATHS || joined < DEATHS || segments < SEGMENTS {

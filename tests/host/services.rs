@@ -21,8 +21,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
     ("no_frame_is_malformed", no_frame_is_malformed),
     (
-        "ping_with_8000_octets_loses_nothing",
-        ping_with_8000_octets_loses_nothing,
+        "ping_with_8000_bytes_loses_nothing",
+        ping_with_8000_bytes_loses_nothing,
     ),
     ("datagrams_are_echoed", datagrams_are_echoed),
     ("nobody_at_a_port_is_told", a_closed_port_is_reported),
@@ -65,7 +65,7 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
 }
 
 fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let bytes = std::env::var("HOST_OCTETS").map_or(Ok(200_000_000), |text| text.parse())?;
+    let bytes = std::env::var("HOST_BYTES").map_or(Ok(200_000_000), |text| text.parse())?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
     let speed = |said: &str| format!("{:.2} Gbit/s", said.parse().unwrap_or(0.0) * 8e-9);
@@ -124,7 +124,7 @@ pub(crate) fn expected(bytes: u64) -> crate::fixture::Hash {
 }
 
 /// Requests and replies in six fragments each, and in 45.
-fn ping_with_8000_octets_loses_nothing(
+fn ping_with_8000_bytes_loses_nothing(
     fixture: &Fixture,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {

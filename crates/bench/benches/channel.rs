@@ -163,7 +163,7 @@ fn main() -> ExitCode {
         micro(&mut report);
         latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     }
-    report.judge();
+    report.compare();
     print!("{}", report.table());
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("channel");
     match report.write(&directory) {

@@ -29,7 +29,7 @@ const CLOSED: u16 = 9;
 /// Connections that are opened at a time.
 const AT_ONCE: usize = 100;
 /// How long the stack is left alone before it is woken: it sleeps by then.
-const NAP: Duration = Duration::from_millis(4);
+const DELAY: Duration = Duration::from_millis(4);
 /// The share of a core that an idle stack may use.
 const MOST: f64 = 0.01;
 /// How often that is measured at most.
@@ -160,7 +160,7 @@ impl Fixture {
         (cpu / took, parked as f64 / took)
     }
 
-    /// How long a closed port takes to say so, after a nap or without.
+    /// How long a closed port takes to say so, after a delay or without.
     fn answers(&mut self, samples: usize, nap: Option<Duration>) -> Vec<Duration> {
         let sockets = self.peer.sockets();
         let to = format!("10.0.0.1:{CLOSED}").parse().expect("an address");
@@ -234,7 +234,7 @@ fn main() -> ExitCode {
                 }
             }
             met &= asks || share < MOST;
-            let asleep = fixture.answers(options.samples, Some(NAP));
+            let asleep = fixture.answers(options.samples, Some(DELAY));
             let awake = fixture.answers(options.samples, None);
             let asks = if asks { "every 2 s" } else { "off" };
             println!(

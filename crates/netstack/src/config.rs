@@ -231,7 +231,7 @@ pub struct Limits {
     pub udp_send_buffer: u32,
     /// Explicit congestion notification. Default: when the peer asks for it.
     pub ecn: Ecn,
-    /// For tests: of a million times that a connection is looked at off the short road, the code panics so often. Which
+    /// For tests: of a million times that a connection is looked at off the fast path, the code panics so often. Which
     /// times follows from the log, so all replicas choose the same. Not recorded.
     #[cfg(feature = "testkit")]
     #[cfg_attr(feature = "serde", serde(skip))]

@@ -74,7 +74,7 @@ use crate::variants::Setup;
 /// The layout of a group. Nothing here changes what the group computes.
 ///
 /// ```
-/// use dominoes_netstack::variants::replicated::{Layout, Primaries};
+/// use dominoes_netstack::group::{Layout, Primaries};
 ///
 /// let layout = Layout::default().replicas(3).primaries(Primaries::Greedy).confirm(true);
 /// assert_eq!((layout.replicas, layout.log), (3, 512));

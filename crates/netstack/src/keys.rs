@@ -1,4 +1,4 @@
-//! Keyed hashes: every number that leaves the stack and that a stranger must not predict is derived here.
+//! Keyed hashes: every number that leaves the stack and that an outsider must not predict is derived here.
 //!
 //! One secret of 128 bits belongs to a stack. It is only ever a key of SipHash-2-4 (J.-P. Aumasson, D. J. Bernstein,
 //! *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of every input names what the output is for.
@@ -104,7 +104,7 @@ fn write_flow(hasher: &mut impl Hasher, flow: &Flow) {
     hasher.write_u32(u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port()));
 }
 
-/// Keys of a hash table: a stranger cannot aim at one bucket. Hashes with SipHash-1-3.
+/// Keys of a hash table: an outsider cannot aim at one bucket. Hashes with SipHash-1-3.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TableKey([u64; 2]);
 

@@ -44,7 +44,7 @@
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::time::{Duration, Instant};
 //! use dominoes_netstack::variants::Setup;
-//! use dominoes_netstack::variants::replicated::{Group, Layout};
+//! use dominoes_netstack::group::{Group, Layout};
 //! use dominoes_netstack::variants::single::Single;
 //!
 //! let (left, right) = memory::pair(MemoryConfig::default());

@@ -196,7 +196,7 @@ pub(crate) fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
     }
 }
 
-/// The short road for nearly every segment: IPv4 without options, whole, and TCP with no options but
+/// The fast path for nearly every segment: IPv4 without options, whole, and TCP with no options but
 /// timestamps in their usual place. Says the same as [`parse_any`] or nothing.
 #[inline]
 fn parse_plain(frame: &[u8]) -> Option<Tcp> {
@@ -720,7 +720,7 @@ mod tests {
             let _ = link(&bytes);
         }
 
-        /// The short road says what the long one says, or nothing, whatever is damaged.
+        /// The fast path agrees with the slow one, or declines, whatever is damaged.
         #[test]
         fn both_paths_of_the_parser_agree(
             at in 0usize..80,

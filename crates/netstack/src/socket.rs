@@ -40,7 +40,7 @@ pub use write::WriteHalf;
 /// The sockets of a stack: from here connections are opened and listened for.
 #[derive(Clone)]
 pub struct Sockets {
-    /// One for each group; they have one desk.
+    /// One for each group; they have one socket table.
     worlds: Arc<[Arc<World>]>,
     /// Which group opens the next connection.
     turn: Arc<AtomicUsize>,
@@ -51,7 +51,7 @@ impl Sockets {
         Sockets::over(vec![Arc::clone(world)])
     }
 
-    /// Those of groups that have one desk, in their order; at least one.
+    /// Those of groups that have one socket table, in their order; at least one.
     pub(crate) fn over(worlds: Vec<Arc<World>>) -> Self {
         Sockets {
             worlds: worlds.into(),
@@ -95,7 +95,7 @@ impl Sockets {
             ..AcceptQueue::default()
         };
         table.listeners.insert(port, queue);
-        // While the desk is held, so that listening and not listening reach the log in this order.
+        // While the socket table is held, so that listening and not listening reach the log in this order.
         for world in &*self.worlds {
             world.command(Command::Listen { port, backlog });
         }

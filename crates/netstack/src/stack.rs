@@ -170,7 +170,7 @@ impl Builder {
         self
     }
 
-    /// The key of every number that strangers must not predict, for runs that are to be repeated:
+    /// The key of every number that outsiders must not predict, for runs that are to be repeated:
     /// sequence numbers, timestamps, identifications, ports of connections, cookies. Default: the
     /// operating system gives a new one at every start, as a server wants it. UDP ports have a
     /// random number of every start in them in any case.
@@ -525,7 +525,7 @@ impl Stack {
 
     /// What the device last complained of, once: it is down or gone, or was and came back.
     pub fn take_device_error(&self) -> Option<DeviceError> {
-        // All groups have one desk.
+        // All groups have one socket table.
         self.groups[0].world.socket_table().device_error.take()
     }
 }

@@ -12,7 +12,7 @@ use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 
-use support::{Ends, octet, setup};
+use support::{Ends, pattern_byte, setup};
 
 /// A group of up to three, and a peer that writes to it, in virtual time.
 struct Fixture {
@@ -50,7 +50,7 @@ impl Fixture {
         self.group.admit();
     }
 
-    /// Lets so many milliseconds pass, in which octets move or do not.
+    /// Lets so many milliseconds pass, in which bytes move or do not.
     fn pass(&mut self, ms: u64, busy: bool) {
         for _ in 0..10 * ms {
             self.turn();
@@ -133,7 +133,7 @@ fn parked_threads_wake_up_when_the_stack_ends() {
     let listener = server.listen(7, 4).unwrap();
     let mut ours = client.connect("10.0.0.1:7".parse().unwrap()).unwrap();
     let (mut theirs, _) = listener.accept().unwrap();
-    let octets: Vec<u8> = (0..4_000_000).map(octet).collect();
+    let octets: Vec<u8> = (0..4_000_000).map(pattern_byte).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
             ours.write_all(&octets).unwrap();

@@ -295,7 +295,7 @@ fn a_peer_out_of_reach_is_remembered_at_every_step_of_a_move() {
 }
 
 /// A connection from a peer that is written by hand.
-struct Guest {
+struct ScriptedPeer {
     ours: Groups,
     listener: TcpListener,
     stream: TcpStream,
@@ -306,12 +306,12 @@ struct Guest {
 
 const FROM: u16 = 4000;
 
-impl Guest {
-    fn new() -> Guest {
+impl ScriptedPeer {
+    fn new() -> ScriptedPeer {
         let mut ours = Groups::new();
         let listener = ours.sockets.listen(PORT, 4).unwrap();
         let (stream, next) = Self::open(&mut ours, &listener, 100);
-        Guest {
+        ScriptedPeer {
             ours,
             listener,
             stream,
@@ -400,18 +400,18 @@ fn is_alive(ours: &mut Groups, mut stream: TcpStream) {
 #[test]
 fn a_connection_that_moved_and_waits_is_opened_anew_where_it_began() {
     for moves in 0..3 {
-        let mut guest = Guest::new();
-        let home = guest.stream.group();
+        let mut scripted = ScriptedPeer::new();
+        let home = scripted.stream.group();
         for _ in 0..moves {
-            guest.ours.move_over(&guest.stream);
+            scripted.ours.move_over(&scripted.stream);
         }
-        guest.close();
-        guest.says(FIN | ACK);
-        guest.ours.settle();
+        scripted.close();
+        scripted.says(FIN | ACK);
+        scripted.ours.settle();
         // In TIME-WAIT it stays where it is.
-        let group = guest.stream.group();
-        guest.stream.migrate_to(1 - group);
-        let (mut ours, stream) = guest.opens_anew(0);
+        let group = scripted.stream.group();
+        scripted.stream.migrate_to(1 - group);
+        let (mut ours, stream) = scripted.opens_anew(0);
         assert_eq!((stream.group(), ours.moves()), (home, moves));
         is_alive(&mut ours, stream);
     }
@@ -421,17 +421,17 @@ fn a_connection_that_moved_and_waits_is_opened_anew_where_it_began() {
 fn a_syn_behind_a_fin_opens_anew_at_every_step_of_a_move() {
     let mut held = 0;
     for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
-        let mut guest = Guest::new();
-        let home = guest.stream.group();
+        let mut scripted = ScriptedPeer::new();
+        let home = scripted.stream.group();
         if away {
-            guest.ours.move_over(&guest.stream);
+            scripted.ours.move_over(&scripted.stream);
         }
-        guest.close();
-        let from = guest.stream.group();
-        guest.stream.migrate_to(1 - from);
-        guest.ours.turns(from, turns);
-        guest.says(FIN | ACK);
-        let (mut ours, stream) = guest.opens_anew(from + turns);
+        scripted.close();
+        let from = scripted.stream.group();
+        scripted.stream.migrate_to(1 - from);
+        scripted.ours.turns(from, turns);
+        scripted.says(FIN | ACK);
+        let (mut ours, stream) = scripted.opens_anew(from + turns);
         assert_eq!((away, turns, stream.group()), (away, turns, home));
         held += ours.held_back();
         is_alive(&mut ours, stream);
@@ -443,28 +443,28 @@ fn a_syn_behind_a_fin_opens_anew_at_every_step_of_a_move() {
 fn a_syn_for_a_connection_between_groups_is_challenged_and_changes_nothing() {
     let mut held = 0;
     for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
-        let mut guest = Guest::new();
+        let mut scripted = ScriptedPeer::new();
         if away {
-            guest.ours.move_over(&guest.stream);
+            scripted.ours.move_over(&scripted.stream);
         }
-        let from = guest.stream.group();
-        guest.stream.migrate_to(1 - from);
-        let mut sent = guest.ours.turns(from, turns);
-        guest
+        let from = scripted.stream.group();
+        scripted.stream.migrate_to(1 - from);
+        let mut sent = scripted.ours.turns(from, turns);
+        scripted
             .ours
             .wire
-            .push(segment(FROM, guest.theirs + 5000, 0, SYN));
-        sent.extend(guest.ours.settle());
+            .push(segment(FROM, scripted.theirs + 5000, 0, SYN));
+        sent.extend(scripted.ours.settle());
         // RFC 5961 section 4.
         let answers: Vec<Seen> = sent.iter().filter_map(|frame| seen(frame)).collect();
         let [challenge] = answers[..] else {
             panic!("{away} {turns}: {answers:?}")
         };
-        let expected = (ACK, guest.next, guest.theirs);
+        let expected = (ACK, scripted.next, scripted.theirs);
         assert_eq!((challenge.flags, challenge.seq, challenge.ack), expected);
-        assert_eq!(guest.stream.group(), 1 - from);
-        held += guest.ours.held_back();
-        is_alive(&mut guest.ours, guest.stream);
+        assert_eq!(scripted.stream.group(), 1 - from);
+        held += scripted.ours.held_back();
+        is_alive(&mut scripted.ours, scripted.stream);
     }
     assert!(held > 0, "no SYN came while the connection was between");
 }

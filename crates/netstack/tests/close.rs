@@ -27,7 +27,7 @@ fn connected(replicas: usize) -> ((Stack, TcpStream), (Stack, TcpStream)) {
     ((server, theirs), (client, ours))
 }
 
-fn octets() -> Vec<u8> {
+fn pattern() -> Vec<u8> {
     (0..500_000u32).map(|i| (i * 7 + i / 256) as u8).collect()
 }
 
@@ -42,10 +42,10 @@ fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() 
                 ours.read_to_end(&mut all).unwrap();
                 all
             });
-            theirs.write_all(&octets()).unwrap();
+            theirs.write_all(&pattern()).unwrap();
             let kept = (!drops).then_some(theirs);
             assert_eq!(server.close(PATIENCE), Ok(()));
-            assert!(reader.join().unwrap() == octets(), "{replicas} replicas");
+            assert!(reader.join().unwrap() == pattern(), "{replicas} replicas");
             let error = kept.map(|mut kept| kept.write(b"x").unwrap_err().kind());
             assert!(matches!(
                 error,

@@ -1,4 +1,4 @@
-//! Groups side by side: every octet arrives whichever group a connection belongs to, and whoever opened it.
+//! Groups side by side: every byte arrives whichever group a connection belongs to, and whoever opened it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -15,8 +15,8 @@ use dominoes_netstack::{Limits, SocketError, Stack, StackError, TcpStream};
 
 /// Connections that each side opens.
 const EACH: usize = 32;
-/// Octets that each connection carries each way.
-const OCTETS: usize = 96 << 10;
+/// Bytes that each connection carries each way.
+const BYTES: usize = 96 << 10;
 const PORT: u16 = 7;
 
 fn address(last: u8) -> SocketAddrV4 {
@@ -29,8 +29,8 @@ fn limits() -> Limits {
     limits
 }
 
-/// What one end of a connection says: octet `at` of the end at `local`.
-fn octet(local: SocketAddrV4, remote: SocketAddrV4, at: usize) -> u8 {
+/// What one end of a connection says: byte `at` of the end at `local`.
+fn pattern_byte(local: SocketAddrV4, remote: SocketAddrV4, at: usize) -> u8 {
     let ends = u32::from(local.port()) * 31 + u32::from(remote.port()) * 7;
     (ends as usize + u32::from(*local.ip()) as usize + at / 3 + at) as u8
 }
@@ -47,10 +47,10 @@ impl End {
     fn turn(&mut self) -> bool {
         let (local, remote) = (self.stream.local_addr(), self.stream.peer_addr());
         let mut some = false;
-        if self.written < OCTETS {
-            let len = (OCTETS - self.written).min(5000);
+        if self.written < BYTES {
+            let len = (BYTES - self.written).min(5000);
             let text: Vec<u8> = (0..len)
-                .map(|i| octet(local, remote, self.written + i))
+                .map(|i| pattern_byte(local, remote, self.written + i))
                 .collect();
             match self.stream.try_write(&text) {
                 Ok(written) => {
@@ -65,8 +65,8 @@ impl End {
             Ok(len) => {
                 assert!(len > 0, "{local} ended after {} octets", self.read);
                 for (i, got) in text[..len].iter().enumerate() {
-                    let wanted = octet(remote, local, self.read + i);
-                    assert_eq!(*got, wanted, "octet {} from {remote}", self.read + i);
+                    let wanted = pattern_byte(remote, local, self.read + i);
+                    assert_eq!(*got, wanted, "pattern_byte {} from {remote}", self.read + i);
                 }
                 self.read += len;
                 some = true;
@@ -77,7 +77,7 @@ impl End {
     }
 
     fn is_done(&self) -> bool {
-        self.read == OCTETS && self.written == OCTETS
+        self.read == BYTES && self.written == BYTES
     }
 }
 

@@ -168,7 +168,7 @@ fn text(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Whole records of `record` octets, at least `len` octets long; tags are zeros, as they are read.
+/// Whole records of `record` bytes, at least `len` bytes long; tags are zeros, as they are read.
 fn records(len: usize, record: usize, seed: u64) -> Vec<u8> {
     let mut text = text(len.next_multiple_of(record), seed);
     for whole in text.chunks_mut(record) {
@@ -228,7 +228,7 @@ fn passes_over(
     split
 }
 
-/// Octets differ from what was written by what their position and stream say, and from nothing else.
+/// Bytes differ from what was written by what their position and stream say, and from nothing else.
 #[derive(Debug)]
 struct Mask;
 
@@ -261,12 +261,12 @@ impl Processor for Mask {
 }
 
 #[test]
-fn a_processor_of_ones_own_meets_every_octet_once_at_its_position() {
+fn a_processor_of_ones_own_meets_every_byte_once_at_its_position() {
     passes(&(Arc::new(Mask) as Shared), 64, bad_wire, 7_001);
 }
 
 #[test]
-fn occurrences_in_segments_are_counted_and_octets_pass() {
+fn occurrences_in_segments_are_counted_and_bytes_pass() {
     for replicas in 0..4 {
         let search = Arc::new(Search::new(["needle", "dle n"]).unwrap());
         // Only one end searches, and it only receives.
@@ -415,7 +415,7 @@ mod ciphers {
     }
 
     #[test]
-    fn a_record_that_was_changed_resets_the_connection_and_no_octet_of_it_is_read() {
+    fn a_record_that_was_changed_resets_the_connection_and_no_byte_of_it_is_read() {
         // In its text and in its tag; whole records, and such as come in pieces.
         for (record, at) in [
             (SEGMENT, 100),

@@ -1,6 +1,6 @@
 //! Who joins under full load costs little, where the replicas are what bounds the load.
 //!
-//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each octet that it performs,
+//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each byte that it performs,
 //! for each request that it applies, for a snapshot that it gives. The peer and the applications cost nothing.
 
 mod support;
@@ -14,10 +14,10 @@ use dominoes_netstack::variants::single::Single;
 use support::{Ends, setup};
 
 /// What work costs, in nanoseconds.
-const OCTET: u64 = 20;
+const NS_PER_BYTE: u64 = 20;
 const REQUEST: u64 = 20_000;
 const TURN: u64 = 500;
-/// For each octet of a snapshot.
+/// For each byte of a snapshot.
 const CLONE: u64 = 20;
 /// Connections that are open when somebody joins, for what a snapshot costs: its size grows with them, and with it the
 /// time for which its giver does nothing else.
@@ -92,7 +92,7 @@ impl Fixture {
         let requests = worker.replica().applied() - applied;
         // Whoever comes first gives it.
         let snapshot = self.snapshot.take().unwrap_or(0);
-        TURN + octets * OCTET + requests * REQUEST + snapshot
+        TURN + octets * NS_PER_BYTE + requests * REQUEST + snapshot
     }
 
     fn join(&mut self) {
@@ -106,7 +106,7 @@ impl Fixture {
         self.snapshot = Some(octets as u64 * CLONE);
     }
 
-    /// Octets that are read in the next slice.
+    /// Bytes that are read in the next slice.
     fn slice(&mut self) -> u64 {
         let (before, end) = (self.ends().read, self.now + SLICE * 1_000_000);
         while self.now < end {

@@ -17,7 +17,7 @@ fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
 }
 
-fn octet(at: u64) -> u8 {
+fn pattern_byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
@@ -54,7 +54,9 @@ impl End {
     /// Writes and reads what it can. Whether both directions are complete.
     fn turn(&mut self) -> bool {
         let len = (self.total - self.written).min(5_000);
-        let chunk: Vec<u8> = (self.written..self.written + len).map(octet).collect();
+        let chunk: Vec<u8> = (self.written..self.written + len)
+            .map(pattern_byte)
+            .collect();
         match self.stream.try_write(&chunk) {
             Ok(wrote) => self.written += wrote as u64,
             Err(SocketError::WouldBlock) => {}
@@ -64,7 +66,7 @@ impl End {
         match self.stream.try_read(&mut buffer) {
             Ok(got) => {
                 for byte in &buffer[..got] {
-                    assert_eq!(*byte, octet(self.read), "octet {}", self.read);
+                    assert_eq!(*byte, pattern_byte(self.read), "pattern_byte {}", self.read);
                     self.read += 1;
                 }
             }
@@ -205,7 +207,7 @@ fn replayed<K: LockKind>(group: &mut Group<K>, log: &Memory) {
 }
 
 #[test]
-fn every_octet_arrives_whatever_steps_the_workers_take_and_single_replays_them_to_the_same_state() {
+fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to_the_same_state() {
     let mut misordered = 0;
     for workers in 1..=4 {
         for seed in 1..=4 {
@@ -289,7 +291,7 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
 }
 
 #[test]
-fn every_octet_arrives_with_one_to_four_threads_at_either_lock() {
+fn every_byte_arrives_with_one_to_four_threads_at_either_lock() {
     for workers in 1..=4 {
         for hold in [Hold::Batch, Hold::Run] {
             by_threads::<locked::Mutex>(workers, hold, 11 + workers as u64, 300_000);
@@ -323,8 +325,8 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
         let mut ours = client.sockets().bind_udp(0).unwrap();
         let to = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
         let datagram = |number: u64| -> Vec<u8> {
-            let len = 8 + (octet(number) as usize) * 11;
-            let rest = (number..).map(octet).take(len - 8);
+            let len = 8 + (pattern_byte(number) as usize) * 11;
+            let rest = (number..).map(pattern_byte).take(len - 8);
             number.to_be_bytes().into_iter().chain(rest).collect()
         };
         let mut buffer = [0; 4_096];

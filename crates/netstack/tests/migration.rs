@@ -1,4 +1,4 @@
-//! Connections that move from group to group while they run: every octet arrives all the same, whatever the wire does and
+//! Connections that move from group to group while they run: every byte arrives all the same, whatever the wire does and
 //! whoever stalls, dies, joins or leaves meanwhile.
 
 #![cfg(feature = "testkit")]
@@ -203,7 +203,7 @@ fn all(seeds: core::ops::Range<u64>, case: impl Fn(u64) -> Case) -> Tally {
 }
 
 #[test]
-fn connections_of_groups_of_one_move_back_and_forth_and_every_octet_arrives() {
+fn connections_of_groups_of_one_move_back_and_forth_and_every_byte_arrives() {
     let sum = all(0..20, |seed| {
         Case::new(
             seed,
@@ -363,7 +363,7 @@ impl Pair {
 }
 
 /// Has four connections of the first group send for so long. Returns the group of each afterwards, how many were asked to
-/// go, and whether all octets came.
+/// go, and whether all bytes came.
 fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
     let mut pair = Pair::new(balance);
     let ours = groups::sockets(pair.near.iter().map(Single::sockets));

@@ -1,4 +1,4 @@
-//! What a program without `unsafe` may do wrong: it gets a panic or an error, and neither octets that are not its own
+//! What a program without `unsafe` may do wrong: it gets a panic or an error, and neither bytes that are not its own
 //! nor memory that the stack still writes to.
 #![forbid(unsafe_code)]
 
@@ -137,7 +137,7 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
             sent < 20 * u64::from(RING),
             "the ring never ended in the middle"
         );
-        let octets: Vec<u8> = (sent..sent + 1000).map(support::octet).collect();
+        let octets: Vec<u8> = (sent..sent + 1000).map(support::pattern_byte).collect();
         sent += theirs.try_write(&octets).unwrap() as u64;
         pair.steps(20);
         let all = match ours.try_fill_all() {
@@ -153,7 +153,7 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
         let mut octets = vec![0; all];
         assert_eq!(ours.try_read(&mut octets), Ok(all));
         for found in octets {
-            assert_eq!(found, support::octet(read), "octet {read}");
+            assert_eq!(found, support::pattern_byte(read), "pattern_byte {read}");
             read += 1;
         }
     }
@@ -190,7 +190,7 @@ fn no_connection_can_send_what_another_one_wrote() {
         seen.len()
     };
     assert_eq!(receive(&mut pair, &mut || ()), filled.len());
-    // One more octet, and all of the ring was written by this connection.
+    // One more byte, and all of the ring was written by this connection.
     assert_eq!(ours.try_write(b"y"), Ok(1));
     let mut again = 0;
     receive(&mut pair, &mut || again += ours.write_again(100).unwrap());
@@ -199,7 +199,7 @@ fn no_connection_can_send_what_another_one_wrote() {
     assert!(again > RING as usize, "{again} octets were sent again");
     let ring: Vec<u8> = filled.into_iter().chain(*b"y").collect();
     for (at, found) in seen.iter().enumerate() {
-        assert_eq!(*found, ring[at % ring.len()], "octet {at}");
+        assert_eq!(*found, ring[at % ring.len()], "pattern_byte {at}");
     }
 }
 

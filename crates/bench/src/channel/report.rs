@@ -111,7 +111,7 @@ impl Report {
     }
 
     /// Works out every bound.
-    pub(crate) fn judge(&mut self) {
+    pub(crate) fn compare(&mut self) {
         use Peer::*;
         let big = |point: Point| point.capacity == 4096;
         let alone = move |point: Point| big(point) && point.publishers == 1;

@@ -17,7 +17,7 @@ pub(crate) const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// The kernel at our end, which takes our place for comparison.
 pub(crate) const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
-/// Our stack and the kernel over the TAP: another network, or the kernel would have two roads to one.
+/// Our stack and the kernel over the TAP: another network, or the kernel would have two routes to one.
 pub(crate) const TAP_OURS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 /// The kernel over the TAP.
 pub(crate) const TAP_PEER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);

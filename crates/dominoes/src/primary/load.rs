@@ -12,7 +12,7 @@ const REPLICAS: usize = 8;
 /// Chunks after which the pattern of a table repeats.
 const PATTERN: usize = 64;
 
-/// How much of the work each of up to 8 replicas is to have, in relation to each other. 8 octets, so
+/// How much of the work each of up to 8 replicas is to have, in relation to each other. 8 bytes, so
 /// that they fit into an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Weights([u8; REPLICAS]);
@@ -32,12 +32,12 @@ impl Weights {
         Weights(all)
     }
 
-    /// As octets, for an entry.
+    /// As bytes, for an entry.
     pub const fn to_bytes(self) -> [u8; REPLICAS] {
         self.0
     }
 
-    /// From octets in an entry. Any octets are weights.
+    /// From bytes in an entry. Any bytes are weights.
     pub const fn from_bytes(bytes: [u8; REPLICAS]) -> Self {
         Weights(bytes)
     }

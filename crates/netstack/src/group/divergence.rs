@@ -17,6 +17,27 @@
 //! with the effects of the request there, and a worker performs nothing that no majority agrees
 //! with. Then a changed state has no effect on the network or on an application. The price is the
 //! pace of the majority, and a fingerprint per request in each replica.
+//!
+//! # What a fingerprint covers
+//!
+//! Every struct of a connection lists its fields once ([`fields`](crate::tcp::fields)), and the
+//! fingerprint is computed from that list. A posted fingerprint covers all of two connections, the
+//! one that was touched last and another one in turn, and the numbers of every connection that a
+//! request touched. So with a post every E positions and P places, a change shows after E times P
+//! positions at most, unless it was overwritten before. P is the highest number of connections that
+//! were open at one time, not `Limits::connections`. `tests/flips/bits.rs` flips bits and holds
+//! that bound. A change in a dormant connection is found when the turn of that connection comes.
+//!
+//! What a replica keeps outside every fingerprint follows from what is inside: the table of flows
+//! and the heap of deadlines follow from the places; address, keys and counters follow from the
+//! log. `limits` never changes.
+//!
+//! What a worker posted before it left, failed or diverged still counts. Otherwise a slow worker
+//! could be alone with one other where a majority had agreed already. If all replicas of a majority
+//! are gone when a difference is found, the state is lost: the stack is down, and its sockets
+//! return that (`tests/flips/last.rs`). With two replicas there is no majority: the difference is
+//! counted, and both go on. What a changed replica performed before it was found is done, and may
+//! be wrong, unless `Layout::confirm` is set.
 
 use dominoes::Seq;
 

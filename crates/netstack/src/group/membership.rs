@@ -2,6 +2,27 @@
 //!
 //! Each word holds one bit per slot. What takes more than a bit, and the order of changes, is in
 //! the [slot table](super::slots), which has a lock.
+//!
+//! A worker is in one of these states:
+//!
+//! | state | what the worker does |
+//! |---|---|
+//! | active | applies the log, and performs its share: the work that epochs assign to it |
+//! | joining | waits for a snapshot, or checks the one it received; has no share and no vote |
+//! | leaving | gets no new share, performs the old one, and is gone; any worker may do the rest |
+//! | parked | keeps its thread and its slot, has no state, and waits until it is unparked |
+//! | diverged | differs from the majority: drops its state and joins again |
+//! | gone | has left, unwound or ended |
+//!
+//! Other files hold what follows from a state: `epochs.rs` defines which replicas own which work
+//! while the membership changes, `slots.rs` is how workers join, leave and receive a state,
+//! `join_check.rs` and `divergence.rs` decide which states are right, `autoscale.rs` parks and
+//! unparks.
+//!
+//! Any worker may do the share of a failed worker at once. The progress of a failed worker is
+//! needed until the log has passed the epochs that contain it, and the frames of those epochs are
+//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Layout::revive` is
+//! false.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

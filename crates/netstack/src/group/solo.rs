@@ -8,6 +8,12 @@
 //!
 //! The frames of the log's last chunk are recycled only when the chunk is full. So before it enters
 //! solo mode, the worker fills the chunk up with requests that change nothing.
+//!
+//! A worker that wants to join announces that before a state is given away, so a snapshot is always
+//! of a position below which nothing is pending. A parked replica has no state: while one worker is
+//! solo, no other replica has a copy. Counted in instructions, a solo worker is within 1 % of
+//! `single`; with a log (`Layout::always_log`) it takes 1.1 to 2 times as many, more the smaller
+//! the requests are.
 
 use super::worker::Worker;
 use crate::group::{FaultHooks, RxSide};

@@ -14,6 +14,28 @@
 //! long. All that is due from a worker is late if some of it was found late before and the worker
 //! has reported no progress since. Late does not mean failed: a worker that unwound or ended is
 //! recorded as such, and any worker may take its share at once.
+//!
+//! # Where a thread may stop
+//!
+//! A thread may lose its core at any instruction, for as long as the machine likes. What the other
+//! workers do depends on where it stopped:
+//!
+//! - Between two steps: they take what it has not begun, once `Layout::steal_after` positions were
+//!   applied behind it or it was the first of all pending work for `Layout::patience`; from then on
+//!   at once, until it reports progress.
+//! - In the middle of an effect or a frame: they wait for the rest of that unit
+//!   (`Layout::request_chunk` requests or `Layout::frame_chunk` frames), and take its other work.
+//! - In a pump: they do other work; input or output waits for its time slice.
+//! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
+//!   held.
+//!
+//! A stopped replica falls behind, and the slots of the log that it has not applied cannot be used
+//! again. So a log of N requests outlasts a stall of N divided by the requests per second. Frames
+//! of other connections behind one that is not built are sent past it ([`tx`](crate::io::tx)).
+//!
+//! The cursor of a worker must not pass a unit that a thief has begun and not done. A cursor that
+//! passes it and remembers only the first such unit reports later ones as done as soon as the first
+//! is, although their thief may have lost its core: nothing would ever do that work.
 
 use core::sync::atomic::Ordering;
 

@@ -153,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_octet_is_copied_wherever_both_lie(
+        fn every_byte_is_copied_wherever_both_lie(
             bytes in proptest::collection::vec(any::<u8>(), 0..3000),
             skip in 0usize..64,
             at in 0usize..64,

@@ -2028,7 +2028,7 @@ mod loom_models {
             let primaries = [0, 1].map(|j| spawn(&streams, move |stream| deliver(stream, j)));
             let (stream, mut seen) = (streams.get(CONN).unwrap(), DeliveryCursor::default());
             let mut bytes = read(stream, &mut seen);
-            primaries.map(|primary| primary.join().unwrap());
+            let _ = primaries.map(|primary| primary.join().unwrap());
             bytes.extend(read(stream, &mut seen));
             assert_eq!(bytes, [0, 1]);
         });

@@ -4,7 +4,7 @@
 //! `cfg(loom)`, and mean their own atomics by it), so that the models at the
 //! foot of `tx.rs` and `stream.rs` run the code as shipped under every outcome that the memory model
 //! allows. In unit tests each access is a step, and a test can let another claimer run before any of
-//! them ([`interrupted`]): a read and a write in place of one compare-and-swap fail such a test on
+//! them (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on
 //! every machine.
 
 #[cfg(not(any(netstack_loom, test)))]

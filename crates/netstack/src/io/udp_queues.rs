@@ -86,7 +86,7 @@ impl Queues {
         }
     }
 
-    /// Hands a place on until its tenant is `socket`; for replaying, which knows no end of a socket but the next one's
+    /// Hands a place on until its owner is `socket`; for replaying, which knows no end of a socket but the next one's
     /// beginning.
     pub(crate) fn recycle_for(&self, socket: ConnId) {
         let last = ConnId {
@@ -98,7 +98,7 @@ impl Queues {
         }
     }
 
-    /// Hands a place to its next tenant, whose name this returns. To be called by the pump alone, when all work of the
+    /// Hands a place to its next socket, whose name this returns. To be called by the pump alone, when all work of the
     /// former one is done.
     pub(crate) fn recycle(&self, socket: ConnId) -> ConnId {
         self.streams.recycle(socket);
@@ -128,7 +128,7 @@ pub(crate) struct Bindings {
 
 impl Bindings {
     /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random` says: a hash of how
-    /// many were chosen before, that a stranger cannot know (RFC 6056 section 3.3.1).
+    /// many were chosen before, that an outsider cannot know (RFC 6056 section 3.3.1).
     pub(crate) fn bind(
         &mut self,
         port: u16,
@@ -169,7 +169,7 @@ impl Bindings {
         }
     }
 
-    /// A place is free, for a tenant of this name.
+    /// A place is free, for a socket of this name.
     pub(crate) fn free(&mut self, next: ConnId) {
         self.free.push(next);
     }

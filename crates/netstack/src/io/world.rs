@@ -30,7 +30,7 @@ use crate::log::request::{ConnId, Flow, GroupIndex};
 use crate::state::apply::Replica;
 use crate::stats::StackStats;
 
-/// What an application wants from the protocol, besides moving its cursors.
+/// A command of an application to the protocol, besides advancing its cursors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Open {
@@ -61,7 +61,7 @@ pub(crate) enum Command {
     },
 }
 
-/// News for the pump about which connection a flow is.
+/// An update for the pump: which connection a flow belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HintUpdate {
     pub(crate) conn: ConnId,
@@ -69,7 +69,7 @@ pub(crate) struct HintUpdate {
     pub(crate) open: bool,
 }
 
-/// How an open ended.
+/// The result of an active open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OpenResult {
     Opened { stream: Handle, flow: Flow },
@@ -81,14 +81,14 @@ pub(crate) enum OpenResult {
 #[derive(Debug, Default)]
 pub(crate) struct AcceptQueue {
     pub(crate) ready: VecDeque<Ready>,
-    /// How many of each group were accepted.
+    /// For each group, how many of its connections were accepted.
     pub(crate) accepted: Vec<u64>,
 }
 
 /// A connection that waits to be accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ready {
-    /// The group that it came to.
+    /// The group that it was opened in.
     pub(crate) group: u16,
     pub(crate) stream: Handle,
     pub(crate) remote: SocketAddrV4,
@@ -98,30 +98,31 @@ pub(crate) struct Ready {
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
-    /// Who has which UDP port.
+    /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
-    /// What the device last complained of.
+    /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
     next_request_id: u64,
 }
 
-/// What all groups of a stack have in common.
+/// The state that all groups of a stack share.
 #[derive(Default)]
 pub(crate) struct StackShared {
     socket_table: Mutex<SocketTable>,
-    /// Where those wait who want something at the desk.
+    /// Notified when an entry of the socket table changes.
     pub(crate) socket_table_changed: Condvar,
-    /// Where each group is told that one of its connections has news; empty if there is only one.
+    /// The mailbox of each group; empty if there is only one group.
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
     /// How busy each group is.
     pub(crate) loads: Box<[Load]>,
-    /// Connections that do not live where the hash of their flow says.
+    /// Connections that are not in their home group.
     pub(crate) migrated: MigratedFlows,
-    /// The streams of all groups, and what all groups must have alike.
+    /// The streams of all groups, and the dimensions that all groups must have in common.
     streams: OnceLock<(StreamDimensions, StreamTable)>,
 }
 
-/// What a stream must find in whichever group it comes to: connections, bytes of both rings, delivery slots.
+/// What a stream must find in any group that it migrates to: the number of connections, the bytes
+/// of both rings, and the number of delivery slots.
 type StreamDimensions = [usize; 4];
 
 /// Where a group's receive pump learns of news.

@@ -22,7 +22,7 @@ pub(crate) struct Rate {
 /// Answers of one kind: ICMP errors (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.8), resets, or challenge
 /// acknowledgments (RFC 5961 section 7). In each second, so many may leave to each destination, and so many to all.
 ///
-/// A limit that all destinations share, and that a stranger knows, tells that stranger which of the packets that he sent
+/// A limit that all destinations share, and that an outsider knows, tells that outsider which of the packets that he sent
 /// in another's name were answered: he sends himself what has to be answered, and counts. So ports of UDP sockets were
 /// found (Man et al., *DNS Cache Poisoning Attack Reloaded*, CCS 2020), and connections (Cao et al., *Off-Path TCP
 /// Exploits*, USENIX Security 2016). So

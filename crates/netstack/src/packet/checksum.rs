@@ -263,7 +263,7 @@ mod tests {
     }
 
     /// Bytes without a pattern that a wrong loop could live with.
-    fn octets(len: usize) -> Vec<u8> {
+    fn pattern(len: usize) -> Vec<u8> {
         let mut x = 0x9e37_79b9_7f4a_7c15u64;
         let mut next = || {
             x ^= x << 13;
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn every_length_to_9000_is_summed_and_copied_right_by_every_loop() {
-        let bytes = octets(9001 + 64);
+        let bytes = pattern(9001 + 64);
         for len in 0..=9000usize {
             // Alignments of both ends change along the way, each meets each.
             let (at, into) = (len % 64, (len / 64 + len) % 64);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn every_alignment_of_either_end_is_the_same_to_a_full_segment() {
-        let bytes = octets(1448 + 64);
+        let bytes = pattern(1448 + 64);
         let mut to = vec![0; 1448 + 64];
         for at in 0..64 {
             let from = &bytes[at..at + 1448];
@@ -395,7 +395,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_count_as_their_octets(numbers in any::<[u32; 5]>()) {
+        fn numbers_count_as_their_bytes(numbers in any::<[u32; 5]>()) {
             let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
             let sum = numbers.into_iter().fold(Sum::default(), Sum::number);
             prop_assert_eq!(sum.finish(), plain(&bytes));

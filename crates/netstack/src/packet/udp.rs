@@ -26,7 +26,7 @@ pub(crate) struct Udp {
     pub(crate) payload_len: u16,
 }
 
-/// The short road: IPv4 without options, whole, with a UDP header that fits. Says the same as [`parse_udp`] or
+/// The fast path: IPv4 without options, whole, with a UDP header that fits. Says the same as [`parse_udp`] or
 /// nothing.
 #[inline]
 pub(crate) fn parse_plain(frame: &[u8]) -> Option<Udp> {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// The short road says what the long one says, or nothing, whatever is damaged; and what parses can be read.
+        /// The fast path agrees with the slow one, or declines, whatever is damaged; and what parses can be read.
         #[test]
         fn both_paths_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
             let mut frame = frame(b"hello, world");

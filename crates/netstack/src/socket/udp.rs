@@ -33,7 +33,7 @@ impl Sockets {
         let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
-        // While the desk is held, so that what begins and ends reaches the pump in this order.
+        // While the socket table is held, so that what begins and ends reaches the pump in this order.
         world.command(Command::Bind { socket, port });
         drop(table);
         let shared = Arc::new(UdpShared {

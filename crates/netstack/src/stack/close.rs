@@ -92,7 +92,7 @@ impl Stack {
         for world in worlds {
             world.close();
         }
-        // All groups have one desk.
+        // All groups have one socket table.
         let shared = &worlds[0].shared;
         let mut table = shared.socket_table();
         for (port, queue) in table.listeners.drain() {

@@ -12,14 +12,14 @@ use core::time::Duration;
 
 use crate::time::Instant;
 
-/// How long a nap is at least. Kernels add up to 50 us to that (see `PR_SET_TIMERSLACK` in prctl(2)).
+/// How long a delay is at least. Kernels add up to 50 us to that (see `PR_SET_TIMERSLACK` in prctl(2)).
 pub(super) const MIN_DELAY: Duration = Duration::from_micros(20);
 
-/// Nanoseconds for each byte, at most, where naps are worth it: 1 Gbit/s.
+/// Nanoseconds for each byte, at most, where delays are worth it: 1 Gbit/s.
 const NANOS_PER_BYTE: u64 = 8;
-/// Idle moments in a row with bytes arriving as fast as that, before the first nap.
+/// Idle moments in a row with bytes arriving as fast as that, before the first delay.
 const STREAK: u32 = 16;
-/// Idle moments without a nap after one in which nothing came: at first, and at most.
+/// Idle moments without a delay after one in which nothing came: at first, and at most.
 const SKIPPED: [u32; 2] = [16, 1 << 14];
 
 /// What has come since the beginning.
@@ -31,14 +31,14 @@ pub(crate) struct Received {
     pub(crate) frames: u64,
 }
 
-/// Decides about naps, at every idle moment.
+/// Decides about delays, at every idle moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CoalescingDelay {
     /// The last idle moment before which bytes had come, and what had been received by then.
     since: Instant,
     seen: Received,
     streak: u32,
-    /// Frames that had come before the nap that was taken at the last idle moment.
+    /// Frames that had come before the delay that was taken at the last idle moment.
     delayed: Option<u64>,
     /// Idle moments that are still to be spent awake, and how many those were the last time.
     skip: u32,
@@ -46,7 +46,7 @@ pub(super) struct CoalescingDelay {
 }
 
 impl CoalescingDelay {
-    /// There is nothing to do, after so much has come. Whether to nap.
+    /// There is nothing to do, after so much has come. Whether to delay.
     pub(super) fn is_due(&mut self, now: Instant, received: Received) -> bool {
         if let Some(before) = self.delayed.take() {
             let [first, most] = SKIPPED;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     impl Fixture {
-        /// Whether a nap is due after so many bytes and frames, 20 us later.
+        /// Whether a delay is due after so many bytes and frames, 20 us later.
         fn idle(&mut self, bytes: u64, frames: u64) -> bool {
             self.nanos += 20_000;
             self.received.bytes += bytes;
@@ -100,7 +100,7 @@ mod tests {
                 .is_due(Instant::from_nanos(self.nanos), self.received)
         }
 
-        /// How many of so many moments end in naps.
+        /// How many of so many moments end in delays.
         fn count(&mut self, moments: u32, bytes: u64, frames: u64) -> u32 {
             (0..moments)
                 .map(|_| u32::from(self.idle(bytes, frames)))

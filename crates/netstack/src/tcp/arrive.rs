@@ -13,16 +13,16 @@ use crate::time::Instant;
 /// MSS of a peer that announces none (RFC 9293 section 3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
 
-/// Least MSS that a peer is believed to mean: smaller ones only multiply frames.
+/// The smallest MSS that is accepted from a peer: smaller ones only multiply frames.
 const MSS_MIN: u16 = 64;
 
-/// Bytes of every segment that a timestamp option takes (RFC 7323 appendix A).
+/// Bytes of the timestamp option in every segment (RFC 7323 appendix A).
 const TIMESTAMP_LEN: u16 = 12;
 
-/// A segment that passed the first step: some of it, or at least its acknowledgment, counts.
+/// A segment that passed the first step: some of its data, or at least its acknowledgment, counts.
 pub(super) struct Acceptable<'s, 'o> {
     seg: &'s Segment<'o>,
-    /// Where its text begins, relative to RCV.NXT.
+    /// Where its data begins, relative to RCV.NXT.
     from: i64,
 }
 
@@ -33,8 +33,9 @@ impl<'s, 'o> Acceptable<'s, 'o> {
     }
 }
 
-/// CLOSED (RFC 9293 section 3.10.7.1): the reset that answers a segment which no connection wants, if it
-/// deserves one. Returns whether it left; without room for a frame, or past the limit of a second, it does not.
+/// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a connection,
+/// if the RFC requires one. Returns whether it was sent; it is not without room for a frame, or
+/// beyond the limit of a second.
 pub fn reset_for<S: EffectSink>(
     seg: &Segment<'_>,
     flow: Flow,
@@ -64,8 +65,8 @@ pub fn reset_for<S: EffectSink>(
     true
 }
 
-/// The reset of a connection of which nothing can be believed any more but what was known before: numbers it, if there is
-/// room for one, and says whether there was. No limit holds it back: what asks for it is our own mistake.
+/// Sends the reset of a connection whose state may be corrupted, with numbers saved before. Returns
+/// whether there was room. No rate limit applies: the cause is an error of our own.
 pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_, S>) -> bool {
     let room = cx.frames.room() > 0;
     if room {
@@ -77,7 +78,7 @@ pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_
     room
 }
 
-/// A frame without text, options and connection.
+/// A frame without data, options and connection.
 fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags) -> Effect {
     Effect::Transmit(Transmit {
         first_frame: frame,
@@ -106,7 +107,7 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
 }
 
 impl Tcb {
-    /// The whole road, for every segment that [`Tcb::try_fast_path`] leaves.
+    /// The slow path, for every segment that [`Tcb::try_fast_path`] does not take.
     #[inline(never)]
     pub(super) fn on_segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         match self.state {
@@ -137,7 +138,7 @@ impl Tcb {
         }
         self.synchronize(seg, cx.limits, cx.now);
         if !acknowledges {
-            // Simultaneous open: our SYN leaves again, as a SYN-ACK.
+            // Simultaneous open: our SYN is sent again, as a SYN-ACK.
             self.enter(State::SynReceived);
             self.snd.nxt = self.snd.iss;
             self.retransmit.retries = 0;
@@ -147,7 +148,7 @@ impl Tcb {
         // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
         self.set_window(seg.seq, seg.ack, u32::from(seg.wnd));
         self.rcv.ack = AckDue::Now;
-        // Sixth to eighth step, with what stands behind the SYN.
+        // Sixth to eighth step, for the rest of the segment after the SYN.
         let behind = Segment {
             seq: seg.seq + 1,
             flags: seg.flags.without(Flags::SYN),
@@ -162,7 +163,7 @@ impl Tcb {
         self.check_fin(&acceptable, complete, cx);
     }
 
-    /// What the peer's SYN says: IRS and options, the smaller of which hold for both.
+    /// Takes IRS and options from the peer's SYN; of both sides' options the smaller ones apply.
     pub(super) fn synchronize(&mut self, syn: &Segment<'_>, limits: &Limits, now: Instant) {
         let options = match syn.options {
             Options::Syn(options) => *options,
@@ -211,9 +212,9 @@ impl Tcb {
         self.check_fin(&acceptable, complete, cx);
     }
 
-    /// The SYN that brought us into SYN-RECEIVED once more. By itself it says that our answer was lost, or that
-    /// somebody wants many answers; with ACK it is the peer's answer in a simultaneous open, and what stands
-    /// behind it counts.
+    /// The SYN that led to SYN-RECEIVED arrived again. By itself it means that our answer was lost,
+    /// or that an attacker wants many answers. With ACK it is the peer's answer in a simultaneous
+    /// open, and the rest of the segment counts.
     fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !seg.flags.has(Flags::ACK) {
             if self.challenges.allow(cx.now) {
@@ -240,7 +241,7 @@ impl Tcb {
         let reset = seg.flags.has(Flags::RST);
         if self.rcv.timestamps && !reset {
             match seg.timestamps {
-                // RFC 7323 section 3.2: once agreed upon, every segment has the option.
+                // RFC 7323 section 3.2: once negotiated, every segment has the option.
                 None => return None,
                 Some((ts_val, _)) if self.rcv.is_outdated(ts_val, cx.now) => {
                     self.reject(seg, cx);
@@ -256,7 +257,7 @@ impl Tcb {
         let acceptable = if seg_len == 0 {
             (0..=wnd).contains(&from)
         } else {
-            // A closed window takes nothing, but the next segment's ACK, RST and FIN count.
+            // A closed window accepts no data, but the next segment's ACK, RST and FIN count.
             (from < wnd || (wnd == 0 && from == 0)) && from + seg_len > 0
         };
         if !acceptable {
@@ -272,9 +273,10 @@ impl Tcb {
         Some(Acceptable { seg, from })
     }
 
-    /// A segment from before RCV.NXT, without text. A peer that has more in flight than our window seems to hold speaks from
-    /// the window's edge, and we may have all of that: an older window may overtake a newer one, and the byte of a probe
-    /// lies behind every edge. If we do so, too, neither would ever listen: what it acknowledges has to count.
+    /// A segment without data from before RCV.NXT. A peer that has more in flight than our window
+    /// seems to hold sends from the window's edge, and we may have received all of that: an older
+    /// window may overtake a newer one, and the byte of a window probe lies beyond every edge. If
+    /// both sides do so, each would ignore the other for ever, so the acknowledgment has to count.
     fn on_old_segment<S: EffectSink>(&mut self, seg: &Segment<'_>, from: i64, cx: &mut Cx<'_, S>) {
         let is_bare = seg.len == 0 && !seg.flags.any(Flags::SYN.with(Flags::FIN));
         // No edge lies farther back.
@@ -286,8 +288,9 @@ impl Tcb {
         }
     }
 
-    /// An unacceptable segment is answered with where we stand. What carries text is answered always, as
-    /// its sender waits for just that; bare segments could answer each other for ever.
+    /// Answers an unacceptable segment with our current numbers. A segment with data is always
+    /// answered, because its sender waits for that; segments without data could answer each other
+    /// for ever.
     fn reject<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if self.state == State::Closed {
             return;
@@ -303,8 +306,8 @@ impl Tcb {
         }
     }
 
-    /// An acknowledgment that the segment did not deserve (RFC 5961), within the bounds of this connection, of its peer
-    /// and of all together.
+    /// Sends a challenge acknowledgment (RFC 5961), within the limits of this connection, of its
+    /// peer, and of all connections.
     pub(super) fn challenge<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let rate = Rate {
             total: cx.limits.challenges_per_second,
@@ -316,7 +319,7 @@ impl Tcb {
         }
     }
 
-    /// Second, the RST bit (RFC 5961 section 3.2). Returns whether the segment goes on.
+    /// Second, the RST bit (RFC 5961 section 3.2). Returns whether processing continues.
     fn check_rst<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -330,7 +333,7 @@ impl Tcb {
             return false;
         }
         match self.state {
-            // Back to LISTEN, which the connection was never in for its user.
+            // Back to LISTEN, a state that the user never saw this connection in.
             State::SynReceived if self.passive => self.enter(State::Closed),
             State::SynReceived => self.fail_with(Event::Refused, cx),
             State::Closing | State::LastAck | State::TimeWait => self.enter(State::Closed),
@@ -339,7 +342,7 @@ impl Tcb {
         false
     }
 
-    /// Fourth, the SYN bit (RFC 5961 section 4.2). Returns whether the segment goes on.
+    /// Fourth, the SYN bit (RFC 5961 section 4.2). Returns whether processing continues.
     fn check_syn<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -356,7 +359,7 @@ impl Tcb {
         false
     }
 
-    /// Fifth, the ACK field. Returns whether the segment goes on.
+    /// Fifth, the ACK field. Returns whether processing continues.
     fn check_ack<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -385,7 +388,7 @@ impl Tcb {
     /// Sixth, the URG bit: urgent data is data (RFC 6093 section 6).
     const fn check_urg(&self) {}
 
-    /// Seventh, the text. Returns whether all of it was taken, now or earlier.
+    /// Seventh, the data. Returns whether all of it was accepted, now or earlier.
     fn process_payload<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -400,7 +403,7 @@ impl Tcb {
         let room = i64::from(self.rcv.room()).min(before_fin.min(1 << 32) as i64);
         let (first, last) = (from.max(0), end.min(room));
         if self.orphan && end > 0 {
-            // Nobody will read it, and its sender shall know (RFC 9293 section 3.6.1).
+            // There is no reader, and the sender has to learn that (RFC 9293 section 3.6.1).
             self.reset();
             return false;
         }
@@ -427,7 +430,7 @@ impl Tcb {
         self.take_out_of_order(run_offset, first as u64, last as u64, cx) && last == end
     }
 
-    /// Text at RCV.NXT, nothing being out of order.
+    /// Accepts data at RCV.NXT while nothing is out of order.
     #[inline(always)]
     pub(super) fn take_in_order<S: EffectSink>(
         &mut self,
@@ -441,8 +444,8 @@ impl Tcb {
         rcv.offset += u64::from(len);
     }
 
-    /// Text `first..last` relative to RCV.NXT: straight to its place, each gap that it fills by itself.
-    /// Returns false if it could not be remembered and was dropped.
+    /// Accepts data `first..last`, relative to RCV.NXT: it is stored at its place, one delivery for
+    /// each gap that it fills. Returns false if the range list was full and it was dropped.
     fn take_out_of_order<S: EffectSink>(
         &mut self,
         run_offset: u32,
@@ -474,8 +477,8 @@ impl Tcb {
         true
     }
 
-    /// Eighth, the FIN bit; a FIN behind a gap is remembered. `complete` says that no text before it was
-    /// cut off.
+    /// Eighth, the FIN bit; a FIN after a gap is stored. `complete` means that no data before it
+    /// was cut off.
     fn check_fin<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -494,7 +497,7 @@ impl Tcb {
             return;
         }
         if seg.flags.has(Flags::FIN) && complete && self.rcv.fin_at == u64::MAX {
-            // The text's end relative to where RCV.NXT was; its sequence number is as good.
+            // The end of the data relative to the old RCV.NXT; its sequence number serves as well.
             let end = i64::from((seg.seq + seg.len).since(self.rcv.nxt) as i32);
             let at = self.rcv.offset.saturating_add_signed(end);
             if end >= 0 && at >= self.reassembly.end() {
@@ -523,7 +526,7 @@ impl Tcb {
         }
     }
 
-    /// The connection ends with an RST.
+    /// The connection is closed by an RST.
     pub(super) fn reset(&mut self) {
         self.enter(State::Closed);
         self.snd.due = Due::Reset;

@@ -1,11 +1,11 @@
-//! SYN cookies: handshakes that leave nothing behind until they are complete (RFC 4987 section 3.6).
+//! SYN cookies: handshakes that store nothing until they are complete (RFC 4987 section 3.6).
 //!
-//! The initial sequence number of the SYN-ACK is made of the peer's and of a keyed hash, so that the acknowledgment
-//! that returns it proves that its sender was asked, and when. Three bits of it say which MSS the SYN announced. Where
-//! the SYN had timestamps, the low bits of ours say the rest; where it had none, window scaling and selective
-//! acknowledgments are not agreed upon.
+//! The initial sequence number of the SYN-ACK is computed from the peer's and from a keyed hash, so
+//! an acknowledgment that returns it proves that its sender received the SYN-ACK, and when. Three
+//! of its bits encode the MSS of the SYN. If the SYN had timestamps, the low bits of ours encode
+//! the other options; without timestamps, window scaling and SACK are not negotiated.
 //!
-//! # A cookie names one initial number of the peer
+//! # A cookie is valid for one initial number of the peer
 //!
 //! The number before the first byte of a segment is the peer's initial one only if the segment is the first behind the
 //! SYN. A connection that begins with any other segment would skip the bytes between, and acknowledge them. So a
@@ -15,9 +15,10 @@
 //! next one, and the sums of the two are 2^24 apart at least, as those of two periods are. So it does not decode. A
 //! number that is wrong by more meets another hash.
 //!
-//! What a peer may send whose first segment was lost or is late is recognized as such: text from within the window of the
-//! SYN-ACK, and a question to an idle peer from one byte before. Their sender believes in a connection with good reason,
-//! and a reset would end it. They are dropped, and the peer sends the first byte again.
+//! Segments of a peer whose first segment was lost or is late are recognized: data within the
+//! window of the SYN-ACK, and a keepalive probe from one byte before. Their sender has reason to
+//! regard the connection as established, and a reset would end it. They are dropped, and the peer
+//! retransmits its first byte.
 
 use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
@@ -28,19 +29,19 @@ use crate::log::request::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
-/// A cookie is good in the period in which it was made and in the next one: 64 s to 128 s.
+/// A cookie is valid in the period in which it was made and in the next one: 64 s to 128 s.
 const PERIOD: Duration = Duration::from_secs(64);
 
-/// How long a cookie may be good.
+/// The longest validity of a cookie.
 pub const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
-/// What a cookie remembers of an MSS: the largest of these that is not larger.
+/// The MSS values that a cookie can encode: the largest of these that is not larger.
 const MSS: [u16; 8] = [64, 216, 536, 1220, 1360, 1440, 1460, 8960];
 
 /// The low bits of a cookie: hash and MSS. The high ones count periods.
 const LOW: u32 = (1 << 24) - 1;
 
-/// Two numbers of one period whose MSS differ are a multiple of this apart.
+/// The distance of two numbers of one period whose MSS differ is a multiple of this.
 const MSS_STEP: u32 = 1 << 21;
 
 /// Two numbers of neighbouring blocks are this far apart, less [`LOW`] at most.
@@ -52,10 +53,11 @@ const PERIOD_STEP: u32 = 1 << 26;
 /// Initial sequence numbers of a peer that are hashed alike: 2^17.
 const BLOCK_SHIFT: u32 = 17;
 
-/// Bytes that the peer may send before it hears of us again: the window of a SYN is not scaled.
+/// Bytes that the peer may send before our first window update: the window of a SYN is not scaled.
 const FIRST_WINDOW: u32 = 0xffff;
 
-/// Bytes before its first one from which a peer may ask whether we are there (RFC 1122 section 4.2.3.6).
+/// Bytes before its first one from which a peer may send a keepalive probe (RFC 1122 section
+/// 4.2.3.6).
 const BEFORE: u32 = 1;
 
 const _: () = assert!(FIRST_WINDOW + BEFORE < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);
@@ -87,7 +89,7 @@ fn encode(mss: u16, irs: SeqNum, period: u32, hash: &impl Fn(u64) -> u64) -> Seq
     irs + (hash(0) as u32).wrapping_add(sum)
 }
 
-/// What the number `cookie` stands for, which a segment acknowledges that begins `irs` + 1.
+/// The meaning of the number `cookie`, which is acknowledged by a segment that begins at `irs` + 1.
 fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> Decoded {
     let rest = cookie.since(irs).wrapping_sub(hash(0) as u32);
     let mut meaning = Decoded::None;
@@ -116,18 +118,18 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
     meaning
 }
 
-/// What a number may stand for.
+/// The meaning of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decoded {
-    /// It is no cookie of a short time ago.
+    /// It is no recent cookie.
     None,
-    /// It is one, and this is the MSS.
+    /// It is a cookie with this MSS.
     Mss(u16),
-    /// It is one, but the segment is not the first behind the handshake.
+    /// It is a cookie, but the segment is not the first one after the handshake.
     NotFirst,
 }
 
-/// The low bits of a timestamp that say what else `syn` offered.
+/// The low bits of a timestamp, which encode the other options of `syn`.
 fn encode_options(options: &SynOptions, ecn: bool) -> u32 {
     let scale = options
         .window_scale
@@ -158,9 +160,9 @@ fn options_of(syn: &Segment<'_>) -> SynOptions {
     }
 }
 
-/// Answers a SYN for a listening port by a SYN-ACK that is numbered with a cookie, and forgets it. Returns whether
-/// that left; without room for a frame it does not. `hash` is a keyed hash of `flow` for each of many uses; `offset` is what
-/// the connection's timestamps count from.
+/// Answers a SYN for a listening port by a SYN-ACK with a cookie, and stores nothing. Returns
+/// whether it was sent; it is not without room for a frame. `hash` is a keyed hash of `flow` for
+/// each of several uses; `offset` is the offset of the connection's timestamps.
 pub fn answer_with_cookie<S: EffectSink>(
     syn: &Segment<'_>,
     (flow, mac, offset): (Flow, Mac, u32),
@@ -197,7 +199,7 @@ pub fn answer_with_cookie<S: EffectSink>(
     true
 }
 
-/// Keeps the one frame that a SYN-ACK is.
+/// A sink that keeps the one frame of a SYN-ACK.
 struct OnlyTransmit(Option<Effect>);
 
 impl EffectSink for OnlyTransmit {
@@ -216,7 +218,7 @@ impl EffectSink for OnlyTransmit {
     }
 }
 
-/// Takes whatever is asked for, and does nothing.
+/// A sink that discards all effects.
 struct Nothing;
 
 impl EffectSink for Nothing {
@@ -229,20 +231,20 @@ impl EffectSink for Nothing {
     fn take_back(&mut self, _: usize) {}
 }
 
-/// What a segment that found no connection returns.
+/// What a segment without a connection returns.
 #[derive(Debug)]
 pub enum Returned {
     /// No cookie.
     Nothing,
-    /// A cookie, but the segment is not the first one behind the handshake, and nothing can be made of it without that.
+    /// A cookie, but the segment is not the first one after the handshake, which would be needed.
     NotFirst,
-    /// A cookie: this is the connection as it would stand had it been kept, in SYN-RECEIVED with the SYN-ACK out. The
-    /// segment is still to arrive.
+    /// A cookie: this is the connection as if it had been stored, in SYN-RECEIVED after the
+    /// SYN-ACK. The segment has still to be processed.
     Connection(Box<Tcb>),
 }
 
-/// Whether `ack`, which found no connection, returns a cookie of ours. The rest as in [`answer_with_cookie`]; a connection has
-/// no name yet.
+/// Checks whether `ack`, which has no connection, returns a cookie of ours. The other arguments are
+/// as in [`answer_with_cookie`]; the connection has no name yet.
 pub fn restore_from_cookie(
     ack: &Segment<'_>,
     (flow, mac, offset): (Flow, Mac, u32),
@@ -288,7 +290,8 @@ pub fn restore_from_cookie(
     };
     let mut tcb = Tcb::passive(ConnId::NONE, flow, mac, iss, &syn, limits, now);
     tcb.set_timestamp_offset(offset);
-    // The SYN-ACK, once more, to nobody. When it was sent is forgotten, so it measures nothing.
+    // Builds the SYN-ACK once more without sending it. The time of the first one is unknown, so it
+    // measures nothing.
     let mut frames = FrameNumbers {
         limit: 1,
         ..FrameNumbers::default()
@@ -336,14 +339,14 @@ mod tests {
         }
     }
 
-    /// Distances from a number: all that are short, and some of the others.
+    /// Distances from a number: all small ones, and some others.
     fn distances() -> impl Iterator<Item = i32> {
         let far = (-70_000..=70_000).step_by(61);
         let edges = [-65_537, -65_536, -65_535, 65_535, 65_536, 65_537];
         (-8..=8).chain(far).chain(edges)
     }
 
-    /// Initial numbers of a peer: in the midst of a block, at the edges of one, at the wrap.
+    /// Initial numbers of a peer: in the middle of a block, at its edges, at the wrap.
     const INITIAL: [u32; 7] = [
         77,
         0x1_0000,
@@ -404,7 +407,7 @@ mod tests {
         }
     }
 
-    /// What timestamps of flow number `key` count from.
+    /// The timestamp offset of flow number `key`.
     fn offset(key: u64) -> u32 {
         hash(key)(u64::MAX) as u32
     }

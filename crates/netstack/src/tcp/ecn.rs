@@ -1,5 +1,6 @@
-//! Explicit congestion notification (RFC 3168): agreed upon in the handshake; what arrives marked is echoed until the
-//! peer says that it has slowed down, and an echo slows us down once a round trip.
+//! Explicit congestion notification (RFC 3168): negotiated in the handshake. Received marks are
+//! echoed until the peer reports that it has reduced its window; an echo reduces our window once a
+//! round trip.
 
 use super::Tcb;
 use super::receive_space::AckContents;
@@ -10,8 +11,8 @@ use crate::log::request::{Flags, Segment};
 const SETUP: Flags = Flags::ECE.with(Flags::CWR);
 
 impl Tcb {
-    /// The bits of our SYN or SYN-ACK. A SYN that has to be sent again goes without: somebody on the way may drop what
-    /// has them (section 6.1.1.1).
+    /// The ECN bits of our SYN or SYN-ACK. A retransmitted SYN has none: a middlebox may drop SYNs
+    /// with them (section 6.1.1.1).
     pub(super) fn ecn_setup(&self, answers: bool, limits: &Limits) -> Flags {
         if answers && self.snd.ecn {
             Flags::ECE
@@ -22,23 +23,24 @@ impl Tcb {
         }
     }
 
-    /// The peer's SYN, or the SYN-ACK that answers ours, says whether it takes part.
+    /// Takes from the peer's SYN, or from the SYN-ACK that answers ours, whether it supports ECN.
     pub(super) fn agree_on_ecn(&mut self, syn: &Segment<'_>, limits: &Limits) {
         let said = Flags(syn.flags.0 & SETUP.0);
         self.snd.ecn = match limits.ecn {
             Ecn::Never => false,
-            // Both bits in an answer come from a host that returns what it does not know.
+            // Both bits in an answer come from a host that reflects bits it does not know.
             Ecn::Request if syn.flags.has(Flags::ACK) => said == Flags::ECE,
             _ => said == SETUP && !syn.flags.has(Flags::ACK),
         };
     }
 
-    /// Whether `seg` tells of congestion on the way from us to the peer.
+    /// Whether `seg` reports congestion on the path from us to the peer.
     pub(super) fn echoes_congestion(&self, seg: &Segment<'_>) -> bool {
         self.snd.ecn && seg.flags.has(Flags::ECE) && !seg.flags.has(Flags::SYN)
     }
 
-    /// The peer has seen congestion: slows down as after a loss, once for what was in flight (section 6.1.2).
+    /// The peer reported congestion: reduces the window as after a loss, once for what was in
+    /// flight (section 6.1.2).
     pub(super) fn slow_down(&mut self) {
         let snd = &mut self.snd;
         if self.congestion.is_open() && snd.una.at_or_after(self.congestion.recover()) {
@@ -48,7 +50,7 @@ impl Tcb {
         }
     }
 
-    /// What an acceptable segment says about the way from the peer to us (section 6.1.3).
+    /// Records what an acceptable segment shows about the path from the peer to us (section 6.1.3).
     pub(super) fn record_ce_mark(&mut self, seg: &Segment<'_>) {
         if !self.snd.ecn {
             return;

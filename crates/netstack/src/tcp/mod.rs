@@ -67,6 +67,36 @@
 //! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait forever.
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
+//! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
+//!   every second full-sized segment. A run of up to 8 segments, as a frame that a device merged,
+//!   is acknowledged once. Full runs that were taken from the device together, at most 32 segments,
+//!   are acknowledged with the last ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)).
+//!   What is acknowledged later has arrived already, so nothing waits for it. Linux does the same
+//!   after merging, up to 64 KB.
+//! - SACK blocks are sent in segments without payload. RFC 2018 section 4 wants them in every
+//!   acknowledgment that does not cover everything. If payload leaves while blocks are owed, a
+//!   segment of its own with the blocks follows it; so payload is always cut at the full segment
+//!   size.
+//! - A tail loss probe waits for at least 10 ms. RFC 8985 section 7.2 says two round trips; a busy
+//!   peer nearby may take longer.
+//! - After a timeout everything that did not arrive counts as lost (RFC 6675 section 5.1). RFC 8985
+//!   section 6.3 would leave out what was sent within the last round trip.
+//! - The reply path is the arrival path: a connection that a peer opened answers to the link-layer
+//!   address of its SYN until ARP says otherwise.
+//! - SYN cookies lose options. While the SYN queue is full, initial sequence numbers do not follow
+//!   the clock of RFC 9293 section 3.4.1, an MSS is rounded down to one of eight, windows are
+//!   scaled and acknowledgments selective only with timestamps, and payload that overtakes the
+//!   first segment after the handshake is dropped (RFC 4987 section 3.6).
+//! - A path MTU below 296 bytes is ignored, though RFC 791 allows 68: such an error is more likely
+//!   an attack than a network.
+//! - A connection that is opened again after it migrated gets an initial sequence number from the
+//!   clock alone (RFC 9293 section 3.4.1). Its home group does not know where the numbers of the
+//!   last one ended, and section 3.6.1 wants those exceeded.
+//! - TIME-WAIT ends early when the connection table is nearly full (7 of 8 places), the oldest
+//!   first. RFC 9293 section 3.6.1 wants two segment lifetimes; a server that closes first would
+//!   otherwise refuse all connections for a minute.
+//!
+//! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
 
 mod ack;
 mod arrive;

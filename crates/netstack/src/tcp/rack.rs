@@ -1,6 +1,6 @@
-//! Which segments are lost, by the time at which they left: RACK (RFC 8985 sections 5 and 6).
+//! RACK (RFC 8985 sections 5 and 6): detects lost segments by the time at which they were sent.
 //!
-//! Whatever left before something that has arrived, and by more than the reordering window, is lost.
+//! Data is lost if data that was sent later, by more than the reordering window, has arrived.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -14,19 +14,20 @@ use crate::time::{Duration, Instant};
 /// Recoveries for which a wider reordering window lasts (RFC 8985 section 6.2.4).
 const PERSISTS: u8 = 16;
 
-/// What RFC 8985 section 5.2 calls RACK state, but for the estimates of the round trip.
+/// The RACK state of RFC 8985 section 5.2, without the estimates of the round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Rack {
-    /// RACK.xmit_ts: when the newest of all that arrived had left; [`Instant::ZERO`] before anything did.
+    /// RACK.xmit_ts: the latest sending time of all data that arrived; [`Instant::ZERO`] before any
+    /// did.
     sent_at: Instant,
-    /// RACK.end_seq: where that ended.
+    /// RACK.end_seq: the end of that data.
     end: SeqNum,
-    /// RACK.rtt: how long it was under way, and the answer.
+    /// RACK.rtt: the round trip that it measured.
     rtt: Duration,
     /// RACK.fack: the highest number that arrived.
     fack: SeqNum,
-    /// RACK.dsack_round, while `widened`: until this is acknowledged the window widens no further.
+    /// RACK.dsack_round, while `widened`: the window widens no further until this is acknowledged.
     round: SeqNum,
     widened: bool,
     /// RACK.reordering_seen.
@@ -39,7 +40,7 @@ pub(super) struct Rack {
 
 fields!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mult, persists });
 
-/// What an acknowledgment says besides numbers.
+/// The parts of an acknowledgment besides numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckInfo {
     pub(super) now: Instant,
@@ -50,7 +51,7 @@ pub(super) struct AckInfo {
 }
 
 impl Rack {
-    /// Text begins at `una`.
+    /// The state when data begins at `una`.
     pub(super) const fn new(una: SeqNum) -> Self {
         Rack {
             sent_at: Instant::ZERO,
@@ -74,7 +75,7 @@ impl Rack {
         }
         let rtt = info.now.since(range.sent_at);
         if range.retransmitted {
-            // It may be the first copy that has arrived.
+            // The first copy may have arrived.
             let earlier = |echoed: u32| (echoed.wrapping_sub(timestamp(range.sent_at)) as i32) < 0;
             if info.echoed.is_some_and(earlier) || rtt < info.min_rtt {
                 return;
@@ -87,7 +88,7 @@ impl Rack {
         }
     }
 
-    /// Acknowledgments that nobody looked at reached `una`.
+    /// Acknowledgments on the fast path reached `una`.
     pub(super) fn on_passed(&mut self, una: SeqNum) {
         self.fack = self.fack.max(una);
         if self.widened && una.at_or_after(self.round) {
@@ -95,7 +96,8 @@ impl Rack {
         }
     }
 
-    /// Something was sent again in vain (RFC 2883): what counted as lost was late (RFC 8985 section 6.2, step 4).
+    /// A retransmission was spurious (RFC 2883): the data that counted as lost was late (RFC 8985
+    /// section 6.2, step 4).
     pub(super) fn on_spurious_retransmit(&mut self, nxt: SeqNum) {
         if !self.widened {
             self.widened = true;
@@ -105,7 +107,8 @@ impl Rack {
         }
     }
 
-    /// What counted as lost, and left again, was only passed by others (RFC 8985 section 6.2, step 3).
+    /// Data that counted as lost and was retransmitted was only reordered (RFC 8985 section 6.2,
+    /// step 3).
     pub(super) const fn on_reordering(&mut self) {
         self.reordering = true;
     }
@@ -118,8 +121,8 @@ impl Rack {
         }
     }
 
-    /// RACK.reo_wnd (RFC 8985 section 6.2, step 4); `sure`: recovery is under way, or three segments arrived behind a
-    /// gap.
+    /// RACK.reo_wnd (RFC 8985 section 6.2, step 4); `sure`: a recovery is in progress, or three
+    /// segments arrived after a gap.
     pub(super) fn window(&self, sure: bool, min_rtt: Duration, srtt: Duration) -> Duration {
         if sure && !self.reordering {
             return Duration::ZERO;
@@ -128,8 +131,8 @@ impl Rack {
         quarter.times(u64::from(self.mult)).min(srtt)
     }
 
-    /// When a range is lost unless it arrives before; `None` if nothing that left after it has arrived
-    /// (RFC 8985 section 6.2, step 5).
+    /// The time at which a range is lost unless it arrives before; `None` if no data sent after it
+    /// has arrived (RFC 8985 section 6.2, step 5).
     pub(super) fn deadline(&self, range: &SentRange, window: Duration) -> Option<Instant> {
         let later = (range.sent_at, range.end.after(self.end)) > (self.sent_at, false);
         (!later && self.sent_at != Instant::ZERO).then(|| range.sent_at + self.rtt + window)

@@ -1,7 +1,7 @@
-//! Which bytes beyond `rcv_nxt` are there already (RFC 9293 section 3.10.7.4, seventh step).
+//! Reassembly: which bytes beyond `rcv_nxt` have arrived (RFC 9293 section 3.10.7.4, seventh step).
 //!
-//! Only their places are kept: the bytes themselves stand in the receive ring. What a new stretch adds
-//! is told as gaps, each byte in exactly one of them.
+//! Only ranges are stored here: the bytes themselves are in the receive ring. Each byte of a new
+//! range is reported in exactly one gap.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use super::fields::fields;
 use crate::log::request::Sack;
 
-/// Stretches that are remembered; what would need one more is dropped and sent again by the peer. A megabyte in
-/// flight may lose a third of its segments before that.
+/// The most ranges that are stored; a segment that would need one more is dropped and retransmitted
+/// by the peer. A megabyte in flight may lose a third of its segments before that.
 pub(super) const MAX_RANGES: usize = 256;
 
-/// Accepted stretches of the receive stream beyond its gap-free part, ascending, apart from each other.
+/// Accepted ranges of the receive stream beyond its gap-free part, ascending and not adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Reassembly {
     /// Begin and end as stream offsets.
     ranges: Vec<(u64, u64)>,
-    /// A byte of each of the stretches that changed last, newest first; 0 for none.
+    /// A byte of each of the ranges that changed last, newest first; 0 for none.
     newest: [u64; Sack::MOST],
 }
 
@@ -40,34 +40,34 @@ impl Reassembly {
         self.ranges.is_empty()
     }
 
-    /// Where the last stretch ends, 0 without any.
+    /// The end of the last range, 0 without any.
     pub(super) fn end(&self) -> u64 {
         self.ranges.last().map_or(0, |range| range.1)
     }
 
-    /// The stretch around a byte.
+    /// The range around a byte.
     fn around(&self, byte: u64) -> Option<(u64, u64)> {
         let at = self.ranges.partition_point(|range| range.1 <= byte);
         self.ranges.get(at).copied().filter(|r| r.0 <= byte)
     }
 
-    /// The stretches that changed last, the newest first.
+    /// The ranges that changed last, the newest first.
     pub(super) fn newest(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.newest.iter().filter_map(|&byte| self.around(byte))
     }
 
-    /// What of `start..end` is there already: the first stretch of it.
+    /// The first part of `start..end` that has arrived before.
     pub(super) fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let at = self.ranges.partition_point(|range| range.1 <= start);
         let &(from, to) = self.ranges.get(at)?;
         (from < end).then(|| (from.max(start), to.min(end)))
     }
 
-    /// Takes bytes `start..end`, `start` lying beyond the gap-free part, and calls `gap` for each
-    /// stretch that was not there. Returns false, and takes nothing, if there is no room to remember it.
+    /// Adds `start..end`, which lies beyond the gap-free part, and calls `gap` for each part that
+    /// had not arrived. Returns false, and adds nothing, if the list is full.
     pub(super) fn insert(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> bool {
         debug_assert!(start < end, "empty stretch {start}..{end}");
-        // first..last: the stretches that touch the new one and become one with it.
+        // first..last: the ranges that touch the new one and are merged with it.
         let first = self.ranges.partition_point(|range| range.1 < start);
         let last = self.ranges.partition_point(|range| range.0 <= end);
         if first == last && self.ranges.len() == MAX_RANGES {
@@ -83,8 +83,8 @@ impl Reassembly {
         true
     }
 
-    /// Takes bytes `start..end`, `start` being the end of the gap-free part; calls `gap` as above and
-    /// returns where the gap-free part ends now.
+    /// Adds `start..end`, which begins at the end of the gap-free part; calls `gap` as above and
+    /// returns the new end of the gap-free part.
     pub(super) fn advance(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> u64 {
         let last = self.ranges.partition_point(|range| range.0 <= end);
         let touched = &self.ranges[..last];
@@ -97,7 +97,7 @@ impl Reassembly {
         reached
     }
 
-    /// `range` changed last; older marks within it are gone.
+    /// `range` changed last; removes older marks within it.
     fn remember(&mut self, range: (u64, u64)) {
         let mut newest = [0; Sack::MOST];
         newest[0] = range.0;

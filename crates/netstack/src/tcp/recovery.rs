@@ -1,8 +1,9 @@
-//! What is done about loss when the peer says what arrived: RACK-TLP (RFC 8985) finds it, the scoreboard of RFC 6675
-//! remembers it, proportional rate reduction (RFC 6937) says how fast it is mended.
+//! Loss recovery: RACK-TLP (RFC 8985) detects loss, the scoreboard of RFC 6675 stores it, and
+//! proportional rate reduction (RFC 6937) limits the rate of retransmissions.
 //!
-//! A peer without SACK gets NewReno (RFC 6582), which is `duplicate` here and the rest in `congestion`. What is lost
-//! leaves again by one road for both, before anything new: `send_lost` in `send.rs`.
+//! For a peer without SACK, NewReno (RFC 6582) applies: `duplicate` here, and the rest in
+//! `congestion`. In both cases `send_lost` in `send.rs` retransmits lost data before new data is
+//! sent.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -21,27 +22,27 @@ use crate::log::request::{Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
-/// Segments beyond a gap that say a segment was lost, DupThresh (RFC 6675 section 2), less one.
+/// Segments beyond a gap that indicate a loss, DupThresh (RFC 6675 section 2), less one.
 const GAP_SEGMENTS: u32 = 2;
 
 /// The longest that a peer may delay the acknowledgment of a single segment, TLP.max_ack_delay
 /// (RFC 8985 section 7.2).
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
 
-/// A probe comes no sooner than this, 10 ms: a peer close by may be busy for longer than a round trip takes. RFC 8985
-/// section 7.2 has no such bound.
+/// The least time before a probe, 10 ms: a nearby peer may be busy for longer than a round trip.
+/// RFC 8985 section 7.2 has no such bound.
 const PROBE_MIN: Duration = Duration::from_millis(10);
 
-/// A tail loss probe that is out (RFC 8985 section 7.1).
+/// The tail loss probe in flight (RFC 8985 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum TailProbe {
     /// None.
     None,
-    /// One that carried new text.
+    /// One with new data.
     New,
-    /// One that repeated the last segment: TLP.is_retrans.
+    /// One that repeats the last segment: TLP.is_retrans.
     Retransmit,
 }
 
@@ -51,35 +52,35 @@ field_variants!(TailProbe {
     Retransmit
 });
 
-/// How losses are found.
+/// The state of loss detection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Recovery {
     rack: Rack,
     tail_probe: TailProbe,
-    /// TLP.end_seq, while a probe is out.
+    /// TLP.end_seq, while a probe is in flight.
     tail_probe_end: SeqNum,
 }
 
 fields!(Recovery, "recovery", { rack, tail_probe, tail_probe_end });
 
-/// What an acknowledgment told.
+/// What an acknowledgment reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckReport {
-    /// Bytes that arrived and were not known to (DeliveredData, RFC 6937 section 3).
+    /// Bytes newly known to have arrived (DeliveredData, RFC 6937 section 3).
     delivered: u32,
-    /// What came twice (RFC 2883).
+    /// A range that arrived twice (RFC 2883).
     pub(super) dsack: Option<(SeqNum, SeqNum)>,
-    /// Whether something arrived that counted as lost and had not left again.
+    /// Whether a range arrived that counted as lost and was not retransmitted.
     spurious: bool,
-    /// Whether there were blocks of what arrived.
+    /// Whether there were SACK blocks of received data.
     blocks: bool,
-    /// Whether a recovery was under way.
+    /// Whether a recovery was in progress.
     recovering: bool,
 }
 
 impl Recovery {
-    /// Text begins at `una`.
+    /// The state when data begins at `una`.
     pub(super) const fn new(una: SeqNum) -> Self {
         Recovery {
             rack: Rack::new(una),
@@ -88,21 +89,22 @@ impl Recovery {
         }
     }
 
-    /// Segments pass each other on this path.
-    pub(super) const fn reorders(&mut self) {
+    /// This path reorders segments.
+    pub(super) const fn on_reordering(&mut self) {
         self.rack.on_reordering();
     }
 }
 
 impl AckReport {
-    /// Whether something arrived that counted as lost and had not left again.
+    /// Whether a range arrived that counted as lost and was not retransmitted.
     pub(super) const fn has_spurious(&self) -> bool {
         self.spurious
     }
 }
 
 impl Tcb {
-    /// Whether nothing is known to be lost or out of order: then an acknowledgment is a number and no more.
+    /// Whether nothing is known to be lost or out of order: then an acknowledgment is just a
+    /// number.
     pub(super) fn is_clean(&self) -> bool {
         self.scoreboard.is_clean()
             && self.congestion.is_open()
@@ -110,14 +112,14 @@ impl Tcb {
             && !self.undo.is_awaiting(self.snd.una)
     }
 
-    /// Bytes that are in the network as far as we know: `pipe` of RFC 6675 section 2.
+    /// The estimate of bytes in the network: `pipe` of RFC 6675 section 2.
     pub(super) fn pipe(&self) -> u32 {
         let sent = self.snd.nxt.since(self.snd.una);
         sent.saturating_sub(self.scoreboard.sacked() + self.scoreboard.lost())
     }
 
-    /// Starts the retransmission timer, or, while all is `clean`, that of a probe if it is earlier (RFC 8985
-    /// section 7.2).
+    /// Starts the retransmission timer; if the scoreboard is `clean`, the timer of a probe if that
+    /// is earlier (RFC 8985 section 7.2).
     #[inline]
     pub(super) fn arm(&mut self, clean: bool, now: Instant) {
         let r = &mut self.retransmit;
@@ -136,7 +138,7 @@ impl Tcb {
         self.timers.start(Timer::Retransmit, now + pause);
     }
 
-    /// Takes over what `seg` says of the text in flight, before SND.UNA moves to its acknowledgment.
+    /// Updates the scoreboard from `seg`, before SND.UNA advances to its acknowledgment.
     pub(super) fn process_blocks(
         &mut self,
         seg: &Segment<'_>,
@@ -174,7 +176,8 @@ impl Tcb {
             recovering: !self.congestion.is_open(),
         };
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
-            // In ascending order: what an earlier acknowledgment should have told is no reordering.
+            // In ascending order: what an earlier acknowledgment should have reported does not
+            // count as reordering.
             let mut blocks = *sack;
             let sent = SackBounds {
                 una,
@@ -196,7 +199,7 @@ impl Tcb {
         report
     }
 
-    /// After SND.UNA has moved: finds what is lost, and how much may leave.
+    /// After SND.UNA has advanced: detects losses, and decides how much may be sent.
     pub(super) fn respond(
         &mut self,
         seg: &Segment<'_>,
@@ -220,15 +223,15 @@ impl Tcb {
                 self.arm(self.is_clean(), cx.now);
             }
         } else if self.snd.una != self.snd.nxt && !self.persists() {
-            // Everything in flight is reported to have arrived, and was while the window was closed. The peer may take
-            // that back (RFC 2018 section 8).
+            // Everything in flight is reported as received, while the window was closed. The peer
+            // may revoke that (RFC 2018 section 8).
             self.arm(false, cx.now);
         }
         self.arm_reordering_timer(wait);
     }
 
-    /// Marks as lost what should have arrived by now (RFC 8985 section 6.2, step 5). Returns when to look again, if
-    /// something may just be late.
+    /// Marks ranges as lost that should have arrived by now (RFC 8985 section 6.2, step 5). Returns
+    /// when to check again, if a range may just be late.
     fn detect(&mut self, now: Instant) -> Option<Instant> {
         let Tcb {
             scoreboard,
@@ -255,7 +258,7 @@ impl Tcb {
         wait
     }
 
-    /// Something may be late only: looks again then.
+    /// Checks again at `at`, because ranges may just be late.
     fn arm_reordering_timer(&mut self, at: Option<Instant>) {
         if let Some(at) = at
             && self.timers.runs(Timer::Retransmit)
@@ -265,7 +268,7 @@ impl Tcb {
         }
     }
 
-    /// Begins a recovery if there is a new reason for it, and says how much may leave in it.
+    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it.
     fn recover(&mut self, delivered: u32) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
@@ -279,7 +282,7 @@ impl Tcb {
         self.congestion.reduce(delivered, pipe, mss);
     }
 
-    /// What was late did not come (RFC 8985 section 6.3).
+    /// The late ranges did not arrive (RFC 8985 section 6.3).
     pub(super) fn on_reordering_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.scoreboard.acked(self.snd.una, |_| ());
         let wait = self.detect(cx.now);
@@ -288,7 +291,8 @@ impl Tcb {
         self.arm_reordering_timer(wait);
     }
 
-    /// No acknowledgment for two round trips: the end of what was sent may be lost (RFC 8985 section 7.3).
+    /// There was no acknowledgment for two round trips: the last segments may be lost (RFC 8985
+    /// section 7.3).
     pub(super) fn on_tail_probe_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.snd.due == Due::Nothing {
             self.snd.due = Due::TailProbe;
@@ -296,14 +300,14 @@ impl Tcb {
         self.arm(false, cx.now);
     }
 
-    /// A probe left, and ended at `end`.
+    /// A probe was sent, and ended at `end`.
     pub(super) const fn probed(&mut self, tail: TailProbe, end: SeqNum) {
         self.close_fast_path();
         self.recovery.tail_probe = tail;
         self.recovery.tail_probe_end = end;
     }
 
-    /// Whether a tail loss probe is what is needed: nobody knows of a loss, and no probe is out.
+    /// Whether a tail loss probe is allowed: no loss is known, and no probe is in flight.
     pub(super) fn may_probe(&self) -> bool {
         self.is_clean() && self.snd.una != self.snd.nxt
     }
@@ -317,18 +321,19 @@ impl Tcb {
         let again = self.recovery.tail_probe == TailProbe::Retransmit;
         if again && report.dsack.map(|(_, right)| right) != Some(end) {
             if seg.ack.after(end) {
-                // The probe mended a loss that nobody else noticed.
+                // The probe repaired a loss that nothing else had detected.
                 let mss = u32::from(self.snd.mss);
                 self.congestion.on_congestion_mark(self.snd.nxt, mss);
             } else if report.delivered > 0 || report.blocks {
-                // The original or the probe: the next acknowledgment tells.
+                // The original or the probe arrived: the next acknowledgment shows which.
                 return;
             }
         }
         self.recovery.tail_probe = TailProbe::None;
     }
 
-    /// The timer says that all is lost (RFC 6298 section 5.4): everything that did not arrive is.
+    /// Marks everything as lost that was not reported as received, after a timeout (RFC 6298
+    /// section 5.4).
     pub(super) fn mark_all_lost(&mut self) {
         self.scoreboard.acked(self.snd.una, |_| ());
         if self
@@ -347,7 +352,7 @@ impl Tcb {
         self.scoreboard = Scoreboard::new();
     }
 
-    /// A duplicate acknowledgment of a peer that does not say what arrived.
+    /// A duplicate acknowledgment from a peer without SACK.
     pub(super) fn duplicate(&mut self) {
         let snd = &self.snd;
         let flight = snd.max.since(snd.una);
@@ -359,7 +364,7 @@ impl Tcb {
         self.apply_action(verdict);
     }
 
-    /// Sends the first segment again if the verdict says so.
+    /// Retransmits the first segment if `verdict` says so.
     #[inline]
     pub(super) fn apply_action(&mut self, verdict: AckAction) {
         if verdict == AckAction::Resend {
@@ -371,22 +376,22 @@ impl Tcb {
     }
 }
 
-/// What a block of an acknowledgment may report. Its edges are any two numbers, of which no comparison by itself says
-/// much: each is looked at as a distance from one that is known.
+/// Bounds of what the blocks of an acknowledgment may report. Their edges are arbitrary numbers, so
+/// each is compared as a distance from a known number.
 struct SackBounds {
-    /// SND.UNA once the segment counts.
+    /// SND.UNA after the segment.
     una: SeqNum,
-    /// Where text begins that was never sent.
+    /// Where data begins that was never sent.
     nxt: SeqNum,
     /// SEG.ACK.
     ack: SeqNum,
-    /// How far before SEG.ACK a copy of something may arrive, in bytes: the widest window there ever was.
+    /// How far before SEG.ACK a duplicate may arrive, in bytes: the widest window so far.
     behind: u32,
 }
 
 impl SackBounds {
-    /// Whether a block reports that something in flight arrived: it lies behind SND.UNA, which would be larger else,
-    /// and is not empty (RFC 2018 sections 3 and 4).
+    /// Whether a block reports data in flight: it lies after SND.UNA, otherwise SND.UNA would be
+    /// larger, and is not empty (RFC 2018 sections 3 and 4).
     fn is_in_flight(&self, (left, right): (SeqNum, SeqNum)) -> bool {
         // The byte of a window probe may be acknowledged before it counts as sent.
         let all = self.nxt.max(self.una).since(self.una);
@@ -394,8 +399,9 @@ impl SackBounds {
         0 < left && left < right && right <= all
     }
 
-    /// What came twice, if the first block says that: it lies before the acknowledgment, by a window at most, or within
-    /// the second one, which is in flight (RFC 2883 section 4).
+    /// The range that arrived twice, if the first block reports one: it lies before the
+    /// acknowledgment, by a window at most, or within the second block, which is in flight (RFC
+    /// 2883 section 4).
     fn dsack(&self, blocks: &[(SeqNum, SeqNum)]) -> Option<(SeqNum, SeqNum)> {
         let &(left, right) = blocks.first()?;
         let (begin, end) = (self.ack.since(left), self.ack.since(right));

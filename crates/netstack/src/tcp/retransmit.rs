@@ -1,7 +1,7 @@
-//! Timers: the retransmission timeout of RFC 6298, probes of a closed window, delayed acknowledgments,
-//! the end of TIME-WAIT.
+//! Timers: retransmission timeout (RFC 6298), window probes, delayed acknowledgments, TIME-WAIT.
 //!
-//! There is no queue of segments: what is sent again is cut anew from the send stream, where `scoreboard.rs` says.
+//! There is no queue of segments: retransmissions are segmented anew from the send stream, as the
+//! scoreboard says.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -27,23 +27,23 @@ pub const RTO_MIN: Duration = Duration::from_millis(200);
 /// section 2.5).
 pub const RTO_MAX: Duration = Duration::from_secs(60);
 
-/// A path may have become longer after so long (RFC 8985 section 6.2, step 1).
+/// The time after which a path may have become longer (RFC 8985 section 6.2, step 1).
 const MIN_RTT_LASTS: Duration = Duration::from_secs(300);
 
-/// Timeout with which data begins to flow after a SYN had to be sent again and nothing could be measured
-/// (RFC 6298 section 5.7).
+/// Initial timeout for data after a retransmitted SYN, which allowed no measurement (RFC 6298
+/// section 5.7).
 const RTO_AFTER_LOST_SYN: Duration = Duration::from_secs(3);
 
 /// A timestamp tick is 2^20 ns, 1.05 ms: within the 1 ms to 1 s of RFC 7323 section 5.4.
 const TICK_SHIFT: u32 = 20;
 
-/// Our clock at `now`, from which TSval differs by an offset for each connection.
+/// Our clock at `now`; TSval differs from it by an offset for each connection.
 #[inline]
 pub(super) const fn timestamp(now: Instant) -> u32 {
     (now.as_nanos() >> TICK_SHIFT) as u32
 }
 
-/// How long it is since `echoed` was TSval, in whole ticks, unless it cannot have been.
+/// The time since `echoed` was TSval, in whole ticks, unless it never was.
 pub(super) fn measured_by(echoed: u32, now: Instant) -> Option<Duration> {
     let ticks = timestamp(now).wrapping_sub(echoed);
     (ticks < 1 << 31).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
@@ -52,37 +52,37 @@ pub(super) fn measured_by(echoed: u32, now: Instant) -> Option<Duration> {
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
-    /// An acknowledgment of what is in flight.
+    /// An acknowledgment of data in flight.
     Retransmit,
-    /// A window that is closed, or too small, to open (RFC 9293 section 3.8.6.1).
+    /// A closed or too small window to open (RFC 9293 section 3.8.6.1).
     Persist,
-    /// A second segment to acknowledge with the first.
+    /// A second segment to be acknowledged with the first.
     DelayedAck,
-    /// Old segments to vanish (TIME-WAIT), or the peer's FIN when nobody holds the connection.
+    /// The end of old segments (TIME-WAIT), or the peer's FIN if the connection has no socket.
     Linger,
-    /// A peer that says nothing to say that it is there (RFC 1122 section 4.2.3.6).
+    /// A response of an idle peer (RFC 1122 section 4.2.3.6).
     Keepalive,
-    /// As long as the application wants to wait for an answer (RFC 9293 section 3.8.3).
+    /// A response within the user timeout (RFC 9293 section 3.8.3).
     User,
 }
 
 impl Timer {
-    /// How many there are that start and stop with the segments of a transfer.
+    /// The number of timers that start and stop with the segments of a transfer.
     const FAST_TIMERS: usize = 3;
-    /// How many there are besides.
+    /// The number of other timers.
     const SLOW_TIMERS: usize = 3;
 }
 
-/// What the retransmission timer waits for.
+/// What the expiry of the retransmission timer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Expiry {
-    /// Any acknowledgment at all: RFC 6298.
+    /// No acknowledgment arrived: RFC 6298.
     Timeout,
-    /// One of the end of what was sent (RFC 8985 section 7).
+    /// The last segments may be lost (RFC 8985 section 7).
     TailProbe,
-    /// Segments that others have passed (RFC 8985 section 6.2).
+    /// Reordered segments did not arrive (RFC 8985 section 6.2).
     Reordering,
 }
 
@@ -92,13 +92,13 @@ field_variants!(Expiry {
     Reordering
 });
 
-/// When each timer expires; [`Instant::NEVER`] for those that do not run.
+/// The expiry time of each timer; [`Instant::NEVER`] if it does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Timers {
     /// The earliest of `at`, kept current.
     pub(super) next: Instant,
-    /// The quick ones, and behind them the earliest of the slow ones.
+    /// The fast timers, and the earliest of the slow ones.
     pub(super) at: [Instant; Timer::FAST_TIMERS + 1],
     slow: [Instant; Timer::SLOW_TIMERS],
 }
@@ -168,7 +168,7 @@ impl Timers {
         *self = Timers::new();
     }
 
-    /// Stops `timer` if it is due, and says whether it was.
+    /// Stops `timer` if it is due, and returns whether it was.
     fn take(&mut self, timer: Timer, now: Instant) -> bool {
         let due = self.runs(timer) && self.at(timer) <= now;
         if due {
@@ -188,7 +188,7 @@ pub(super) struct Retransmit {
     pub(super) srtt: Duration,
     /// Round-trip time variation.
     rttvar: Duration,
-    /// Shortest round trip within the last minutes, by our own clock; zero before it is known.
+    /// Shortest round trip within the last minutes, by our own clock; zero before the first.
     pub(super) min_rtt: Duration,
     /// When that was measured.
     min_rtt_at: Instant,
@@ -196,17 +196,17 @@ pub(super) struct Retransmit {
     timed_at: Instant,
     /// The acknowledgment that ends a measurement is after this number.
     pub(super) timed: SeqNum,
-    /// Whether a measurement is under way, and its segment sent once only (Karn's algorithm, RFC 6298
-    /// section 3).
+    /// Whether a measurement is in progress and its segment was sent only once (Karn's algorithm,
+    /// RFC 6298 section 3).
     pub(super) timing: bool,
     measured: bool,
-    /// What the timer is for.
+    /// What the timer is started for.
     pub(super) expiry: Expiry,
-    /// Expiries in a row without an answer.
+    /// Consecutive expiries without a response.
     pub(super) retries: u8,
-    /// Window probes in a row.
+    /// Consecutive window probes.
     pub(super) probes: u8,
-    /// Since when what is asked for the first time in `retries` has waited for an answer.
+    /// Since when the data that `retries` counts for has waited for a response.
     unanswered: Instant,
 }
 
@@ -235,7 +235,8 @@ impl Retransmit {
         }
     }
 
-    /// A segment that begins at `seq` leaves for the first time: measures it, if none is being measured.
+    /// A segment that begins at `seq` is sent for the first time: measures it, if no measurement is
+    /// in progress.
     #[inline]
     pub(super) fn on_sent(&mut self, seq: SeqNum, now: Instant) {
         if !self.timing {
@@ -245,13 +246,13 @@ impl Retransmit {
         }
     }
 
-    /// Something leaves again: its acknowledgment will not tell which copy it is for.
+    /// Data is retransmitted: its acknowledgment will not show which copy it is for.
     pub(super) const fn on_resent(&mut self) {
         self.timing = false;
     }
 
-    /// `una` was acknowledged. One segment a window is measured; `echoed` is TSecr if timestamps are in
-    /// use, which tell the copies of a segment apart (RFC 7323 section 4.1).
+    /// `una` was acknowledged. One segment per window is measured; `echoed` is TSecr if timestamps
+    /// are in use, which distinguish the copies of a segment (RFC 7323 section 4.1).
     #[inline]
     pub(super) fn on_ack(&mut self, una: SeqNum, echoed: Option<u32>, now: Instant) {
         if self.timing && una.after(self.timed) {
@@ -270,7 +271,7 @@ impl Retransmit {
         }
     }
 
-    /// A measurement by an echoed timestamp, unless it cannot be one.
+    /// A measurement by an echoed timestamp, if that is plausible.
     fn sample_echo(&mut self, echoed: u32, now: Instant) {
         if let Some(rtt) = measured_by(echoed, now) {
             self.sample(rtt);
@@ -279,7 +280,7 @@ impl Retransmit {
 
     /// RFC 6298 sections 2.2 and 2.3, with alpha 1/8, beta 1/4, and a clock granularity of one tick.
     fn sample(&mut self, rtt: Duration) {
-        // A peer that echoes nonsense must not stretch the timeout without bound.
+        // A peer that echoes arbitrary values must not raise the timeout without bound.
         let rtt = rtt.as_nanos().min(RTO_MAX.as_nanos());
         let (srtt, rttvar) = (self.srtt.as_nanos(), self.rttvar.as_nanos());
         let (srtt, rttvar) = if self.measured {
@@ -301,7 +302,7 @@ impl Retransmit {
         self.timing = false;
     }
 
-    /// The handshake is complete; `syn_lost` if a SYN of ours was sent more than once.
+    /// The handshake is complete; `syn_lost` if our SYN was sent more than once.
     pub(super) fn establish(&mut self, syn_lost: bool) {
         if syn_lost && !self.measured {
             self.rto = RTO_AFTER_LOST_SYN;
@@ -318,7 +319,7 @@ impl Retransmit {
 }
 
 impl Tcb {
-    /// Fires every timer that is due at `cx.now`. What must be sent leaves in [`Tcb::finish`].
+    /// Handles every timer that is due at `cx.now`. [`Tcb::finish`] sends the resulting segments.
     pub fn on_time<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let now = cx.now;
         if self.timers.next() > now {
@@ -326,7 +327,7 @@ impl Tcb {
         }
         self.close_fast_path();
         if self.timers.take(Timer::Linger, now) {
-            // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of a FIN-WAIT-2 without reader.
+            // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a socket.
             self.enter(State::Closed);
             return;
         }
@@ -351,8 +352,8 @@ impl Tcb {
         }
     }
 
-    /// Everything that did not arrive counts as lost and is sent again, as the window that one segment
-    /// begins allows (RFC 6298 section 5.4, RFC 5681 section 3.1).
+    /// Everything that was not reported as received counts as lost and is retransmitted, beginning
+    /// with a window of one segment (RFC 6298 section 5.4, RFC 5681 section 3.1).
     fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let handshake = !self.state.is_synchronized();
         let limit = match self.state {
@@ -360,7 +361,8 @@ impl Tcb {
             State::SynSent | State::SynReceived => SYN_RETRIES,
             _ => DATA_RETRIES,
         };
-        // The timer has run since the peer last acknowledged something, or since it owes that.
+        // The timer has run since the peer's latest acknowledgment, or since the oldest
+        // unacknowledged data was sent.
         self.waits_since(cx.now.before(self.retransmit.rto), cx);
         self.retransmit.back_off();
         if self.retransmit.retries > limit {
@@ -385,8 +387,9 @@ impl Tcb {
         self.mark_all_lost();
     }
 
-    /// The window stayed closed: asks for it with one byte, or with what it allows (RFC 9293
-    /// section 3.8.6.1). A peer that answers may keep it closed for ever, one that does not fails.
+    /// The window is still closed: probes it with one byte, or with what it allows (RFC 9293
+    /// section 3.8.6.1). A peer that responds may keep it closed for ever; without a response the
+    /// connection fails.
     fn on_persist_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.waits_since(cx.now, cx);
         let retransmit = &mut self.retransmit;
@@ -400,7 +403,7 @@ impl Tcb {
         }
     }
 
-    /// The peer is asked once more; before the first time, it has owed the answer since `since`.
+    /// Counts a retry; before the first one, the response was due since `since`.
     fn waits_since<S: EffectSink>(&mut self, since: Instant, cx: &Cx<'_, S>) {
         if self.retransmit.retries == 0 {
             self.retransmit.unanswered = since;
@@ -408,7 +411,7 @@ impl Tcb {
         }
     }
 
-    /// The application may have set a limit to how long an answer may take.
+    /// Starts the user timeout, if the application has set one.
     pub(super) fn start_user_timeout<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
         if let Some(most) = self.settings.user_timeout {
             let at = self.retransmit.unanswered + most;
@@ -416,14 +419,14 @@ impl Tcb {
         }
     }
 
-    /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was an answer since it was started.
+    /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was a response since it was started.
     fn on_user_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.retransmit.retries > 0 {
             self.fail_with(self.timeout_event(), cx);
         }
     }
 
-    /// The connection is over, and its socket shall know why.
+    /// Closes the connection and reports the reason to its socket.
     pub(super) fn fail_with<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
         self.enter(State::Closed);
         self.notify(event, cx);
@@ -482,7 +485,7 @@ mod tests {
         let millis = Duration::from_millis;
         assert_eq!(measure(1, 10), millis(10));
         assert_eq!(measure(200, 10), millis(10));
-        // The first one is older than that, and the second one is not.
+        // The first measurement is older than that, and the second one is not.
         assert_eq!(measure(400, 20), millis(10));
         assert_eq!(measure(501, 20), millis(20));
     }

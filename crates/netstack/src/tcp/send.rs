@@ -1,8 +1,8 @@
-//! What may leave now, and the frames that carry it (RFC 9293 section 3.8).
+//! Sending: what may be sent now, and the frames for it (RFC 9293 section 3.8).
 //!
-//! [`Tcb::finish`] is the only place where frames of a connection get their numbers. What is lost leaves before what
-//! was never sent, which stands between `snd_nxt` and the end of what was written. SYN and FIN are bytes of that
-//! sequence space too.
+//! Only [`Tcb::finish`] numbers frames of a connection. Lost data is sent before new data, which
+//! lies between `snd_nxt` and the end of what was written. SYN and FIN are bytes of that sequence
+//! space too.
 
 use super::fast_path::FastPath;
 use super::receive_space::{AckContents, AckDue};
@@ -15,26 +15,27 @@ use crate::log::request::{Flags, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// How a request ended for a connection.
+/// The outcome of a request for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Finish {
-    /// More frames could leave, but numbers ran out (credit or quantum): call again when there is credit.
+    /// More frames could be sent, but there are no numbers left (credit or quantum): call again
+    /// when there is credit.
     pub blocked: bool,
-    /// Acknowledged bytes wait for frames to be sent: call again when `sent` has moved.
+    /// Acknowledged bytes wait for frames to be sent: call again when `sent` has advanced.
     pub waits_for_sent: bool,
 }
 
-/// What became of what was lost.
+/// The outcome of retransmitting lost data.
 enum Resent {
-    /// All of it has left, and so many frames more may.
+    /// All of it was sent, and this many further frames may be.
     All(u32),
-    /// The windows do not let more leave.
+    /// The windows do not allow more.
     WindowClosed,
     /// There is no room for more.
     NoRoom,
 }
 
-/// Frames that are to leave, but for what every segment of the connection says.
+/// Frames to be sent, without the values that are the same in every segment of the connection.
 pub(super) struct Outgoing {
     seq: SeqNum,
     flags: Flags,
@@ -46,7 +47,7 @@ pub(super) struct Outgoing {
     syn: Option<SynOptions>,
 }
 impl Outgoing {
-    /// One frame without text.
+    /// One frame without data.
     pub(super) const fn bare(seq: SeqNum, flags: Flags) -> Self {
         Outgoing {
             seq,
@@ -62,8 +63,8 @@ impl Outgoing {
 }
 
 impl Tcb {
-    /// Ends a request for this connection: completes its delivery, gives acknowledged bytes back, lets
-    /// leave what may, acknowledges what must be.
+    /// Finishes a request for this connection: completes its delivery, releases acknowledged bytes,
+    /// sends what may be sent, and acknowledges what must be.
     #[inline(always)]
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
         if cx.pending_delivery.len != 0 {
@@ -81,21 +82,21 @@ impl Tcb {
         finish
     }
 
-    /// Whether there is nothing to send, and nothing to give back to the application.
+    /// Whether there is nothing to send, and nothing to release to the application.
     #[inline(always)]
     pub(super) fn has_sent_all(&self) -> bool {
         let snd = &self.snd;
         snd.nxt == snd.end && snd.una_offset == snd.released && !self.has_control_to_send()
     }
 
-    /// Whether something leaves besides new text.
+    /// Whether something besides new data has to be sent.
     #[inline(always)]
     fn has_control_to_send(&self) -> bool {
         self.snd.due != Due::Nothing
             || (self.fast_path == FastPath::Closed && self.scoreboard.lost() > 0)
     }
 
-    /// The rest of [`Tcb::finish`], if there is any.
+    /// The remaining work of [`Tcb::finish`].
     #[inline(never)]
     fn finish_sending<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
         let mut finish = Finish::default();
@@ -111,12 +112,12 @@ impl Tcb {
         finish
     }
 
-    /// Gives acknowledged bytes back when no frame that is still to be built reads them: when all that
-    /// were numbered before the acknowledgment are sent. Returns whether some must wait.
+    /// Releases acknowledged bytes when no frame that is still to be built reads them, that is when
+    /// all frames numbered before the acknowledgment are sent. Returns whether some have to wait.
     fn release<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         let snd = &mut self.snd;
         if self.state == State::Closed {
-            // The whole stream goes when the connection's place does.
+            // The whole stream is freed with the connection's place.
             return false;
         }
         let mut upto = snd.released;
@@ -124,7 +125,8 @@ impl Tcb {
             upto = snd.release_upto;
         }
         if snd.release_upto <= upto && snd.una_offset > upto {
-            // What was acknowledged behind a pair that waited: its frames are those known by now.
+            // Bytes that were acknowledged after a pair that waited: the last of their frames is
+            // known now.
             if cx.frames.sent >= snd.frames_end {
                 upto = snd.una_offset;
             } else {
@@ -142,7 +144,7 @@ impl Tcb {
         snd.una_offset != snd.released
     }
 
-    /// Lets leave what the state allows. Returns whether more would if there were room.
+    /// Sends what the state allows. Returns whether more could be sent if there were room.
     #[inline(never)]
     fn send<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         let room = cx.frames.limit.saturating_sub(cx.frames.next);
@@ -154,8 +156,8 @@ impl Tcb {
         }
     }
 
-    /// Numbers the frames of `what` and asks for them. What they say of our receive side is fixed here;
-    /// whatever acknowledgment was owed is paid.
+    /// Numbers the frames of `what` and emits the effect. The frames carry the current receive
+    /// state, so no acknowledgment is due afterwards.
     #[inline(always)]
     fn emit<S: EffectSink>(&mut self, what: Outgoing, cx: &mut Cx<'_, S>) {
         if self.rcv.ack_contents == AckContents(0) {
@@ -165,7 +167,7 @@ impl Tcb {
         }
     }
 
-    /// [`Tcb::emit`] when there is more to tell than numbers.
+    /// [`Tcb::emit`] when the acknowledgment carries more than numbers.
     #[inline(never)]
     fn emit_with_options<S: EffectSink>(&mut self, mut what: Outgoing, cx: &mut Cx<'_, S>) {
         let (mut sack, mut owed) = (None, AckDue::None);
@@ -177,14 +179,14 @@ impl Tcb {
             if what.payload_len == 0 {
                 sack = self.take_sack();
             } else if contents.has(AckContents::BLOCKS) && self.rcv.ack == AckDue::Now {
-                // The blocks would take room that text was cut for: a segment of their own carries them.
+                // The blocks would take room from the payload: a separate segment carries them.
                 owed = AckDue::Now;
             }
         }
         self.number(what, owed, sack, cx);
     }
 
-    /// The frames of `what` get their numbers; `owed` is what is left to be acknowledged by itself.
+    /// Numbers the frames of `what`; `owed` is the acknowledgment that is still due afterwards.
     #[inline(always)]
     fn number<S: EffectSink>(
         &mut self,
@@ -212,8 +214,8 @@ impl Tcb {
         cx.out.push(Effect::Transmit(transmit));
     }
 
-    /// Frames that say `what`, acknowledge and let the peer send what `acks` says, and tell of our receive side as it
-    /// stands.
+    /// The transmit effect of `what`, with the acknowledgment and window of `acks` and the current
+    /// receive state.
     #[inline(always)]
     pub(super) fn transmit(
         &self,
@@ -254,7 +256,7 @@ impl Tcb {
         }
     }
 
-    /// An acknowledgment by itself. Returns false if there is no room for it.
+    /// Sends an acknowledgment by itself. Returns false if there is no room for it.
     #[inline(always)]
     fn send_ack<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         if cx.frames.next >= cx.frames.limit {
@@ -264,8 +266,8 @@ impl Tcb {
         true
     }
 
-    /// The reset that ends an aborted connection (RFC 9293 section 3.10.5). It has ACK, as every segment
-    /// of a connection once both SYNs are known (section 3.1).
+    /// Sends the reset that ends an aborted connection (RFC 9293 section 3.10.5). It has ACK, as
+    /// every segment of a connection once both SYNs are known (section 3.1).
     fn send_reset<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
         if self.snd.due != Due::Reset {
             return false;
@@ -279,7 +281,8 @@ impl Tcb {
         false
     }
 
-    /// SYN or SYN-ACK (RFC 9293 section 3.5), with the options of the other side's in the latter.
+    /// Sends a SYN or SYN-ACK (RFC 9293 section 3.5), the latter only with options that the peer
+    /// offered.
     fn send_syn<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
         if self.snd.nxt != self.snd.iss {
             return false;
@@ -317,7 +320,7 @@ impl Tcb {
         false
     }
 
-    /// Text, FIN, what is sent again, and probes.
+    /// Sends data, FIN, retransmissions, and probes.
     fn send_payload<S: EffectSink>(&mut self, mut room: u32, cx: &mut Cx<'_, S>) -> bool {
         match self.snd.due {
             Due::Nothing | Due::Reset => {}
@@ -371,7 +374,7 @@ impl Tcb {
             return true;
         }
         if self.snd.cwr && bytes > mss {
-            // CWR is for one segment, which no device cuts.
+            // CWR belongs in one segment, which no device divides.
             self.send_frames(1, mss, mss, false, cx);
             return self.send_payload(room - 1, cx);
         }
@@ -385,7 +388,7 @@ impl Tcb {
         }
     }
 
-    /// `count` frames that carry the next `bytes`, the last one FIN too.
+    /// Sends `count` frames with the next `bytes`, and FIN in the last one.
     fn send_frames<S: EffectSink>(
         &mut self,
         count: u32,
@@ -418,7 +421,7 @@ impl Tcb {
         }
     }
 
-    /// What is lost leaves again, the first of it first, as the windows allow.
+    /// Retransmits lost data in order, as far as the windows allow.
     #[inline(never)]
     fn send_lost<S: EffectSink>(
         &mut self,
@@ -453,7 +456,7 @@ impl Tcb {
         Resent::All(room)
     }
 
-    /// `len` bytes of sequence space that were sent leave again.
+    /// Retransmits `len` bytes of sequence space.
     fn resend_range<S: EffectSink>(
         &mut self,
         begin: SeqNum,
@@ -478,8 +481,8 @@ impl Tcb {
         }
     }
 
-    /// The frames themselves. The last byte written is pushed (RFC 9293 section 3.9.1). Only `new` text may be marked on
-    /// its way (RFC 3168 sections 6.1.5 and 6.1.6), and says CWR.
+    /// Emits the frames. The last byte written is pushed (RFC 9293 section 3.9.1). Only `new` data
+    /// may be ECT (RFC 3168 sections 6.1.5 and 6.1.6), and carries CWR.
     #[expect(clippy::too_many_arguments, reason = "all of them say what leaves")]
     fn transmit_payload<S: EffectSink>(
         &mut self,
@@ -516,7 +519,7 @@ impl Tcb {
         self.emit(payload, cx);
     }
 
-    /// The first segment that is lost, whatever the windows say (RFC 6582 section 3.2).
+    /// Retransmits the first lost segment, whatever the windows (RFC 6582 section 3.2).
     fn resend_first<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         let mss = u32::from(self.snd.mss);
@@ -525,8 +528,8 @@ impl Tcb {
         }
     }
 
-    /// A segment of new text if there is one, whatever the congestion window, else the last one again
-    /// (RFC 8985 section 7.3).
+    /// Sends a segment of new data if there is any, whatever the congestion window; otherwise
+    /// repeats the last one (RFC 8985 section 7.3).
     fn probe_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         if !self.may_probe() {
@@ -548,8 +551,8 @@ impl Tcb {
         self.arm(false, cx.now);
     }
 
-    /// What the window allows, however little, or one byte that it does not allow. The byte is not
-    /// counted as sent, only as one that may be acknowledged.
+    /// Sends what the window allows, however little, or one byte beyond it. That byte does not
+    /// count as sent, but may be acknowledged.
     fn probe<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let snd = &mut self.snd;
         snd.due = Due::Nothing;
@@ -574,7 +577,7 @@ impl Tcb {
         self.transmit_payload(nxt, 1, bytes, mss, fin, false, cx);
     }
 
-    /// [`Tcb::probe`] with what was sent before the window closed, and is lost.
+    /// [`Tcb::probe`] with lost data, which was sent before the window closed.
     fn probe_with_lost<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.pipe() > 0 {
             return;
@@ -594,14 +597,15 @@ impl Tcb {
         self.transmit_payload(begin, 1, bytes, 1, bytes == 0, false, cx);
     }
 
-    /// A segment without text from before the peer's window, which it answers with where it stands.
+    /// Sends a segment without data from before the peer's window, which the peer answers with its
+    /// current numbers.
     fn send_keepalive<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         self.emit(Outgoing::bare(self.snd.una - 1, Flags::ACK), cx);
     }
 
-    /// Nothing may leave. If nothing is in flight either, no acknowledgment will come to change that: the
-    /// window must be probed.
+    /// Nothing may be sent. If nothing is in flight either, no acknowledgment will change that:
+    /// starts probing the window.
     fn wait_for_window<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.pipe() == 0 && !self.timers.runs(Timer::Persist) {
             self.close_fast_path();

@@ -1,15 +1,15 @@
-//! What was done about a loss that was none: the window is what it was before.
+//! Undo: after a spurious loss detection the congestion window is restored.
 //!
-//! Segments that are late, or that others have passed, look lost for a while. Once one has left again, three things can
-//! tell that its first copy has arrived:
+//! Late or reordered segments look lost for a while. After a retransmission, three things can show
+//! that the first copy has arrived:
 //!
 //! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC 3522).
 //! - The peer reports that everything that left again came twice (D-SACK, RFC 3708).
 //! - With SACK and without timestamps, after a timeout: something else arrived that did not leave again (F-RTO with SACK,
 //!   RFC 5682 section 3).
 //!
-//! Then the windows and the curve are set back (RFC 4015 section 3.2, RFC 9438 section 4.9), what still counts as lost
-//! is in flight again, and RACK knows that this path reorders.
+//! Then the windows and the CUBIC curve are restored (RFC 4015 section 3.2, RFC 9438 section 4.9),
+//! ranges that count as lost are in flight again, and RACK knows that this path reorders.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -22,12 +22,12 @@ use crate::log::request::Segment;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// Why the window fell.
+/// Why the window was reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Cause {
-    /// Others arrived behind something.
+    /// Later data arrived.
     Loss,
     /// Nothing arrived for too long.
     Timeout,
@@ -35,18 +35,18 @@ pub(super) enum Cause {
 
 field_variants!(Cause { Loss, Timeout });
 
-/// What has left again since the window fell, while that may be undone.
+/// What was retransmitted since the window was reduced, while the reduction may be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Undo {
-    /// SND.UNA when the window fell.
+    /// SND.UNA when the window was reduced.
     marker: SeqNum,
-    /// The highest number sent by then.
+    /// The highest number sent then.
     max: SeqNum,
     cause: Cause,
-    /// Bytes that left again, less those that came twice.
+    /// Retransmitted bytes, less those that arrived twice.
     again: u32,
-    /// TSval of the first that left again.
+    /// TSval of the first retransmission.
     resent_at: Option<u32>,
 }
 
@@ -63,32 +63,33 @@ impl Undo {
         }
     }
 
-    /// `bytes` leave again, with this TSval.
+    /// `bytes` are retransmitted, with this TSval.
     pub(super) fn resent(&mut self, bytes: u32, timestamp: u32) {
         self.again = self.again.saturating_add(bytes);
         self.resent_at.get_or_insert(timestamp);
     }
 
-    /// Whether the next acknowledgment that moves on tells which copy has arrived.
+    /// Whether the next acknowledgment that advances shows which copy has arrived.
     pub(super) fn is_awaiting(&self, una: SeqNum) -> bool {
         self.resent_at.is_some() && una == self.marker
     }
 }
 
 impl Tcb {
-    /// The window fell, because of what was sent so far.
+    /// The window was reduced, because of the data sent so far.
     pub(super) fn on_reduction(&mut self, cause: Cause) {
         self.undo = Undo {
             marker: self.snd.una,
             max: self.snd.max,
             cause,
-            // A probe of the tail may be out.
+            // A tail loss probe may be in flight.
             again: self.scoreboard.retransmitted(),
             resent_at: None,
         };
     }
 
-    /// `seg` was acceptable, and `before` was SND.UNA until then: does it show that there was no loss?
+    /// Decides whether `seg`, which was acceptable, shows that there was no loss. `before` was
+    /// SND.UNA before it.
     pub(super) fn detect_spurious(
         &mut self,
         seg: &Segment<'_>,
@@ -118,7 +119,7 @@ impl Tcb {
                 .is_some_and(earlier)
     }
 
-    /// RFC 3708 section 2: every byte that left again was reported to have come twice.
+    /// RFC 3708 section 2: every retransmitted byte was reported as received twice.
     fn all_duplicated(&mut self, report: &AckReport) -> bool {
         let undo = &mut self.undo;
         let Some((left, right)) = report.dsack else {
@@ -145,11 +146,11 @@ impl Tcb {
         self.congestion
             .undo(self.snd.una, pipe, u32::from(self.snd.mss));
         if self.undo.cause == Cause::Loss {
-            self.recovery.reorders();
+            self.recovery.on_reordering();
         }
         self.undo.resent_at = None;
         if self.snd.una != self.snd.nxt {
-            // What waited for a window to leave again is in flight.
+            // What waited for a window is in flight again.
             self.timers.stop(Timer::Persist);
             if !self.timers.runs(Timer::Retransmit) {
                 self.arm(false, now);

@@ -1,5 +1,5 @@
-//! The calls of the application (RFC 9293 section 3.10): OPEN, SEND and RECEIVE as moving cursors,
-//! CLOSE, ABORT.
+//! The calls of the application (RFC 9293 section 3.10): OPEN, SEND and RECEIVE as advancing
+//! cursors, CLOSE, ABORT.
 
 use super::autotune::Autotune;
 use super::congestion::Congestion;
@@ -20,14 +20,15 @@ use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// Moves to other groups.
+/// Migration to other groups.
 impl Tcb {
-    /// Whether it can go on elsewhere: the handshake is over, and it is not.
+    /// Whether it may migrate: it is in a state between the handshake and its end.
     pub(crate) const fn may_migrate(&self) -> bool {
         self.state.carries_data()
     }
 
-    /// It is called `conn` from now on, and its frames are counted anew. All that it numbered before are sent.
+    /// Renames it to `conn`, and begins to count frames anew. All frames that it numbered before
+    /// are sent.
     pub(crate) const fn complete_migration(&mut self, conn: ConnId) {
         self.conn = conn;
         self.snd.frames_end = 0;
@@ -119,7 +120,7 @@ impl Tcb {
         }
     }
 
-    /// Whether a read cursor, of which this is the low half, is no news.
+    /// Whether a read cursor, given by its low half, is unchanged.
     #[inline(always)]
     pub(crate) const fn is_read_unchanged(&self, app_read: u32) -> bool {
         app_read.wrapping_sub(self.rcv.read as u32) as i32 <= 0
@@ -140,7 +141,8 @@ impl Tcb {
         }
     }
 
-    /// The application set something. What waited for another setting leaves in [`Tcb::finish`].
+    /// The application changed its settings. Data that waited because of the old ones is sent in
+    /// [`Tcb::finish`].
     pub fn set<S: EffectSink>(&mut self, settings: Settings, cx: &mut Cx<'_, S>) {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return;
@@ -175,9 +177,9 @@ impl Tcb {
         }
     }
 
-    /// Nobody holds the connection any more: our side is shut down, and what arrives has no reader. If
-    /// something was not read already, the peer learns it by an RST (RFC 9293 section 3.6.1, RFC 2525
-    /// section 2.17).
+    /// The connection has no socket any more: our side is shut down, and received data has no
+    /// reader. If some data was not read, the peer learns that by an RST (RFC 9293 section 3.6.1,
+    /// RFC 2525 section 2.17).
     pub fn orphan<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.orphan || self.state == State::Closed {
             return;
@@ -195,7 +197,7 @@ impl Tcb {
         self.start_fin_wait_2_timer(cx);
     }
 
-    /// ABORT (section 3.10.5): over at once, with an RST where the peer believes in a connection.
+    /// ABORT (section 3.10.5): closes at once, with an RST if the peer knows the connection.
     pub fn abort<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         match self.state {
             State::Closed | State::Listen => return,

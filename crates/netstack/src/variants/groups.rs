@@ -2,11 +2,11 @@
 //!
 //! A group is a stack in itself, `single` or replicated. A connection belongs to the group that a keyed hash of its flow
 //! names, and so do its segments, which [`split`] hands to that group's part of the device. Groups share nothing but the
-//! desk where connections are opened and accepted, so light connections spread over cores without meeting.
+//! socket table where connections are opened and accepted, so light connections spread over cores without meeting.
 //!
 //! ```text
 //!              +-> part 0 -> group 0: its pumps, state, streams --+
-//! device --+---+-> part 1 -> group 1                              +--> desk: listen on all, accept from any
+//! device --+---+-> part 1 -> group 1                              +--> socket table: listen on all, accept from any
 //!   hash of the flow  ...                                         |
 //!              +-> all parts: ARP, ICMP errors, fragments         +
 //! ```
@@ -19,6 +19,21 @@
 //!   dropped where it does not belong.
 //!
 //! Limits hold for each group.
+//!
+//! # What groups share
+//!
+//! [`split`] lets the thread that finds the receiving half of the device free take frames in for
+//! all groups, and passes on those of other groups through lock-free inboxes. A full inbox loses
+//! frames, as a queue of a network card does, so a group that stalls does not hold up another. The
+//! last part to fall asleep sleeps in the device.
+//!
+//! The socket table is the only other thing that groups share: request ids, listeners, and one
+//! accept queue for each port, in the order in which connections were established. The first
+//! request of a log says which group the log belongs to.
+//!
+//! With the feature `migration`, connections move between groups (`TcpStream::migrate_to`), also by
+//! themselves: with `groups(n).replicas_up_to(n).balance(true)` light connections get a core each,
+//! and a heavy one gets the cores that are idle.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! What tests of a group and a peer that are driven by hand share: a connection whose octets are known.
+//! What tests of a group and a peer that are driven by hand share: a connection whose bytes are known.
 
 use std::net::SocketAddrV4;
 
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
 
-/// Octets that are read at once, at most.
+/// Bytes that are read at once, at most.
 const PIECE: usize = 200_000;
 
 /// The stack at 10.0.0.`last`.
@@ -13,12 +13,12 @@ pub(crate) fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
 }
 
-/// The octet that stands at `at` in a stream.
-pub(crate) fn octet(at: u64) -> u8 {
+/// The byte that stands at `at` in a stream.
+pub(crate) fn pattern_byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// What would block has moved no octet yet.
+/// What would block has moved no byte yet.
 fn moved(done: Result<usize, SocketError>) -> u64 {
     match done {
         Ok(octets) => octets as u64,
@@ -32,7 +32,7 @@ pub(crate) struct Ends {
     from: TcpStream,
     to: TcpStream,
     buffer: Vec<u8>,
-    /// Octets so far.
+    /// Bytes so far.
     pub(crate) written: u64,
     pub(crate) read: u64,
 }
@@ -61,15 +61,22 @@ impl Ends {
         }
     }
 
-    /// Writes what there is room for, at most so many octets, and reads what came.
+    /// Writes what there is room for, at most so many bytes, and reads what came.
     pub(crate) fn go_on(&mut self, most: u64) {
         if most > 0 {
-            let octets: Vec<u8> = (self.written..self.written + most).map(octet).collect();
+            let octets: Vec<u8> = (self.written..self.written + most)
+                .map(pattern_byte)
+                .collect();
             self.written += moved(self.from.try_write(&octets));
         }
         let got = moved(self.to.try_read(&mut self.buffer)) as usize;
         for found in &self.buffer[..got] {
-            assert_eq!(*found, octet(self.read), "octet {}", self.read);
+            assert_eq!(
+                *found,
+                pattern_byte(self.read),
+                "pattern_byte {}",
+                self.read
+            );
             self.read += 1;
         }
     }

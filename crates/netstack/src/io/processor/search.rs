@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_those_of_a_plain_loop_and_octets_pass(
+        fn counts_are_those_of_a_plain_loop_and_bytes_pass(
             needles in proptest::collection::vec(proptest::collection::vec(0u8..3, 1..5), 1..6),
             hay in proptest::collection::vec(0u8..3, 0..3000),
         ) {

@@ -22,6 +22,31 @@
 //! [`MAX_DEFERRED`], which are counted. A connection that may not leave stays unchanged, and its
 //! deferred requests are published where it is. The application reads and writes all the while: its
 //! stream is assigned to the new place, and its flag is lowered after that.
+//!
+//! # Why it works this way
+//!
+//! - A connection leaves and arrives at one position each. No value is shared between the replicas
+//!   of two groups, so failures, stealing, joining and [confirmation](crate::group::Layout) need no
+//!   rule for it. Its deadline, its turn and what it waits for follow from its `Tcb`; its frames
+//!   are counted from the beginning.
+//! - It leaves only when everything that was asked for up to `MigrationLeave` is performed and all
+//!   frames that were numbered by then are sent, as with `Free`. So deliveries continue with the
+//!   next number; all groups have the same number of delivery slots.
+//! - The two groups exchange two streams in their lists. A socket keeps its stream, and asks it for
+//!   the current group when it has something to announce. The group that receives the connection
+//!   lowers the flag after the exchange and then reads the cursors: a flag that was raised before
+//!   is seen then, and one that is raised later reaches the new group.
+//! - Segments and ICMP errors that arrive meanwhile are deferred by the pump that receives them,
+//!   and follow `MigrationArrive` in the order in which they came. On a good wire nothing is lost
+//!   (`tests/migration.rs`); `tests/between.rs` sends errors and SYNs at every step.
+//! - The group of a flow is looked up in the table of migrated flows
+//!   ([`migrated_flows`](crate::groups::migrated_flows)) while that is not empty, then by hash. A
+//!   segment that reaches another group all the same is forwarded.
+//! - Connections begin only in their home group. A SYN that would begin one elsewhere is dropped;
+//!   its repetition reaches the home group.
+//! - A connection stays if it is not established, is over, has lost its socket, or has too many
+//!   losses on its scoreboard to be serialized in 16 KB. One that waits to be accepted may migrate,
+//!   and counts in the backlog of the group in which it began.
 
 use core::mem::take;
 use std::collections::HashMap;

@@ -14,6 +14,8 @@
 //! expensive. A caller that applies several requests catches panics once for all of them
 //! ([`Replica::unwound`]). The fast path stores in the replica what is needed in that case, and all
 //! other paths mark work that concerns more than one connection.
+//!
+//! Deadlines and turns of other connections in the same request are processed as without the panic.
 
 use crate::hash::mix;
 use core::any::Any;

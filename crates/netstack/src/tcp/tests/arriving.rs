@@ -26,7 +26,7 @@ fn an_active_open_is_established_by_the_syn_ack() {
 }
 
 #[test]
-fn a_peer_without_options_gets_536_octets_and_neither_scaling_nor_timestamps() {
+fn a_peer_without_options_gets_536_bytes_and_neither_scaling_nor_timestamps() {
     let mut one_side = OneSide::passive(Limits::default(), Options::None, None);
     let wires = one_side.sent_wires();
     let Options::Syn(options) = wires[0].options else {
@@ -38,7 +38,7 @@ fn a_peer_without_options_gets_536_octets_and_neither_scaling_nor_timestamps() {
 }
 
 #[test]
-fn timestamps_take_twelve_octets_of_every_segment() {
+fn timestamps_take_twelve_bytes_of_every_segment() {
     let one_side = OneSide::passive(
         Limits::default(),
         OneSide::syn(Some(1460), Some(7)),
@@ -79,7 +79,7 @@ fn a_repeated_syn_is_answered_by_the_same_syn_ack() {
 }
 
 #[test]
-fn a_reset_must_name_the_next_octet_exactly() {
+fn a_reset_must_name_the_next_byte_exactly() {
     let mut one_side = OneSide::established();
     one_side.receive(Flags::RST, 2, 0, 0);
     assert_eq!(one_side.sent(), [(ACK, 1, 1, 0)], "a challenge (RFC 5961)");

@@ -286,7 +286,7 @@ impl End {
         }
     }
 
-    /// The pieces of a run arrive; both roads must agree on each.
+    /// The pieces of a run arrive; both paths must agree on each.
     pub(super) fn arrive(&mut self, now: Instant, run: &[(u32, Wire)], progress: bool) {
         let mut counts = (0, 0);
         let (read, written) = (self.read, self.written);
@@ -323,7 +323,7 @@ impl End {
     }
 }
 
-/// Lets `seg` arrive by both roads and compares what they leave. Returns whether it was predicted.
+/// Lets `seg` arrive by both paths and compares the results. Returns whether the fast path took it.
 pub(super) fn compare_paths(
     tcb: &mut Tcb,
     seg: &Segment<'_>,

@@ -1,4 +1,4 @@
-//! Arbitrary segments and calls in every state: nothing panics, both roads agree, and what
+//! Arbitrary segments and calls in every state: nothing panics, both paths agree, and what
 //! the module doc of [`tcp`](crate::tcp) promises holds after every call.
 
 use proptest::prelude::*;

@@ -39,7 +39,7 @@ fn a_small_write_waits_for_the_small_one_before_it() {
 }
 
 #[test]
-fn fin_rides_on_the_last_octets() {
+fn fin_rides_on_the_last_bytes() {
     let mut one_side = OneSide::established();
     one_side.end.written = 1500;
     one_side.call(|tcb, cx| {
@@ -130,7 +130,7 @@ fn the_quantum_ends_a_turn() {
 }
 
 #[test]
-fn octets_return_when_the_frames_that_read_them_are_sent() {
+fn bytes_return_when_the_frames_that_read_them_are_sent() {
     let mut one_side = OneSide::established();
     one_side.write(2000);
     one_side.receive(ACK, 1, 2001, 0);
@@ -157,7 +157,7 @@ fn a_lost_segment_is_sent_again_after_the_timeout_and_then_twice_as_late() {
 }
 
 #[test]
-fn after_a_timeout_everything_leaves_again_from_the_first_lost_octet() {
+fn after_a_timeout_everything_leaves_again_from_the_first_lost_byte() {
     let mut one_side = OneSide::established();
     one_side.write(4000);
     one_side.sent();
@@ -192,7 +192,7 @@ fn the_third_duplicate_sends_the_first_segment_again() {
 }
 
 #[test]
-fn a_closed_window_is_probed_with_one_octet_for_as_long_as_it_is_answered() {
+fn a_closed_window_is_probed_with_one_byte_for_as_long_as_it_is_answered() {
     let mut one_side = OneSide::established();
     one_side.wnd = 0;
     one_side.receive(ACK, 1, 1, 0);

@@ -1,4 +1,4 @@
-//! What the short road reads and writes of a connection is what it says.
+//! The fast path reads and writes only the fields that it lists.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ fn fields(tcb: &Tcb) -> FieldValues {
     all
 }
 
-/// What comes of `seg`, on the short road.
+/// The result of `seg` on the fast path.
 fn outcome(
     one_side: &OneSide,
     tcb: &Tcb,
