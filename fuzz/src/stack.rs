@@ -2,9 +2,9 @@
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
+use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, Replica, Sockets};
 
