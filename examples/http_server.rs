@@ -1,6 +1,7 @@
 //! Serves a folder over HTTP/1.1 with our own TCP, and takes files by `PUT`.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds with a table:
+//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
+//! with a table:
 //!
 //! ```text
 //! cargo run --release --example http_server
@@ -8,9 +9,10 @@
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no connection any more,
-//! sends FIN on every open one, resets after a second those that are left, and exits with code 0. A second signal ends
-//! it at once. The kernel of this machine is the client. Over a TAP, whose other end is the kernel:
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
+//! connection any more, sends FIN on every open one, resets after a second those that are left, and
+//! exits with code 0. A second signal ends it at once. The kernel of this machine is the client.
+//! Over a TAP, whose other end is the kernel:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
@@ -19,8 +21,8 @@
 //! cargo run --release --example http_server -- --tap tap0 --root /tmp --replicas 2
 //! ```
 //!
-//! Over a network interface, here one end of a veth pair whose other end has a network namespace of its own. Ours
-//! keeps no address, or the kernel would answer in our place:
+//! Over a network interface, here one end of a veth pair whose other end has a network namespace of
+//! its own. Ours keeps no address, or the kernel would answer in our place:
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -33,8 +35,8 @@
 //! sudo target/release/examples/http_server --interface veth0 --root /tmp --replicas 2
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, in another terminal, and with `sudo ip netns exec peer` before them in
-//! the second case:
+//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, in another terminal, and
+//! with `sudo ip netns exec peer` before them in the second case:
 //!
 //! ```text
 //! ping 10.78.0.1
@@ -42,9 +44,10 @@
 //! curl -T some_file http://10.78.0.1/
 //! ```
 //!
-//! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks, `Expect: 100-continue`.
-//! Paths that leave the folder are refused, be it by `..` or by a symbolic link; whoever may change the folder while
-//! it is served is trusted. Not there: ranges, conditions, dates, time-outs, TLS.
+//! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks,
+//! `Expect: 100-continue`. Paths that leave the folder are refused, be it by `..` or by a symbolic
+//! link; whoever may change the folder while it is served is trusted. Not there: ranges,
+//! conditions, dates, time-outs, TLS.
 
 #[path = "http_server/files.rs"]
 mod files;
@@ -103,7 +106,8 @@ fn main() -> ExitCode {
     }
 }
 
-// Command line -------------------------------------------------------------------------------------------------------
+// Command line
+// -------------------------------------------------------------------------------------------------------
 
 const USAGE: &str = "\
 Serves a folder over HTTP; without a device, tests itself in memory.
@@ -173,7 +177,8 @@ fn builder(addr: &str, replicas: usize) -> Builder {
     Stack::builder(addr).replicas(replicas).limits(limits)
 }
 
-// Serving ------------------------------------------------------------------------------------------------------------
+// Serving
+// ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
     let mut builder = builder(&options.addr, options.replicas);
@@ -205,7 +210,8 @@ fn run(options: &Options) -> Outcome<()> {
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let watched = watch(&stack, &end_requested, end);
-    // Ends the listener, sends FIN on every connection, and after the grace resets those that are left.
+    // Ends the listener, sends FIN on every connection, and after the grace resets those that are
+    // left.
     if let Err(error) = stack.close(GRACE) {
         eprintln!("http_server: {error}");
     }
@@ -215,7 +221,8 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or its replicas disagree.
+/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or
+/// its replicas disagree.
 fn watch(stack: &Stack, end_requested: &AtomicBool, end: Option<Instant>) -> Outcome<()> {
     while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
@@ -297,7 +304,8 @@ fn serve(stream: TcpStream, root: &Path) -> io::Result<()> {
             break;
         }
     }
-    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with it.
+    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
+    // it.
     writer.get_mut().shutdown();
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())

@@ -300,7 +300,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let sent = world.replies.lock().map_err(|_| "a replica panicked")?;
     // While replica 1 was corrupt its replies may be wrong, and those of a primary that was not
-    // there are missing; a real store has its clients ask again. All others must be there, and right.
+    // there are missing; a real store has its clients ask again. All others must be there, and
+    // right.
     let (mut wrong, mut missing) = (0, 0);
     for (seq, reply) in (0..).zip(&replies) {
         let primary = primary_of(seq);

@@ -1,4 +1,5 @@
-//! A bad wire between two TAP devices: loss, bursts, duplicates, reordering, bit errors, delay, rate, a queue.
+//! A bad wire between two TAP devices: loss, bursts, duplicates, reordering, bit errors, delay,
+//! rate, a queue.
 //!
 //! ```text
 //! cargo run --release --example lossy_wire                      # a test of itself, in memory, no privileges
@@ -6,8 +7,8 @@
 //! sudo target/release/examples/lossy_wire tap0 tap1 --loss 1% --delay 5ms --rate 100Mbit --queue 125kB --seed 7
 //! ```
 //!
-//! The package is `dominoes-examples`; the commands work from the workspace root. It makes the two interfaces and prints
-//! `carrying frames until Ctrl-C or SIGTERM`. Then, in another terminal:
+//! The package is `dominoes-examples`; the commands work from the workspace root. It makes the two
+//! interfaces and prints `carrying frames until Ctrl-C or SIGTERM`. Then, in another terminal:
 //!
 //! ```text
 //! sudo ip netns add left;  sudo ip link set tap0 netns left
@@ -17,9 +18,9 @@
 //! sudo ip netns exec left ping -c 100 10.9.0.2                  # about 2 % lost, 10 ms
 //! ```
 //!
-//! What happens to a frame depends on the seed and on how many came before it on its way, so the same traffic meets
-//! the same fate. On Ctrl-C (SIGINT) or SIGTERM it prints what each direction did, and exits with code 0; the interfaces
-//! go with it. A second signal ends it at once.
+//! What happens to a frame depends on the seed and on how many came before it on its way, so the
+//! same traffic meets the same fate. On Ctrl-C (SIGINT) or SIGTERM it prints what each direction
+//! did, and exits with code 0; the interfaces go with it. A second signal ends it at once.
 
 #[cfg(target_os = "linux")]
 #[path = "common/signals.rs"]

@@ -1,6 +1,8 @@
-//! The usual services of a network, on our own TCP and UDP and on any device: echo, discard, HTTP, and iperf3.
+//! The usual services of a network, on our own TCP and UDP and on any device: echo, discard, HTTP,
+//! and iperf3.
 //!
-//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds with a table:
+//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
+//! with a table:
 //!
 //! ```text
 //! cargo run --release --example services
@@ -8,11 +10,13 @@
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no connection any more,
-//! sends FIN on every open one, resets after `--grace N` seconds (by default 1) those that are left, and exits with code
-//! 0. A second signal ends it at once. Here it serves over one end of a veth pair, whose other end has a network
-//! namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to compute checksums
-//! (`sudo ip netns exec peer ethtool -K veth0 tx off`):
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
+//! connection any more, sends FIN on every open one, resets after `--grace N` seconds (by default
+//! 1) those that are left, and exits with code
+//! 0. A second signal ends it at once. Here it serves over one end of a veth pair, whose other end
+//!    has a network
+//! namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to
+//! compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -25,7 +29,8 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
-//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with `sudo ip netns exec peer` before them:
+//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with
+//! `sudo ip netns exec peer` before them:
 //!
 //! ```text
 //! iperf3 -c 10.78.0.1            # the kernel sends; with -R it receives, with --bidir both
@@ -111,7 +116,8 @@ fn main() -> ExitCode {
     }
 }
 
-// Command line -------------------------------------------------------------------------------------------------------
+// Command line
+// -------------------------------------------------------------------------------------------------------
 
 const USAGE: &str = "\
 Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests itself in memory.
@@ -256,7 +262,8 @@ fn builder(addr: &str, replicas: usize) -> Builder {
     Stack::builder(addr).replicas(replicas).limits(limits)
 }
 
-// Serving ------------------------------------------------------------------------------------------------------------
+// Serving
+// ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
     let Some((device, name)) = options.open()? else {
@@ -282,7 +289,8 @@ fn run(options: &Options) -> Outcome<()> {
         .kill_every
         .map(|every| Killer::new(every, options.replicas));
     let watched = watch(&stack, &end_requested, end, killer);
-    // Ends the listeners, sends FIN on every connection, and after the grace resets those that are left.
+    // Ends the listeners, sends FIN on every connection, and after the grace resets those that are
+    // left.
     if let Err(error) = stack.close(options.grace) {
         eprintln!("services: {error}");
     }
@@ -324,7 +332,8 @@ impl Services {
     }
 }
 
-/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or its replicas disagree.
+/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or
+/// its replicas disagree.
 fn watch(
     stack: &Stack,
     end_requested: &AtomicBool,

@@ -1,22 +1,25 @@
-//! One TCP connection in memory: on one core, on all cores, and smoltcp beside them. No privileges needed.
+//! One TCP connection in memory: on one core, on all cores, and smoltcp beside them. No privileges
+//! needed.
 //!
 //! ```text
 //! cargo run --release --example throughput                  # half a minute
 //! cargo run --release --example throughput -- --rounds 3    # shorter, and less sure
 //! ```
 //!
-//! One stack runs at a time. The other end of the connection is simulated inside its network device: it costs
-//! little, and the same for every row. The application reads and writes in place. So what is measured is the stack:
-//! TCP, checksums, copies and, in two of the tables, AES-256-GCM for every segment.
+//! One stack runs at a time. The other end of the connection is simulated inside its network
+//! device: it costs little, and the same for every row. The application reads and writes in place.
+//! So what is measured is the stack: TCP, checksums, copies and, in two of the tables, AES-256-GCM
+//! for every segment.
 //!
-//! Rows take turns of 100 ms, so that other work on the machine slows all of them alike. Before its first turn each
-//! row moves 16 MiB of which every byte is compared. During its turns the stack verifies the checksums (or the
-//! AES-256-GCM tags) of what it receives, and the peer compares the checksums of what it is sent with those it knows;
-//! of what is enciphered, it checks the sequence numbers only.
+//! Rows take turns of 100 ms, so that other work on the machine slows all of them alike. Before its
+//! first turn each row moves 16 MiB of which every byte is compared. During its turns the stack
+//! verifies the checksums (or the AES-256-GCM tags) of what it receives, and the peer compares the
+//! checksums of what it is sent with those it knows; of what is enciphered, it checks the sequence
+//! numbers only.
 //!
-//! How much a second core brings depends on how long a cache line takes from one core to the other. On a virtual
-//! machine that changes at any time; the example measures it between all turns and reports what it found.
-//! `cargo bench` has many more rows and workloads.
+//! How much a second core brings depends on how long a cache line takes from one core to the other.
+//! On a virtual machine that changes at any time; the example measures it between all turns and
+//! reports what it found. `cargo bench` has many more rows and workloads.
 
 use std::error::Error;
 use std::io::{IsTerminal, Write};
@@ -241,7 +244,8 @@ impl Seen {
         }
     }
 
-    /// Reports how far apart the cores are, and what hides the gain of a second one, if something does.
+    /// Reports how far apart the cores are, and what hides the gain of a second one, if something
+    /// does.
     fn explain(&self, cores: usize) {
         println!();
         if let Some(now) = topology::line_transfer_ns() {

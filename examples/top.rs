@@ -7,15 +7,17 @@
 //! cargo run --release --example top -- --once        # one frame as text, in a terminal or not
 //! ```
 //!
-//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or SIGTERM ends the live view: it
-//! restores the terminal, sends FIN on every connection, and resets after a second those that are left. A second signal
-//! ends it at once. Without a terminal on standard input and output there is no live view, and it exits with an error.
+//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or SIGTERM
+//! ends the live view: it restores the terminal, sends FIN on every connection, and resets after a
+//! second those that are left. A second signal ends it at once. Without a terminal on standard
+//! input and output there is no live view, and it exits with an error.
 //!
-//! All columns take 107 characters. A narrower terminal shows fewer of them: at 80 the addresses with their ports, the
-//! state, the round-trip time and the rates.
+//! All columns take 107 characters. A narrower terminal shows fewer of them: at 80 the addresses
+//! with their ports, the state, the round-trip time and the rates.
 //!
-//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one) it serves discard (port
-//! 9) and an endless stream of bytes (port 19); the second command runs in another terminal:
+//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one)
+//! it serves discard (port 9) and an endless stream of bytes (port 19); the second command runs in
+//! another terminal:
 //!
 //! ```text
 //! cargo build --release --example top
@@ -23,9 +25,10 @@
 //! sudo ip netns exec peer nc 10.78.0.1 19 >/dev/null
 //! ```
 //!
-//! Each thread runs one replica of the state of all connections. *primary* is the part of the requests whose costly work
-//! was that thread's; *steals* is work it did for another one that was late; *waits* are turns in which it could not go
-//! on; *parks* is how often it slept; *lag* is how many requests of the log it has not applied.
+//! Each thread runs one replica of the state of all connections. *primary* is the part of the
+//! requests whose costly work was that thread's; *steals* is work it did for another one that was
+//! late; *waits* are turns in which it could not go on; *parks* is how often it slept; *lag* is how
+//! many requests of the log it has not applied.
 
 #[path = "top/frame.rs"]
 mod frame;
@@ -224,8 +227,8 @@ fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
     shown
 }
 
-/// Waits until it is time for the next frame, a key is pressed, or the size of the terminal changes. Returns whether the view
-/// is to end.
+/// Waits until it is time for the next frame, a key is pressed, or the size of the terminal
+/// changes. Returns whether the view is to end.
 fn await_end(end_requested: &AtomicBool) -> Outcome<bool> {
     let next = Instant::now() + REFRESH;
     while Instant::now() < next && !end_requested.load(Relaxed) {

@@ -1,13 +1,16 @@
-//! Datagrams there and back: a UDP echo server on several replicas, and a client that counts what comes back.
+//! Datagrams there and back: a UDP echo server on several replicas, and a client that counts what
+//! comes back.
 //!
 //! ```text
 //! cargo run --release --example udp_echo            # two stacks, joined in memory; no privileges
 //! ```
 //!
-//! It prints one line for each size of datagrams, those above 1472 bytes in fragments, and how long they took, and ends
-//! after about a second. The package is `dominoes-examples`; the command works from the workspace root.
+//! It prints one line for each size of datagrams, those above 1472 bytes in fragments, and how long
+//! they took, and ends after about a second. The package is `dominoes-examples`; the command works
+//! from the workspace root.
 //!
-//! With the name of a TAP interface it serves there, as 10.78.0.1/24; the kernel at the other end is the client:
+//! With the name of a TAP interface it serves there, as 10.78.0.1/24; the kernel at the other end
+//! is the client:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
@@ -17,8 +20,8 @@
 //! ```
 //!
 //! It prints `listening on 10.78.0.1, UDP port 7, 2 replicas, device tap0`. In another terminal,
-//! `socat - UDP4:10.78.0.1:7` sends each line that is typed and prints the echo. Ctrl-C (SIGINT) or SIGTERM ends it with
-//! code 0; a second signal ends it at once.
+//! `socat - UDP4:10.78.0.1:7` sends each line that is typed and prints the echo. Ctrl-C (SIGINT) or
+//! SIGTERM ends it with code 0; a second signal ends it at once.
 
 #[path = "common/signals.rs"]
 mod signals;

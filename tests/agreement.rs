@@ -1,19 +1,23 @@
 //! The same log gives the same state, in all replicas, and in `replicated` as in `single`.
 //!
-//! A case is one stack with one to four workers over a bad wire, driven on one thread: pump, prepare, apply,
-//! perform and send in random order, while peers and applications do what they like. In every second one, workers
-//! join, leave and die meanwhile, between two steps or in the middle of one. Its log is recorded.
-//! Then these must hold:
+//! A case is one stack with one to four workers over a bad wire, driven on one thread: pump,
+//! prepare, apply, perform and send in random order, while peers and applications do what they
+//! like. In every second one, workers join, leave and die meanwhile, between two steps or in the
+//! middle of one. Its log is recorded. Then these must hold:
 //!
-//! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it replays the log.
-//! 2. The frames that left, and the bytes that applications read, are those of the replay, to the byte.
-//! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults have ended.
-//! 4. No primary found an effect that could not be; in every fourth case, no byte is delivered twice, and no
-//!    frame or delivery has a wrong number.
+//! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it
+//!    replays the log.
+//! 2. The frames that left, and the bytes that applications read, are those of the replay, to the
+//!    byte.
+//! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults
+//!    have ended.
+//! 4. No primary found an effect that could not be; in every fourth case, no byte is delivered
+//!    twice, and no frame or delivery has a wrong number.
 //! 5. When everybody has let go, every connection ends, and its place is free again.
 //!
-//! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_FIRST=0x...` begins with fresh seeds,
-//! `AGREEMENT_SEED=0x...` repeats one, and `AGREEMENT_SHRINKS=0` leaves a plan as it is that is slow to make plainer.
+//! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_FIRST=0x...` begins with fresh
+//! seeds, `AGREEMENT_SEED=0x...` repeats one, and `AGREEMENT_SHRINKS=0` leaves a plan as it is that
+//! is slow to make plainer.
 
 mod app;
 mod case;

@@ -1,9 +1,9 @@
 //! What the RFCs ask for, as data: `tests/data/*.toml`, each script run against every variant.
 //!
-//! A script is a conversation between the stack (10.0.0.1) and a peer that does exactly what the script says
-//! (10.0.0.2), in virtual time. [`script`] describes the language.
-//! A script with `pending = "reason"` tells of a rule that is not kept yet: it is run too, and must fail, so that it
-//! gets enabled when it does not.
+//! A script is a conversation between the stack (10.0.0.1) and a peer that does exactly what the
+//! script says (10.0.0.2), in virtual time. [`script`] describes the language. A script with
+//! `pending = "reason"` tells of a rule that is not kept yet: it is run too, and must fail, so that
+//! it gets enabled when it does not.
 //!
 //! `CONFORMANCE=name` runs the scripts whose name contains `name` only, and prints their frames.
 

@@ -481,8 +481,8 @@ fn an_unknown_protocol_is_reported() {
     assert_eq!(lone.inject(broadcast).len(), 0);
 }
 
-/// 20,000 first fragments a second for 10 s, from one source, from many, or of one datagram; meanwhile and
-/// afterwards an honest host sends datagrams in three pieces.
+/// 20,000 first fragments a second for 10 s, from one source, from many, or of one datagram;
+/// meanwhile and afterwards an honest host sends datagrams in three pieces.
 #[test]
 fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
     for variant in [Variant::Single, Variant::Replicated(2)] {

@@ -1,5 +1,5 @@
-//! Our stack on one side, smoltcp on the other, over the same bad wires: what one application writes is what the
-//! other reads, whoever opens, whoever closes first.
+//! Our stack on one side, smoltcp on the other, over the same bad wires: what one application
+//! writes is what the other reads, whoever opens, whoever closes first.
 //!
 //! Applications write and read in pieces of random sizes and rest between them, as their seeds say.
 //! `DIFFERENTIAL_CASES=10000` asks for more, `DIFFERENTIAL_SEED=0x...` repeats one.
@@ -253,8 +253,8 @@ fn span(at: Instant) -> core::time::Duration {
     core::time::Duration::from_nanos(at.as_nanos())
 }
 
-/// Whether smoltcp came to the end, too. smoltcp 0.14 stops for good now and then: bytes that it sent are not
-/// acknowledged, and it never wants to be asked again.
+/// Whether smoltcp came to the end, too. smoltcp 0.14 stops for good now and then: bytes that it
+/// sent are not acknowledged, and it never wants to be asked again.
 fn conversation(seed: u64) -> Result<bool, String> {
     let mut rng = Rng::new(seed);
     let variant = Variant::ALL[rng.below(4) as usize];

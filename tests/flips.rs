@@ -1,4 +1,5 @@
-//! State that is changed behind a replica's back, and code that panics: what is noticed, and what it costs.
+//! State that is changed behind a replica's back, and code that panics: what is noticed, and what
+//! it costs.
 
 mod bits;
 mod groups;

@@ -1,7 +1,7 @@
 //! The words of ARCHITECTURE.md's glossary are the ones that names and public documentation use.
 //!
-//! A name is what stands behind `fn`, `struct`, `mod` and their like; documentation is what `cargo doc` shows, and the comments
-//! of private items besides. Other comments are not read.
+//! A name is what stands behind `fn`, `struct`, `mod` and their like; documentation is what
+//! `cargo doc` shows, and the comments of private items besides. Other comments are not read.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::source::{read, sources, within_root};
 use crate::support::root;
 
-/// Words that name nothing here, and what to say. Each has another meaning in no crate of this workspace.
+/// Words that name nothing here, and what to say. Each has another meaning in no crate of this
+/// workspace.
 const NOT: [(&str, &str); 23] = [
     ("accuse", "report divergence"),
     ("bury", "reap"),

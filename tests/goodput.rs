@@ -1,7 +1,8 @@
-//! How much arrives over a wire that loses or reorders: 100 Mbit/s, 10 ms of round trip, a queue of one such product of both, one
-//! connection with our stack on both sides.
+//! How much arrives over a wire that loses or reorders: 100 Mbit/s, 10 ms of round trip, a queue of
+//! one such product of both, one connection with our stack on both sides.
 //!
-//! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; otherwise it is a few seconds of virtual time.
+//! `GOODPUT_SEEDS=10 GOODPUT_SECONDS=20` runs the whole measurement; otherwise it is a few seconds
+//! of virtual time.
 
 use core::cell::Cell;
 use core::ops::ControlFlow;
@@ -110,7 +111,8 @@ fn median(
     median.0
 }
 
-/// Nothing is lost on this wire: a window that falls for what was only late must rise again (RFC 4015).
+/// Nothing is lost on this wire: a window that falls for what was only late must rise again (RFC
+/// 4015).
 #[test]
 fn goodput_over_a_wire_that_reorders_is_that_of_one_that_does_not() {
     let (seeds, seconds) = (setting("GOODPUT_SEEDS", 3), setting("GOODPUT_SECONDS", 4));

@@ -1,31 +1,36 @@
-//! The whole stack against the kernel's: the examples `http_server` and `services` on a device, asked by `curl`, `ping`
-//! and `iperf3`.
+//! The whole stack against the kernel's: the examples `http_server` and `services` on a device,
+//! asked by `curl`, `ping` and `iperf3`.
 //!
-//! Each test makes its own network namespaces and removes them, so nothing on the machine is touched:
+//! Each test makes its own network namespaces and removes them, so nothing on the machine is
+//! touched:
 //!
 //! - `tap`: the server opens a TAP interface, whose other end is the kernel of the same namespace.
-//! - `packet`: the server opens one end of a veth pair through a packet socket. The kernel's stack has no address in
-//!   the server's namespace; the one in the namespace of the other end is the peer. There checksums are left
-//!   unfinished by whoever sends, and segments undivided, so both must understand the other's virtio headers.
+//! - `packet`: the server opens one end of a veth pair through a packet socket. The kernel's stack
+//!   has no address in the server's namespace; the one in the namespace of the other end is the
+//!   peer. There checksums are left unfinished by whoever sends, and segments undivided, so both
+//!   must understand the other's virtio headers.
 //!
-//! - `clients` asks the services over a TAP with whatever people have: `ab`, `arping`, `hping3`, `nc`, `nmap`, `socat`, `wrk`.
-//! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000` makes its files
-//!   longer.
+//! - `clients` asks the services over a TAP with whatever people have: `ab`, `arping`, `hping3`,
+//!   `nc`, `nmap`, `socat`, `wrk`.
+//! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000`
+//!   makes its files longer.
 //!
-//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too; `SOAK_SECONDS` is how long
-//!   `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two deaths: `.ci/soak` sets them to ten minutes and to
-//!   ten seconds.
+//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too;
+//!   `SOAK_SECONDS` is how long `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two
+//!   deaths: `.ci/soak` sets them to ten minutes and to ten seconds.
 //!
-//! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while `curl` downloads.
+//! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while
+//!   `curl` downloads.
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
 //! - `top` starts the live view without a terminal, and needs no privileges.
 //!
-//! What cannot run is shown as ignored, with the reason and the command that helps; `REQUIRE=packet,tap,xdp,tools` makes
-//! that a failure. Tests run one after the other unless told otherwise, since each keeps all cores busy. In the end
-//! stand the rates that were seen, with the congestion control of who sent: the peer's is the machine's default. To
-//! see another one, set `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
+//! What cannot run is shown as ignored, with the reason and the command that helps;
+//! `REQUIRE=packet,tap,xdp,tools` makes that a failure. Tests run one after the other unless told
+//! otherwise, since each keeps all cores busy. In the end stand the rates that were seen, with the
+//! congestion control of who sent: the peer's is the machine's default. To see another one, set
+//! `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo test --release -p dominoes-tests --test host
@@ -206,7 +211,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-// Tests --------------------------------------------------------------------------------------------------------------
+// Tests
+// --------------------------------------------------------------------------------------------------------------
 
 /// A test of a running server; it may leave a figure for the end.
 pub(crate) type Test = fn(&Fixture, &dyn Fn(String)) -> Result<(), Failed>;
@@ -299,7 +305,8 @@ fn ten_curls_at_once_all_succeed(fixture: &Fixture, _: &dyn Fn(String)) -> Resul
     Ok(())
 }
 
-/// Connections follow each other in the same places of the table, several at a time; the server closes them first.
+/// Connections follow each other in the same places of the table, several at a time; the server
+/// closes them first.
 fn many_short_connections_each_get_their_own_file(
     fixture: &Fixture,
     figure: &dyn Fn(String),
@@ -409,7 +416,8 @@ impl Figures {
     }
 }
 
-// What can run -------------------------------------------------------------------------------------------------------
+// What can run
+// -------------------------------------------------------------------------------------------------------
 
 /// Why tests cannot run here, if so, by the word that `REQUIRE` has for it.
 #[derive(Default)]
@@ -511,7 +519,8 @@ const MORE_TOOLS: [Tool; 3] = [
     ("tshark", "--version", "tshark"),
 ];
 
-/// Some of these have no argument with which they succeed at once: then the number with which they end tells nothing.
+/// Some of these have no argument with which they succeed at once: then the number with which they
+/// end tells nothing.
 const CLIENT_TOOLS: [Tool; 7] = [
     ("ab", "-V", "apache2-utils"),
     ("arping", "-V", "iputils-arping"),
@@ -565,7 +574,8 @@ fn missing_packet(probe: &Namespace) -> Option<String> {
 }
 
 fn missing_xdp() -> Option<String> {
-    // Bits of linux/capability.h. The namespace's interfaces cannot be opened from here, so this is as far as one sees.
+    // Bits of linux/capability.h. The namespace's interfaces cannot be opened from here, so this is
+    // as far as one sees.
     const NET_ADMIN: u64 = 1 << 12;
     const SYS_ADMIN: u64 = 1 << 21;
     const BPF: u64 = 1 << 39;

@@ -1,8 +1,10 @@
-//! A far side that knows the numbers of its connections, and says about them what it likes: every field and option of
-//! a segment at and around the values where something changes, errors about its segments, and frames that are damaged.
+//! A far side that knows the numbers of its connections, and says about them what it likes: every
+//! field and option of a segment at and around the values where something changes, errors about its
+//! segments, and frames that are damaged.
 //!
-//! No frame may make a panic, not even one that ends its connection alone: [`Host::check`] and the end of a [`Host`]
-//! ask for the panics that were caught. `HOSTILE_CASES=100000` runs longer, `HOSTILE_SEED=0x...` repeats one.
+//! No frame may make a panic, not even one that ends its connection alone: [`Host::check`] and the
+//! end of a [`Host`] ask for the panics that were caught. `HOSTILE_CASES=100000` runs longer,
+//! `HOSTILE_SEED=0x...` repeats one.
 
 use dominoes_netstack::TcpStream;
 use dominoes_netstack::testkit::{Cases, Host, Rng, Variant};

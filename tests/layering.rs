@@ -1,6 +1,8 @@
-//! Which room may import which, where `unsafe` may stand, and that no lock lies on the path of a frame.
+//! Which room may import which, where `unsafe` may stand, and that no lock lies on the path of a
+//! frame.
 //!
-//! Sources are read as the compiler's tokens: comments, strings and character literals do not count.
+//! Sources are read as the compiler's tokens: comments, strings and character literals do not
+//! count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +13,8 @@ use crate::support::root;
 /// A top-level module of `dominoes-netstack`.
 struct Room {
     name: &'static str,
-    /// The rooms that it may import. All of them stand above it in [`ROOMS`], so there is no circle.
+    /// The rooms that it may import. All of them stand above it in [`ROOMS`], so there is no
+    /// circle.
     imports: &'static [&'static str],
     access: Access,
 }
@@ -226,8 +229,8 @@ struct Import {
     line: usize,
 }
 
-/// Every path of a source that begins with `crate`, `super` or the name of a crate of the workspace. `module`
-/// is where the source stands in its crate.
+/// Every path of a source that begins with `crate`, `super` or the name of a crate of the
+/// workspace. `module` is where the source stands in its crate.
 fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
     let text = |i: usize| tokens.get(i).map_or("", |token| token.text.as_str());
     let mut out = Vec::new();
@@ -430,7 +433,8 @@ fn graph() -> BTreeMap<String, BTreeSet<String>> {
     graph
 }
 
-/// Rooms by floors: each stands one above the highest that it imports. Rooms in a circle, and those above them, have none.
+/// Rooms by floors: each stands one above the highest that it imports. Rooms in a circle, and those
+/// above them, have none.
 fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeSet<&str>) {
     let mut left: BTreeSet<&str> = graph.keys().map(String::as_str).collect();
     let mut floors = Vec::new();
@@ -445,9 +449,9 @@ fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeS
     }
 }
 
-/// Every lock that this source names outside its tests. Opening, listening and accepting go through the socket table,
-/// which is one; of all that a request can cause, only `accept` goes there. (A thread that sleeps is woken
-/// under a lock of its own, which nobody else takes.)
+/// Every lock that this source names outside its tests. Opening, listening and accepting go through
+/// the socket table, which is one; of all that a request can cause, only `accept` goes there. (A
+/// thread that sleeps is woken under a lock of its own, which nobody else takes.)
 fn locks(file: &str, source: &str) -> Vec<Breach> {
     let tokens = tokens(source);
     let end = tokens.windows(4).position(|w| {

@@ -31,8 +31,9 @@ fn wait_for(stack: &Stack, wanted: impl Fn(&MembershipStats) -> bool) -> Members
     panic!("never came: {:?}", stack.stats().membership);
 }
 
-/// A group that sends back what it is sent, and a peer that runs alone. `meanwhile` may do to the group what it likes;
-/// when it returns, the peer ends its stream. Returns how many bytes came back, all of them as they were sent.
+/// A group that sends back what it is sent, and a peer that runs alone. `meanwhile` may do to the
+/// group what it likes; when it returns, the peer ends its stream. Returns how many bytes came
+/// back, all of them as they were sent.
 fn echo(server: &Stack, client: &Stack, meanwhile: impl FnOnce(&Stack)) -> u64 {
     let listener = server.listen(7, 4).unwrap();
     let stream = client.connect("10.0.0.1:7".parse().unwrap()).unwrap();

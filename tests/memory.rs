@@ -1,4 +1,5 @@
-//! What connections cost in memory, idle or forged: every byte of the heap is counted, so this is a binary of its own.
+//! What connections cost in memory, idle or forged: every byte of the heap is counted, so this is a
+//! binary of its own.
 
 use std::io::{BufRead, ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -108,7 +109,8 @@ fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, u32) {
     (stream, next)
 }
 
-/// Calls everything that a program calls on a connection which has nothing to read, and has written nothing.
+/// Calls everything that a program calls on a connection which has nothing to read, and has written
+/// nothing.
 fn look(stream: &mut TcpStream, waits: bool) {
     let would_block = SocketError::WouldBlock;
     let mut buffer = [0; 16];
@@ -133,8 +135,8 @@ fn look(stream: &mut TcpStream, waits: bool) {
     }
 }
 
-/// Bytes of the heap that a stack with room for so many connections takes, and that so many idle ones add whose
-/// applications look for news of them.
+/// Bytes of the heap that a stack with room for so many connections takes, and that so many idle
+/// ones add whose applications look for news of them.
 fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     let before = HEAP.current_usage();
     let (mut host, listener) = listening(variant, connections);
@@ -210,7 +212,8 @@ fn room_for_connections_costs_little_until_it_is_used() {
     }
 }
 
-/// What a connection takes besides its rings, of which it has one: delivery slots, frames in hand, tables that grow.
+/// What a connection takes besides its rings, of which it has one: delivery slots, frames in hand,
+/// tables that grow.
 const BESIDES_A_RING: usize = 1 << 16;
 
 #[test]
@@ -282,8 +285,8 @@ const FLOOD: Duration = Duration::from_secs(10);
 const CONNECTS_AT: Duration = Duration::from_secs(2);
 const BYTES: u64 = 10_000_000;
 
-/// What an honest client sees, and what it costs: time until it is connected, time until its bytes are there, and the
-/// most of the heap that was in use.
+/// What an honest client sees, and what it costs: time until it is connected, time until its bytes
+/// are there, and the most of the heap that was in use.
 fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     let mut rng = Rng::new(0x5eed);
     let mut net = Net::new(rng.next());

@@ -1,5 +1,5 @@
-//! Devices that can lend few frames at a time, and have nothing to receive into until some come back, do not stand still,
-//! however many replicas keep them.
+//! Devices that can lend few frames at a time, and have nothing to receive into until some come
+//! back, do not stand still, however many replicas keep them.
 
 use std::io::{Read, Write};
 use std::sync::mpsc;
@@ -63,7 +63,8 @@ impl DeviceRx for ScarceRx {
         if self.out < self.most {
             return self.rx.wait(timeout);
         }
-        // It receives nothing, so only a waker or the time ends this. The device beneath has frames and would return.
+        // It receives nothing, so only a waker or the time ends this. The device beneath has frames
+        // and would return.
         let nap = Duration::from_millis(1);
         thread::sleep(timeout.unwrap_or(nap).min(nap));
         Ok(())

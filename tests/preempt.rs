@@ -1,12 +1,13 @@
 //! Workers that lose their core in the middle of a step, for as long as it pleases a seed.
 //!
-//! Each worker of a group has a thread of its own, and one baton goes round: who has it runs, nobody else does. A
-//! worker gives it up between two turns, and also in the middle of one: when it has begun a piece of work and not
-//! done it. Meanwhile the others find that work begun, pass by it, come back to it, and take what is late around
-//! it. Who gets the baton next comes from a seed, so a seed repeats a schedule that threads would show once a day.
+//! Each worker of a group has a thread of its own, and one baton goes round: who has it runs,
+//! nobody else does. A worker gives it up between two turns, and also in the middle of one: when it
+//! has begun a piece of work and not done it. Meanwhile the others find that work begun, pass by
+//! it, come back to it, and take what is late around it. Who gets the baton next comes from a seed,
+//! so a seed repeats a schedule that threads would show once a day.
 //!
-//! Bytes go both ways between the group and a stack that runs alone. All must arrive, unharmed; no effect may find
-//! its place taken; and nothing may stand still once nobody is held up any more.
+//! Bytes go both ways between the group and a stack that runs alone. All must arrive, unharmed; no
+//! effect may find its place taken; and nothing may stand still once nobody is held up any more.
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
@@ -30,8 +31,8 @@ const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
 /// Between two rounds of everybody, in nanoseconds.
 const ROUND: u64 = 5_000;
-/// Rounds without news for an application after which something stands still: a fifth of a second, less than any
-/// retransmission timeout, and far more than the longest pause.
+/// Rounds without news for an application after which something stands still: a fifth of a second,
+/// less than any retransmission timeout, and far more than the longest pause.
 const PATIENCE: u64 = 40_000;
 /// Bytes each way.
 const BYTES: u64 = 400_000;
@@ -63,7 +64,8 @@ impl Baton {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets worker `id` run until it gives the baton up. Says whether that was in the middle of a step.
+    /// Lets worker `id` run until it gives the baton up. Says whether that was in the middle of a
+    /// step.
     fn run(&self, id: usize, now: u64) -> bool {
         let mut round = self.lock();
         (round.holder, round.now, round.amid) = (Holder::Worker(id), now, false);
@@ -126,7 +128,8 @@ impl FaultHooks for Preempt {
     }
 }
 
-/// Takes turns whenever it has the baton. Returns what it performed, and how many panics its replica caught.
+/// Takes turns whenever it has the baton. Returns what it performed, and how many panics its
+/// replica caught.
 fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> (EffectStats, u64) {
     while let Some(now) = baton.take(id) {
         let turn = catch_unwind(AssertUnwindSafe(|| worker.turn(now)));

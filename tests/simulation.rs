@@ -1,12 +1,15 @@
-//! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is left behind.
+//! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is
+//! left behind.
 //!
-//! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts stall, come, go, die
-//! and have bits flipped: one stall at least, and one that joins or dies. Some stacks have two or three groups, and their
-//! connections go from one to another meanwhile. `SCHEDULES=20000` sets about how many there are,
-//! `SCHEDULES_FIRST=0x...` begins with fresh seeds, `SCHEDULES_SEED=0x...` repeats one, and `.ci/schedules` runs a million.
+//! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts
+//! stall, come, go, die and have bits flipped: one stall at least, and one that joins or dies. Some
+//! stacks have two or three groups, and their connections go from one to another meanwhile.
+//! `SCHEDULES=20000` sets about how many there are, `SCHEDULES_FIRST=0x...` begins with fresh
+//! seeds, `SCHEDULES_SEED=0x...` repeats one, and `.ci/schedules` runs a million.
 //!
-//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many there are,
-//! `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats one. `.ci/simulate` runs a million of them and goes on where it was stopped.
+//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many
+//! there are, `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats
+//! one. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
 mod case;
 mod clean_links;

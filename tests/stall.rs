@@ -1,9 +1,10 @@
-//! A replica that stands still between two steps holds up nobody, and one that unwinds leaves nothing undone.
+//! A replica that stands still between two steps holds up nobody, and one that unwinds leaves
+//! nothing undone.
 //!
-//! Two stacks on one simulated link, in virtual time: one is a group of replicas, the other runs alone and takes
-//! the peer's part. In the middle of a transfer at full speed one replica does nothing for 100 ms, or panics in
-//! the middle of an effect. What the application gets must go on growing, unharmed, and neither side may send an
-//! byte twice.
+//! Two stacks on one simulated link, in virtual time: one is a group of replicas, the other runs
+//! alone and takes the peer's part. In the middle of a transfer at full speed one replica does
+//! nothing for 100 ms, or panics in the middle of an effect. What the application gets must go on
+//! growing, unharmed, and neither side may send an byte twice.
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
@@ -34,8 +35,8 @@ const STALL: u64 = 100 * MILLI;
 const AFTER: u64 = 10 * MILLI;
 /// For how long an application may have to wait for more.
 const PATIENCE: u64 = MILLI;
-/// Positions for 100 ms: at 8 Gbit/s 6.6 frames arrive between two turns, one run, and the application tells of
-/// its progress as often: 20,000.
+/// Positions for 100 ms: at 8 Gbit/s 6.6 frames arrive between two turns, one run, and the
+/// application tells of its progress as often: 20,000.
 const LOG: usize = 1 << 15;
 
 /// The bytes of a stream, with a period that no buffer's length is a multiple of.

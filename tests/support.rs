@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// A seeded generator, splitmix64: every choice of a case comes from one, so a seed repeats the case.
+/// A seeded generator, splitmix64: every choice of a case comes from one, so a seed repeats the
+/// case.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 

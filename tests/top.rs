@@ -12,7 +12,8 @@ use std::time::Duration;
 use dominoes_netstack::Stack;
 use frame::Sample;
 
-/// The frame of `stack` once it has four established connections, in this many columns; and both addresses of each of them.
+/// The frame of `stack` once it has four established connections, in this many columns; and both
+/// addresses of each of them.
 fn frame_of_four(stack: &Stack, width: u16) -> (String, Vec<[String; 2]>) {
     let first = Sample::at(stack);
     for _ in 0..200 {
@@ -73,7 +74,8 @@ fn a_frame_shows_threads_the_log_and_every_connection() {
     }
 }
 
-/// The addresses are as long as they get, and the names of the threads have a number more than usual.
+/// The addresses are as long as they get, and the names of the threads have a number more than
+/// usual.
 #[test]
 fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
     const ADDRESS: &str = "198.198.198.198/16";
@@ -103,7 +105,8 @@ fn addresses_and_ports_are_whole_at_80_and_at_120_columns() {
         ),
     ];
     for (width, names) in heads {
-        // The peer's ports of its own have five digits, in the column of one's own as in that of the remote.
+        // The peer's ports of its own have five digits, in the column of one's own as in that of
+        // the remote.
         for stack in [&stack, &peer] {
             let (text, connections) = frame_of_four(stack, width);
             assert_eq!(connections.len(), 4, "{text}");

@@ -1,5 +1,5 @@
-//! What strangers can make the stack do, and what they learn from it: frames of hosts that know no secret, over the
-//! device, and what comes back.
+//! What strangers can make the stack do, and what they learn from it: frames of hosts that know no
+//! secret, over the device, and what comes back.
 
 use std::collections::HashSet;
 
@@ -408,9 +408,10 @@ fn errors_to(host: [u8; 4], frames: &[Vec<u8>]) -> usize {
 
 #[test]
 fn counting_icmp_errors_does_not_reveal_the_port_of_a_socket() {
-    // A resolver asks 10.0.0.53 from a port that the stranger wants to know, to answer first. He sends datagrams in the name
-    // of 10.0.0.53 to 50 ports at a time, each of which takes an error from the limit but the right one, and then some of his
-    // own to closed ports: more of them are answered if the port was among those.
+    // A resolver asks 10.0.0.53 from a port that the stranger wants to know, to answer first. He
+    // sends datagrams in the name of 10.0.0.53 to 50 ports at a time, each of which takes an error
+    // from the limit but the right one, and then some of his own to closed ports: more of them are
+    // answered if the port was among those.
     const SERVER: [u8; 4] = [10, 0, 0, 53];
     const UNKNOWN_HOST: [u8; 4] = [10, 0, 0, 66];
     let mut scene = Fixture::new(Variant::Single, Limits::default(), [11, 12]);

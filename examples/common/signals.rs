@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Returns a flag that the first SIGINT or SIGTERM sets. From then on either signal ends the process at once, as it does
-/// without a handler.
+/// Returns a flag that the first SIGINT or SIGTERM sets. From then on either signal ends the
+/// process at once, as it does without a handler.
 ///
 /// # Errors
 /// The system does not accept a handler.

@@ -1,4 +1,5 @@
-//! What the example does without a device: two stacks joined in memory, a server on one and a client on the other.
+//! What the example does without a device: two stacks joined in memory, a server on one and a
+//! client on the other.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufWriter, Read, Write};

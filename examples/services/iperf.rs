@@ -1,9 +1,9 @@
 //! The server of iperf3, for TCP: one test at a time.
 //!
-//! The protocol has no specification but its source (`iperf_server_api.c`, `iperf_api.c`): the client opens a control
-//! connection and sends a cookie; from then on each side tells the other its state in one byte, and three times a
-//! length and a JSON text follow: the test's parameters, and both sides' results. Connections for data begin with the
-//! same cookie.
+//! The protocol has no specification but its source (`iperf_server_api.c`, `iperf_api.c`): the
+//! client opens a control connection and sends a cookie; from then on each side tells the other its
+//! state in one byte, and three times a length and a JSON text follow: the test's parameters, and
+//! both sides' results. Connections for data begin with the same cookie.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;

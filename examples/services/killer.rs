@@ -1,4 +1,5 @@
-//! Lets replicas die and says so: for trials of what a death costs those who are served, nothing else.
+//! Lets replicas die and says so: for trials of what a death costs those who are served, nothing
+//! else.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,8 @@ impl Killer {
         }
     }
 
-    /// Kills if it is time, and prints how many replicas failed and joined; during [`pause`](Self::pause) there is nothing to do.
+    /// Kills if it is time, and prints how many replicas failed and joined; during
+    /// [`pause`](Self::pause) there is nothing to do.
     pub(crate) fn look(&mut self, stack: &Stack) {
         let stats = stack.stats();
         let membership = stats.membership;

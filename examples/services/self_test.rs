@@ -1,4 +1,5 @@
-//! What the example does without a device: all services on one stack, a client of each on another, joined in memory.
+//! What the example does without a device: all services on one stack, a client of each on another,
+//! joined in memory.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddrV4;

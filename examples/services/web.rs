@@ -39,7 +39,8 @@ pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
         }
     }
     writer.get_mut().shutdown();
-    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with it.
+    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
+    // it.
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())
 }
@@ -82,8 +83,8 @@ pub(crate) fn hex(sum: &[u8]) -> String {
     sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes at `from`, of those that `/bytes/` answers: without a pattern, and the same each time (splitmix64 of the
-/// position).
+/// The bytes at `from`, of those that `/bytes/` answers: without a pattern, and the same each time
+/// (splitmix64 of the position).
 pub(crate) fn fill_pattern(from: u64, into: &mut [u8]) {
     debug_assert!(from.is_multiple_of(8));
     for (at, word) in (from / 8..).zip(into.chunks_mut(8)) {

@@ -128,8 +128,8 @@ const CONNECTIONS: [Column; 9] = [
     column("out/s", 7, 3),
 ];
 
-/// Which of `columns` a table of `width` shows: those of the lowest ranks that fit with a space between them, and those of
-/// rank 0 in any case.
+/// Which of `columns` a table of `width` shows: those of the lowest ranks that fit with a space
+/// between them, and those of rank 0 in any case.
 fn shown(columns: &[Column], width: u16) -> Vec<usize> {
     let mut ranked: Vec<usize> = (0..columns.len()).collect();
     ranked.sort_by_key(|&i| columns[i].rank);

@@ -1,4 +1,5 @@
-//! A load of its own: a second stack at the other end of a device in memory, and applications on both.
+//! A load of its own: a second stack at the other end of a device in memory, and applications on
+//! both.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -43,8 +44,9 @@ fn accept(listener: &TcpListener, service: Serve) {
     }
 }
 
-/// Connects a second stack to the one at `address`, an address and its prefix: two connections that send as fast as they
-/// can, one that receives, and one that sends a line now and then. They end with either stack.
+/// Connects a second stack to the one at `address`, an address and its prefix: two connections that
+/// send as fast as they can, one that receives, and one that sends a line now and then. They end
+/// with either stack.
 pub(crate) fn drive(
     device: MemoryDevice,
     address: &str,
@@ -68,8 +70,8 @@ pub(crate) fn drive(
     Ok(stack)
 }
 
-/// An address in the same network that is neither the network's nor its broadcast address, given that `ip` is neither and
-/// that the network has at least two hosts.
+/// An address in the same network that is neither the network's nor its broadcast address, given
+/// that `ip` is neither and that the network has at least two hosts.
 fn neighbor(ip: Ipv4Addr) -> Ipv4Addr {
     let ip = u32::from(ip);
     // The two hosts of a /30 are the 1st and the 2nd of four addresses.

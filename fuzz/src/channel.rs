@@ -1,6 +1,8 @@
-//! Calls of the log of `dominoes`, and of what stands beside it, in any order, compared with a plain model.
+//! Calls of the log of `dominoes`, and of what stands beside it, in any order, compared with a
+//! plain model.
 //!
-//! Every subscription sees what was published, in that order; every value and every attachment is dropped exactly once.
+//! Every subscription sees what was published, in that order; every value and every attachment is
+//! dropped exactly once.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -678,7 +680,8 @@ impl Beside {
             }
             Call::GetVerdict(which) => {
                 let seq = position(which);
-                // Each lap sets every slot that it means to read, so what is older than a lap is not asked for.
+                // Each lap sets every slot that it means to read, so what is older than a lap is
+                // not asked for.
                 if let Some((last, bits)) = self.model[(seq % self.slots) as usize]
                     && (last == seq || last + self.slots == seq)
                 {

@@ -1,7 +1,7 @@
 //! The far side of connections: what it knows of them, and segments in terms of that.
 //!
-//! Inputs name sequence numbers by where they lie: at, or close to, the edges of what the stack said last. A number drawn from
-//! all of them would be outside the window nearly always.
+//! Inputs name sequence numbers by where they lie: at, or close to, the edges of what the stack
+//! said last. A number drawn from all of them would be outside the window nearly always.
 
 use arbitrary::{Arbitrary, Unstructured};
 
@@ -198,7 +198,8 @@ pub(crate) struct Known {
     pub(crate) far: [u8; 4],
     /// The stack's port, and the far side's.
     pub(crate) ports: (u16, u16),
-    /// The first number of the stack, the one behind the highest that it sent, and what it acknowledged last.
+    /// The first number of the stack, the one behind the highest that it sent, and what it
+    /// acknowledged last.
     pub(crate) iss: u32,
     pub(crate) high: u32,
     pub(crate) acked: u32,
@@ -242,7 +243,8 @@ impl Far {
         self.flows.iter().rev().nth(index).copied()
     }
 
-    /// The stack sent a segment. Returns where its payload begins in the stream that the stack sends, if it has one.
+    /// The stack sent a segment. Returns where its payload begins in the stream that the stack
+    /// sends, if it has one.
     pub(crate) fn hear(&mut self, heard: &Heard) -> Option<u32> {
         let Heard {
             destination: far,
@@ -415,8 +417,9 @@ impl Far {
         let first = seq.wrapping_add(is_syn.into());
         let at = |at| pattern_byte(port, first.wrapping_add(at));
         frame.extend((0..u32::from(segment.len)).map(at));
-        // A cookie proves a number relative to the first one that the peer claims. A peer that shifts both alike moves the
-        // whole stream. One that acknowledges an older cookie than the last begins where that one says.
+        // A cookie proves a number relative to the first one that the peer claims. A peer that
+        // shifts both alike moves the whole stream. One that acknowledges an older cookie than the
+        // last begins where that one says.
         let claimed = seq.wrapping_sub(irs).wrapping_sub(1);
         let begins_elsewhere = self.offers.iter().any(|(ports, offer)| {
             let shift = ack.wrapping_sub(*offer).wrapping_sub(1);

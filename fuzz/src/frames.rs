@@ -1,6 +1,7 @@
 //! Frames of any kind into a stack: one that listens, has a UDP socket, and opens connections.
 //!
-//! Whatever came before, a host that behaves is served in the end: its echo request is answered, and so is its connection.
+//! Whatever came before, a host that behaves is served in the end: its echo request is answered,
+//! and so is its connection.
 
 use std::net::SocketAddrV4;
 
@@ -68,7 +69,8 @@ enum Sent<'a> {
         kind: [u8; 2],
         mtu: u16,
     },
-    /// A fragment of a datagram: identification, offset in units of eight bytes, whether others follow, length.
+    /// A fragment of a datagram: identification, offset in units of eight bytes, whether others
+    /// follow, length.
     Fragment {
         ident: u8,
         offset: u16,
@@ -667,7 +669,8 @@ impl World {
             "no answer to an echo request"
         );
 
-        // What applications hold they let go of. Nothing that is left can take the places of others for ever.
+        // What applications hold they let go of. Nothing that is left can take the places of others
+        // for ever.
         self.listener = None;
         self.opening.clear();
         for stream in self.streams.drain(..) {
@@ -684,7 +687,8 @@ impl World {
             next: 0x0bad_cafe,
             ..Honest::default()
         };
-        // Connections that were let go of before may have to be given up first, as the table is full.
+        // Connections that were let go of before may have to be given up first, as the table is
+        // full.
         let answered = (0..ATTEMPTS).any(|attempt| {
             self.say(&mut honest, SYN, b"");
             if honest.answered.is_none() {

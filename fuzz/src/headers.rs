@@ -1,7 +1,8 @@
-//! What the kernel puts before and around frames: virtio headers, slots of TPACKET_V2 and blocks of TPACKET_V3, of any bytes.
+//! What the kernel puts before and around frames: virtio headers, slots of TPACKET_V2 and blocks of
+//! TPACKET_V3, of any bytes.
 //!
-//! A frame that a device returns lies inside its unit of the ring, or is a copy of bytes that were there; and it stays the same
-//! while it is held, whatever becomes of its unit.
+//! A frame that a device returns lies inside its unit of the ring, or is a copy of bytes that were
+//! there; and it stays the same while it is held, whatever becomes of its unit.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -40,7 +41,8 @@ enum Op<'a> {
 #[derive(Debug)]
 struct Unit<'a> {
     status: u32,
-    /// Of a block: how many frames it says, beyond those that it has, and where it says that the first is.
+    /// Of a block: how many frames it says, beyond those that it has, and where it says that the
+    /// first is.
     count: i8,
     first: Option<u16>,
     /// Of a slot, the first.
@@ -222,7 +224,8 @@ impl Held {
     }
 }
 
-/// A ring that is filled by hand. Returns how many units were filled, and how many operations there were.
+/// A ring that is filled by hand. Returns how many units were filled, and how many operations there
+/// were.
 fn over_ring(input: &mut Input<'_>, blocks: bool, units: u32) -> (u64, u64) {
     let (mut rx, ring) = testkit::ring_rx(units, UNIT, blocks).expect("memory for a ring");
     let mut images = vec![vec![0; UNIT]; units as usize];
@@ -392,7 +395,8 @@ fn write(image: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Frames that are read from a socket, each behind a virtio header. Returns how many there were, and how many operations.
+/// Frames that are read from a socket, each behind a virtio header. Returns how many there were,
+/// and how many operations.
 fn over_socket(input: &mut Input<'_>, tap: bool) -> (u64, u64) {
     let (kernel, ours) = UnixDatagram::pair().expect("two sockets");
     kernel.set_nonblocking(true).expect("a socket");

@@ -48,7 +48,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Ends the process if arithmetic wraps around silently in this build: no finding would be missed without a word.
+/// Ends the process if arithmetic wraps around silently in this build: no finding would be missed
+/// without a word.
 pub(crate) fn assert_overflow_panics() {
     static CHECKED: OnceLock<()> = OnceLock::new();
     CHECKED.get_or_init(|| {

@@ -1,7 +1,7 @@
 //! The fuzz targets of the workspace, as functions of a byte string, and what they share.
 //!
-//! `fuzz_targets/` wraps each for libFuzzer; `tests/corpus.rs` runs the committed corpora through them without it. See
-//! `README.md`.
+//! `fuzz_targets/` wraps each for libFuzzer; `tests/corpus.rs` runs the committed corpora through
+//! them without it. See `README.md`.
 
 #[cfg(not(debug_assertions))]
 compile_error!("the targets need debug assertions");
@@ -18,8 +18,9 @@ mod packets;
 mod stack;
 pub mod tally;
 
-/// Now and then appends operations that are drawn at random, up to some thousand bytes of them, and returns how long the
-/// input is then: an input should be worth the stack that is made for it. Otherwise `None`.
+/// Now and then appends operations that are drawn at random, up to some thousand bytes of them, and
+/// returns how long the input is then: an input should be worth the stack that is made for it.
+/// Otherwise `None`.
 pub fn longer(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> Option<usize> {
     let most = max_size.min(data.len());
     if !seed.is_multiple_of(4) || size >= most {

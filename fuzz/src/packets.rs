@@ -40,7 +40,8 @@ pub(crate) fn sum(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
-/// An Ethernet and an IPv4 header from `source` to `destination`; lengths and checksums are for [`finish`].
+/// An Ethernet and an IPv4 header from `source` to `destination`; lengths and checksums are for
+/// [`finish`].
 pub(crate) fn headers(source: [u8; 4], destination: [u8; 4], protocol: u8) -> Vec<u8> {
     let mut frame = Vec::with_capacity(128);
     frame.extend(STACK_MAC);
@@ -51,7 +52,8 @@ pub(crate) fn headers(source: [u8; 4], destination: [u8; 4], protocol: u8) -> Ve
     frame
 }
 
-/// Where the transport header begins, by what the IPv4 header says of its own length; `None` if that is none.
+/// Where the transport header begins, by what the IPv4 header says of its own length; `None` if
+/// that is none.
 pub(crate) fn transport(frame: &[u8]) -> Option<usize> {
     let ihl = usize::from(frame.get(ETHERNET)? & 0xf) * 4;
     (ihl >= 20 && frame.len() >= ETHERNET + ihl).then_some(ETHERNET + ihl)
@@ -76,7 +78,8 @@ impl Right {
     };
 }
 
-/// Makes lengths and checksums of an IPv4 frame what they should be, as `right` says. Whatever is no IPv4 frame stays.
+/// Makes lengths and checksums of an IPv4 frame what they should be, as `right` says. Whatever is
+/// no IPv4 frame stays.
 pub(crate) fn finish(frame: &mut [u8], right: Right) {
     let is_ip = frame.len() >= LOWER && frame[12..14] == [8, 0];
     let Some(at) = transport(frame).filter(|_| is_ip) else {

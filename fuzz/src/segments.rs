@@ -1,7 +1,9 @@
-//! Segments, calls and time into the connections of two stacks that are run in different ways, and must not differ.
+//! Segments, calls and time into the connections of two stacks that are run in different ways, and
+//! must not differ.
 //!
-//! After every operation both have told the network and the application the same, and their connections are equal in every
-//! field. What the application reads is what the far side sent, and what the stack sends is what was written.
+//! After every operation both have told the network and the application the same, and their
+//! connections are equal in every field. What the application reads is what the far side sent, and
+//! what the stack sends is what was written.
 
 use std::net::{Shutdown, SocketAddrV4};
 
@@ -117,8 +119,8 @@ impl<'a> Arbitrary<'a> for Op {
     }
 }
 
-/// Whether the device may be busy. Then how many frames it has taken when a request is published is no longer the same on both
-/// sides, nor is what follows from that.
+/// Whether the device may be busy. Then how many frames it has taken when a request is published is
+/// no longer the same on both sides, nor is what follows from that.
 const fn may_be_busy(rules: u8) -> bool {
     rules & 0x88 == 0x88
 }
@@ -310,8 +312,8 @@ pub fn run(data: &[u8]) {
     assert_overflow_panics();
     let mut input = Input::new(data);
     let [kinds, sizes, rules, now]: [u8; 4] = input.any();
-    // Logs have room for all that waits: what has to stay in the device is answered by itself. Where frames come one at a
-    // time, merging makes no difference either.
+    // Logs have room for all that waits: what has to stay in the device is answered by itself.
+    // Where frames come one at a time, merging makes no difference either.
     let (kinds, merge) = match kinds % 4 {
         0 | 1 => ([Kind::Single, Kind::Pair(64)], [true, true]),
         2 => ([Kind::Pair(64), Kind::Pair(64)], [true, true]),

@@ -1,7 +1,9 @@
-//! Calls of sockets in any order, on two stacks that are joined by a wire which loses frames where the input says so.
+//! Calls of sockets in any order, on two stacks that are joined by a wire which loses frames where
+//! the input says so.
 //!
-//! No call panics but where its documentation says so, and those the target does not make. What a stream reads is a prefix of
-//! what the other end wrote; what a UDP socket receives was sent to it, whole.
+//! No call panics but where its documentation says so, and those the target does not make. What a
+//! stream reads is a prefix of what the other end wrote; what a UDP socket receives was sent to it,
+//! whole.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, IoSlice, IoSliceMut, Read, Write};

@@ -175,7 +175,8 @@ impl Stack {
         }
     }
 
-    /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and that replicas are equal.
+    /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and that
+    /// replicas are equal.
     pub(crate) fn check(&mut self) {
         assert_eq!(self.replica().unexpected_panics(), 0, "a panic was caught");
         let Engine::Group(group) = &mut self.engine else {

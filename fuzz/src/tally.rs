@@ -1,7 +1,7 @@
 //! How much the inputs of a process contained.
 //!
-//! Each target counts as it goes. When the process ends, the sum is printed in one line that begins with `tally`: the scripts
-//! in `.ci` read it. A process that ends at a finding prints none.
+//! Each target counts as it goes. When the process ends, the sum is printed in one line that begins
+//! with `tally`: the scripts in `.ci` read it. A process that ends at a finding prints none.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,5 @@
-//! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it reads.
+//! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it
+//! reads.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 

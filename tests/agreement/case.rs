@@ -1,4 +1,5 @@
-//! One case: a group of workers, their application, the bad wire and the far side, all on one thread.
+//! One case: a group of workers, their application, the bad wire and the far side, all on one
+//! thread.
 
 mod quiesce;
 
@@ -121,8 +122,8 @@ pub(crate) struct Report {
     pub(crate) found: Option<Replica>,
 }
 
-/// Runs the case of `plan`; worker i has the fault hooks `hooks(i)`. If `watched` names a worker and a position,
-/// the worker's state there comes back.
+/// Runs the case of `plan`; worker i has the fault hooks `hooks(i)`. If `watched` names a worker
+/// and a position, the worker's state there comes back.
 pub(crate) fn run<T: FaultHooks>(
     plan: &Plan,
     hooks: impl Fn(usize) -> T,
@@ -220,7 +221,8 @@ impl<T: FaultHooks> Case<'_, T> {
                 if self.published() >= self.plan.positions {
                     return Ok(());
                 }
-                // For a while some things happen often and others not at all, and one worker is ahead.
+                // For a while some things happen often and others not at all, and one worker is
+                // ahead.
                 for (weight, (_, usual)) in weights.iter_mut().zip(KINDS) {
                     *weight = usual * self.rng.between(0, 4);
                 }
@@ -391,7 +393,8 @@ impl<T: FaultHooks> Case<'_, T> {
         self.seen.credit_ran_out |= replica.frames().room() == 0;
         let mark = replica.fingerprint();
         if is_flipped {
-            // It may look right again, and yet have left something wrong that follows from what is compared.
+            // It may look right again, and yet have left something wrong that follows from what is
+            // compared.
             return Ok(());
         }
         self.marks.note(id, position, mark)
@@ -515,7 +518,8 @@ impl<T: FaultHooks> Case<'_, T> {
             .irs()
             .is_some_and(|irs| frame.iss.is_some_and(|iss| iss != irs))
         {
-            // Late, and of a connection that was here before: who knows only sequence numbers could not tell.
+            // Late, and of a connection that was here before: who knows only sequence numbers could
+            // not tell.
             return Ok(true);
         }
         if let Some(answer) = peer.arrive(&seg, self.now)? {

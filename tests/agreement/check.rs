@@ -143,7 +143,8 @@ pub(crate) fn replay_in_group(
     follower.compare(outcome)
 }
 
-/// A panic that a replica catches ends a connection alike in all of them: nothing else here would show it.
+/// A panic that a replica catches ends a connection alike in all of them: nothing else here would
+/// show it.
 fn no_panic(replica: &Replica) -> Result<(), Failure> {
     match replica.unexpected_panics() {
         0 => Ok(()),
@@ -180,7 +181,8 @@ impl Follower {
         }
     }
 
-    /// The application reads whatever there is, which is at least what it had read when the log was made.
+    /// The application reads whatever there is, which is at least what it had read when the log was
+    /// made.
     fn follow(&mut self) -> Result<(), Failure> {
         self.app.drain(false)?;
         self.left.append(&mut self.script.take_sent());

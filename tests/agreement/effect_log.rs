@@ -1,8 +1,9 @@
 //! Looks at what `apply` asks for, before anybody performs it.
 //!
-//! Two primaries that write one byte do harm even if they write the same, so this is seen here and not in
-//! what comes out: every byte of a receive stream is named by exactly one delivery, deliveries and frames are
-//! numbered without gaps, and all replicas ask for the same at the same position.
+//! Two primaries that write one byte do harm even if they write the same, so this is seen here and
+//! not in what comes out: every byte of a receive stream is named by exactly one delivery,
+//! deliveries and frames are numbered without gaps, and all replicas ask for the same at the same
+//! position.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

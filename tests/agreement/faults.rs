@@ -1,5 +1,5 @@
-//! Faults planted on purpose: each is what a careless engine would do, and each must be noticed, although it
-//! happens only once in a case.
+//! Faults planted on purpose: each is what a careless engine would do, and each must be noticed,
+//! although it happens only once in a case.
 
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::log::effect::Effect;

@@ -13,7 +13,8 @@ use super::case::Case;
 use super::check::Failure;
 use crate::support::{Rng, mix};
 
-/// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`] steps, but for `panics`.
+/// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`]
+/// steps, but for `panics`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipFaults {
     /// Slots that are free at the beginning.
@@ -23,8 +24,8 @@ pub(crate) struct MembershipFaults {
     pub(crate) failures: u32,
     /// Steps that end in a panic, if they come to where one can, per mille of those that are tried.
     pub(crate) panics: u32,
-    /// Bits of a state that flip behind its replica's back. Only where states are confirmed before anything is
-    /// performed.
+    /// Bits of a state that flip behind its replica's back. Only where states are confirmed before
+    /// anything is performed.
     pub(crate) flips: u32,
 }
 

@@ -1,7 +1,8 @@
 //! The far side: a small TCP that does little and trusts nothing.
 //!
-//! It sends an endless stream, keeps no copy of anything, and checks every byte that it gets at once, since
-//! both streams are functions of their offset. What it lets the stack do is what RFC 9293 lets it do.
+//! It sends an endless stream, keeps no copy of anything, and checks every byte that it gets at
+//! once, since both streams are functions of their offset. What it lets the stack do is what RFC
+//! 9293 lets it do.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,9 @@ pub(crate) const FIRST_PORT: u16 = 2000;
 /// Where the stack listens.
 pub(crate) const SERVER: u16 = 80;
 
-/// Keys of the streams of a port of the far side: of what it receives, and of what it sends. Connections that
-/// follow each other at one port have the same, so an old segment taken for a new one lies at a wrong place.
+/// Keys of the streams of a port of the far side: of what it receives, and of what it sends.
+/// Connections that follow each other at one port have the same, so an old segment taken for a new
+/// one lies at a wrong place.
 pub(crate) fn keys(seed: u64, port: usize) -> (u64, u64) {
     let port = 2 * port as u64;
     (mix(seed ^ port), mix(seed ^ (port + 1)))
@@ -287,8 +289,8 @@ impl Peer {
         syn
     }
 
-    /// One opportunity to send: what is overdue, something again in other pieces, something new, or a bare
-    /// acknowledgment.
+    /// One opportunity to send: what is overdue, something again in other pieces, something new, or
+    /// a bare acknowledgment.
     pub(crate) fn emit(
         &mut self,
         now: u64,
@@ -328,8 +330,8 @@ impl Peer {
         }
     }
 
-    /// Bytes from `from` on, as many as may be or fewer, whether sent before or not; at least one if there
-    /// is any, even into a closed window.
+    /// Bytes from `from` on, as many as may be or fewer, whether sent before or not; at least one
+    /// if there is any, even into a closed window.
     fn again(&mut self, from: u64, now: u64, rng: &mut Rng, seen: &mut Coverage) -> Segment {
         let last = if self.quiet {
             self.nxt
@@ -450,7 +452,8 @@ impl Peer {
         let offset = self.rcv as i64 + i64::from(seg.seq.wrapping_sub(expected) as i32);
         if seg.has(RST) {
             let end = self.edge as i64 + 1;
-            // A connection that is over may be forgotten by the stack before the last duplicate comes.
+            // A connection that is over may be forgotten by the stack before the last duplicate
+            // comes.
             if !self.is_finished() && (self.rcv as i64 - 1..=end).contains(&offset) {
                 self.phase = Phase::Reset;
             }

@@ -1,8 +1,8 @@
 //! An arrangement that cannot work: frames and application writes in queues of their own.
 //!
-//! Every replica sees every segment, and every progress of an application, each kind in one order; but a
-//! replica that is busy with one queue is late with the other. Sizemore's dissertation of 2011 (figure 3.2)
-//! shows why copies of one connection then part.
+//! Every replica sees every segment, and every progress of an application, each kind in one order;
+//! but a replica that is busy with one queue is late with the other. Sizemore's dissertation of
+//! 2011 (figure 3.2) shows why copies of one connection then part.
 
 use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::log::request::{Body, Digest, Kind};
@@ -19,8 +19,9 @@ pub(crate) struct Parted {
     pub(crate) frames: bool,
 }
 
-/// Splits a log and lets one replica for each of `haste` apply it, each taking from the two queues in the order
-/// that its own choices give; whenever all have applied the same entries of both, they are compared.
+/// Splits a log and lets one replica for each of `haste` apply it, each taking from the two queues
+/// in the order that its own choices give; whenever all have applied the same entries of both, they
+/// are compared.
 pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Parted {
     let (writes, frames): (Vec<&Entry>, Vec<&Entry>) = entries
         .iter()
@@ -71,7 +72,8 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
     }
 }
 
-/// Applies an entry without what only one log can carry along with a segment: the application's cursors.
+/// Applies an entry without what only one log can carry along with a segment: the application's
+/// cursors.
 fn apply(replica: &mut Replica, entry: &Entry, effects: &mut Vec<Effect>) {
     let mut request = entry.request;
     if request.digest.kind == Kind::Segments {

@@ -227,8 +227,8 @@ pub(crate) fn arp(from_mac: [u8; 6], reply: bool) -> Vec<u8> {
     frame
 }
 
-/// An ICMP error about a frame of the stack (RFC 792): with an MTU, that it was too big for a network behind
-/// (RFC 1191 section 4), else that it did not get there.
+/// An ICMP error about a frame of the stack (RFC 792): with an MTU, that it was too big for a
+/// network behind (RFC 1191 section 4), else that it did not get there.
 pub(crate) fn network_error(from_mac: [u8; 6], about: &[u8], mtu: Option<u16>) -> Vec<u8> {
     let mut frame = Vec::with_capacity(70);
     frame.extend(STACK_MAC);
@@ -282,8 +282,8 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Completes the checksum of a TCP frame as a device does that was handed a partial one. Says whether the
-/// field held what it must: the sum of the pseudo-header.
+/// Completes the checksum of a TCP frame as a device does that was handed a partial one. Says
+/// whether the field held what it must: the sum of the pseudo-header.
 pub(crate) fn complete(frame: &mut [u8]) -> bool {
     let pseudo = fold(pseudo(STACK, FAR, frame.len() - LOWER));
     let field = LOWER + 16..LOWER + 18;
@@ -295,8 +295,8 @@ pub(crate) fn complete(frame: &mut [u8]) -> bool {
     true
 }
 
-/// Takes back the checksum of a frame for the stack, as a sender on the same machine leaves it: the sum of the
-/// pseudo-header only.
+/// Takes back the checksum of a frame for the stack, as a sender on the same machine leaves it: the
+/// sum of the pseudo-header only.
 pub(crate) fn leave_partial(frame: &mut [u8]) {
     let pseudo = fold(pseudo(FAR, STACK, frame.len() - LOWER));
     frame[LOWER + 16..LOWER + 18].copy_from_slice(&pseudo.to_be_bytes());

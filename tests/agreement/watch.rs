@@ -9,8 +9,8 @@ use super::wire::Coverage;
 /// What left for one port of the far side.
 #[derive(Clone, Debug, Default)]
 struct Flow {
-    /// Sequence number of each connection's SYN, and the stack's port, by the number of the frame that had it first: what is
-    /// sent late may be of the connection before.
+    /// Sequence number of each connection's SYN, and the stack's port, by the number of the frame
+    /// that had it first: what is sent late may be of the connection before.
     syns: BTreeMap<u64, (u32, u16)>,
     /// The number after the highest byte that left.
     left: Option<u32>,
@@ -38,8 +38,8 @@ impl Watch {
         }
     }
 
-    /// Looks at frame `number`, which leaves, or is `late`: frames behind it have left before. Gives the initial sequence
-    /// number of its connection.
+    /// Looks at frame `number`, which leaves, or is `late`: frames behind it have left before.
+    /// Gives the initial sequence number of its connection.
     ///
     /// # Errors
     /// If no stack may send it.

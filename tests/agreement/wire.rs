@@ -180,7 +180,8 @@ impl Wire {
     }
 }
 
-/// One bit behind the Ethernet header, which a real wire would not let through; mostly of the TCP payload.
+/// One bit behind the Ethernet header, which a real wire would not let through; mostly of the TCP
+/// payload.
 fn damage(frame: &mut OnWire, rng: &mut Rng) {
     let bytes = &mut frame.bytes;
     let first = if bytes.len() > 80 && rng.chance(700) {

@@ -24,12 +24,13 @@
 //! | `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N` | errors about datagrams; another protocol |
 //! | `< arp conflict`, `< arp probe`, `> arp announcement` | RFC 5227 |
 //!
-//! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives. PSH is compared only if the script names it.
-//! `ts=V/E` is TSval and TSecr of the peer: a number, `last` for the newest TSval of the stack, `last-N` for one N ticks
-//! older.
-//! `seq` and `ack` count from the SYN of the side whose bytes they name; `len` is text. Text is always a pattern that
-//! depends on its place in the stream, and is compared. `ce` marks a segment of the peer, `ect` and `no-ect` ask whether
-//! those of the stack may be marked. Times: `10ms`, `2s`, `500us`. `#` begins a comment.
+//! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives.
+//! PSH is compared only if the script names it. `ts=V/E` is TSval and TSecr of the peer: a number,
+//! `last` for the newest TSval of the stack, `last-N` for one N ticks older. `seq` and `ack` count
+//! from the SYN of the side whose bytes they name; `len` is text. Text is always a pattern that
+//! depends on its place in the stream, and is compared. `ce` marks a segment of the peer, `ect` and
+//! `no-ect` ask whether those of the stack may be marked. Times: `10ms`, `2s`, `500us`. `#` begins
+//! a comment.
 
 use std::collections::BTreeMap;
 

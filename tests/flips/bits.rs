@@ -1,10 +1,11 @@
 //! Flipped bits: three replicas apply one log, and one of them is changed behind its back.
 //!
-//! Each flip is found by a posted fingerprint within as many positions as [`Replica::post`] says, or what was changed
-//! has been overwritten before anything came of it, and the states are equal again.
+//! Each flip is found by a posted fingerprint within as many positions as [`Replica::post`] says,
+//! or what was changed has been overwritten before anything came of it, and the states are equal
+//! again.
 //!
-//! `FLIPS_CASES=10000` sets how many flips there are, `FLIPS_FIRST=0x...` begins with fresh seeds, `FLIPS_SEED=0x...` repeats
-//! one.
+//! `FLIPS_CASES=10000` sets how many flips there are, `FLIPS_FIRST=0x...` begins with fresh seeds,
+//! `FLIPS_SEED=0x...` repeats one.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,8 +1,9 @@
-//! Groups in which a bit flips, and that confirm nothing: of three the one that changed is found in time and repaired, and of
-//! two it is said that they differ.
+//! Groups in which a bit flips, and that confirm nothing: of three the one that changed is found in
+//! time and repaired, and of two it is said that they differ.
 //!
-//! `GROUPS_CASES=10000` sets how many flips there are, `GROUPS_FIRST=0x...` begins with fresh seeds, `GROUPS_SEED=0x...` repeats
-//! one. What applications make of a group whose state is wrong is not looked at here.
+//! `GROUPS_CASES=10000` sets how many flips there are, `GROUPS_FIRST=0x...` begins with fresh
+//! seeds, `GROUPS_SEED=0x...` repeats one. What applications make of a group whose state is wrong
+//! is not looked at here.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! Two hosts that are nothing but replicated state: every request is applied by hand, frames are values, time is a number.
+//! Two hosts that are nothing but replicated state: every request is applied by hand, frames are
+//! values, time is a number.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -309,7 +310,8 @@ impl World {
         }
     }
 
-    /// Whether the application at a place of `host` has written all that it wants to, and could write more.
+    /// Whether the application at a place of `host` has written all that it wants to, and could
+    /// write more.
     pub(super) fn is_idle(&self, host: usize, index: u32) -> bool {
         let app = self.hosts[host].apps.get(&index);
         app.is_some_and(|app| app.written == app.total && !app.shut)

@@ -28,7 +28,8 @@ impl FaultHooks for Forgetful {
     }
 }
 
-/// Two who agree and a third who does not, with a connection on which bytes arrived, as soon as all have posted that.
+/// Two who agree and a third who does not, with a connection on which bytes arrived, as soon as all
+/// have posted that.
 fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
     let (ours, theirs) = memory::pair(MemoryConfig::default());
     let mut layout = Layout::default();

@@ -1,4 +1,5 @@
-//! Code that panics while it handles one connection: that connection ends alike in every replica, and nothing else does.
+//! Code that panics while it handles one connection: that connection ends alike in every replica,
+//! and nothing else does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

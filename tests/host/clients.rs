@@ -1,4 +1,5 @@
-//! The example `services` over a TAP, asked by clients that people use, and by those that mean no good.
+//! The example `services` over a TAP, asked by clients that people use, and by those that mean no
+//! good.
 
 use std::time::Instant;
 
@@ -173,8 +174,8 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
     check(said.contains("taken"), &said)
 }
 
-/// Ports, the system, and segments of all kinds that should not be. Everything is accounted for, nothing that we sent
-/// is wrong in the eyes of `tshark`, and the next client is served.
+/// Ports, the system, and segments of all kinds that should not be. Everything is accounted for,
+/// nothing that we sent is wrong in the eyes of `tshark`, and the next client is served.
 fn nmap_and_hping3_do_no_harm(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");

@@ -1,4 +1,5 @@
-//! The example `services` while its replicas are killed one after the other, and others take their places.
+//! The example `services` while its replicas are killed one after the other, and others take their
+//! places.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,10 +31,12 @@ type Arguments = fn() -> Result<Vec<String>, Failed>;
 
 /// Bytes of the download.
 const BYTES: u64 = 1 << 30;
-/// Deaths that the download has to outlive, and segments that have to arrive between the first and the last.
+/// Deaths that the download has to outlive, and segments that have to arrive between the first and
+/// the last.
 const DEATHS: u64 = 5;
 const SEGMENTS: u64 = 1_000;
-/// What memory may grow by after the first two failures: a replica that joins before the other's memory is free takes less.
+/// What memory may grow by after the first two failures: a replica that joins before the other's
+/// memory is free takes less.
 const GROWTH: u64 = 3 << 20;
 /// Seconds at full speed before, how often at most, and the growth that counts as none.
 const WARM: &str = "3";

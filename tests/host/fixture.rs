@@ -1,5 +1,5 @@
-//! Network namespaces with a server in them, commands with a deadline, files with their hashes. All that is made here
-//! goes with its owner, be it by a panic.
+//! Network namespaces with a server in them, commands with a deadline, files with their hashes. All
+//! that is made here goes with its owner, be it by a panic.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Arguments of the servers over TCP. After 600 s a server ends by itself, should this program be killed.
+/// Arguments of the servers over TCP. After 600 s a server ends by itself, should this program be
+/// killed.
 const COMMON: &[&str] = &["--addr", "10.78.0.1/24", "--seconds", "600"];
 /// How often something is looked at that does not call.
 const GLANCE: Duration = Duration::from_millis(2);
@@ -129,7 +130,8 @@ impl Fixture {
         let mut command = ours.as_ref().unwrap_or(&peer).command(program);
         command.args(arguments);
         let server = Server::start(command)?;
-        // The interface of a TAP carries frames once its other end is open, and a moment later says so.
+        // The interface of a TAP carries frames once its other end is open, and a moment later says
+        // so.
         peer.wait_until_running(interface)?;
         Ok(Fixture {
             server,
@@ -153,7 +155,8 @@ impl Fixture {
         Running::start(command)
     }
 
-    /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a panic.
+    /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a
+    /// panic.
     pub(crate) fn check(&mut self) -> Result<(), Failed> {
         let said = self.server.said().lines().count();
         let complained = self.lines.is_some_and(|lines| said > lines);
@@ -179,7 +182,8 @@ impl Fixture {
         self.server.process.0.id()
     }
 
-    /// Waits until the server ends by itself, and returns how. Fails when that takes longer than `patience`.
+    /// Waits until the server ends by itself, and returns how. Fails when that takes longer than
+    /// `patience`.
     pub(crate) fn wait_for_end(&mut self, patience: Duration) -> Result<ExitStatus, Failed> {
         let deadline = Instant::now() + patience;
         loop {
@@ -233,7 +237,8 @@ pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
     Ok(Duration::from_millis(10 * sum))
 }
 
-// Namespaces ---------------------------------------------------------------------------------------------------------
+// Namespaces
+// ---------------------------------------------------------------------------------------------------------
 
 /// A network namespace, with a name that no other process uses.
 pub(crate) struct Namespace {
@@ -303,7 +308,8 @@ fn ip(arguments: &str) -> Result<String, Failed> {
     Running::start(command)?.finish()
 }
 
-// Processes ----------------------------------------------------------------------------------------------------------
+// Processes
+// ----------------------------------------------------------------------------------------------------------
 
 /// A process that is killed when nobody waits for it any more.
 struct Process(Child);
@@ -462,8 +468,8 @@ impl Server {
 
 /// Where the example is, once it is built.
 ///
-/// Cargo tells integration tests where binaries are, but not examples, and may not have built this one: so it is
-/// built here, which is quick if it was, in the profile of this program.
+/// Cargo tells integration tests where binaries are, but not examples, and may not have built this
+/// one: so it is built here, which is quick if it was, in the profile of this program.
 fn server_program(
     name: &str,
     built: &'static OnceLock<Result<PathBuf, String>>,
@@ -511,7 +517,8 @@ fn build_server(name: &str) -> io::Result<PathBuf> {
     Ok(folder.join("examples").join(name))
 }
 
-// Files --------------------------------------------------------------------------------------------------------------
+// Files
+// --------------------------------------------------------------------------------------------------------------
 
 /// A folder that goes when its owner does.
 pub(crate) struct Temporary(PathBuf);
@@ -530,8 +537,8 @@ impl Temporary {
         self.0.join(name).display().to_string()
     }
 
-    /// Writes a file of `len` bytes without a pattern that follow from `seed` (Marsaglia's xorshift64); returns
-    /// its hash.
+    /// Writes a file of `len` bytes without a pattern that follow from `seed` (Marsaglia's
+    /// xorshift64); returns its hash.
     pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
         let mut file = File::create(self.0.join(name))?;
         let mut hash = Sha256::new();

@@ -1,7 +1,9 @@
-//! The example `services` over a TAP while raw frames flood it, and while its link changes. How fast it stays stands in
-//! `cargo bench floods`; here it is that downloads arrive whole, memory stays bounded and nothing panics.
+//! The example `services` over a TAP while raw frames flood it, and while its link changes. How
+//! fast it stays stands in `cargo bench floods`; here it is that downloads arrive whole, memory
+//! stays bounded and nothing panics.
 //!
-//! What floods is this program, which the tests start once more in the peer's namespace with [`PEER`] as its first argument.
+//! What floods is this program, which the tests start once more in the peer's namespace with
+//! [`PEER`] as its first argument.
 
 #[path = "../../crates/bench/src/floods/frames.rs"]
 mod frames;
@@ -72,7 +74,8 @@ pub(crate) const REOPENED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to all other senders.
+/// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to
+/// all other senders.
 pub(crate) const NETWORK: [&str; 4] = ["--addr", "10.78.0.1/16", "--gateway", "10.78.0.2"];
 
 /// Frames of a flood in a second, and how many of them a test waits for.
@@ -81,10 +84,11 @@ const FRAMES: u64 = 3_000;
 /// Bytes of a short download, and of a long one.
 const SHORT: u64 = 100_000;
 const LONG: u64 = 4_000_000;
-/// What the memory of the server may grow by: the pools of its device, the fragments it keeps, and the rings of connections
-/// that keep their places in TIME-WAIT.
+/// What the memory of the server may grow by: the pools of its device, the fragments it keeps, and
+/// the rings of connections that keep their places in TIME-WAIT.
 const GROWTH: u64 = 64 << 20;
-/// Connections whose windows stay closed, and probes that a test waits for. The example serves 64 at a time.
+/// Connections whose windows stay closed, and probes that a test waits for. The example serves 64
+/// at a time.
 const CLOSED: u64 = 40;
 const PROBES: u64 = 20;
 /// Something that takes moments.
@@ -244,7 +248,8 @@ fn downloads_arrive_whole_beside_closed_windows(
 /// Bytes of the download meanwhile, at a rate that makes it last for some changes.
 const LIMITED_BYTES: u64 = 40_000_000;
 const LIMITED: &str = "15M";
-/// How long a link is down at first, while the server must not keep a core: less than this part of that time.
+/// How long a link is down at first, while the server must not keep a core: less than this part of
+/// that time.
 const DOWN: Duration = Duration::from_millis(800);
 const BUSY: u32 = 2;
 
@@ -300,7 +305,8 @@ fn a_download_outlives_a_link_that_changes(
     download(fixture, &folder, SHORT)
 }
 
-// A device that is opened again --------------------------------------------------------------------------------------
+// A device that is opened again
+// --------------------------------------------------------------------------------------
 
 /// In a namespace of its own, a stack loses its link, and another one serves on a new one.
 pub(crate) fn reopened(replicas: &str) -> Result<String, Failed> {

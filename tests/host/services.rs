@@ -1,4 +1,5 @@
-//! The example `services` on each kind of device, asked by `iperf3` and `curl`, with `tshark` looking on.
+//! The example `services` on each kind of device, asked by `iperf3` and `curl`, with `tshark`
+//! looking on.
 
 use libtest_mimic::Failed;
 use serde_json::Value;
@@ -28,7 +29,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("nobody_at_a_port_is_told", a_closed_port_is_reported),
 ];
 
-/// Bytes of 256 MiB that `iperf3` has to find received at least: windows hold far less than the rest.
+/// Bytes of 256 MiB that `iperf3` has to find received at least: windows hold far less than the
+/// rest.
 const LEAST: f64 = (128u32 << 20) as f64;
 /// Frames that are looked at.
 const FRAMES: &str = "2000";
@@ -44,7 +46,8 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
         let arguments = [&["-c", OURS, "-n", "256M", "-J"], more].concat();
         let said = fixture.run("iperf3", &arguments)?;
         let end = serde_json::from_str::<Value>(&said)?["end"].take();
-        // What was received, whoever received it. With both ways at once the test ends when one of them is through.
+        // What was received, whoever received it. With both ways at once the test ends when one of
+        // them is through.
         let received = |what| {
             ["sum_received", "sum_received_bidir_reverse"]
                 .iter()
@@ -172,7 +175,8 @@ pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Fail
     fixture.run("curl", &[&bounded, arguments].concat())
 }
 
-/// Captures at the kernel's end until there are enough frames, and keeps asking for more until then.
+/// Captures at the kernel's end until there are enough frames, and keeps asking for more until
+/// then.
 fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let file = folder.file("capture");
@@ -195,7 +199,8 @@ fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(
     watching.finish()?;
     let looked_at = fixture.run("tshark", &["-r", &file, "-T", "fields", "-e", "ip.len"])?;
     let bad = "_ws.malformed || tcp.flags.reset == 1 || ip.checksum.status == 0";
-    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries stays closed.
+    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries
+    // stays closed.
     let opaque = "tcp.port==80,data";
     let check = [
         "-o",

@@ -1,7 +1,9 @@
-//! SIGTERM and SIGINT end the servers in order: every connection is closed, and those that cannot be closed are reset.
+//! SIGTERM and SIGINT end the servers in order: every connection is closed, and those that cannot
+//! be closed are reset.
 //!
-//! The connections are held by this program, which the tests start once more in the peer's namespace with [`PEER`] as its
-//! first argument. It opens them, sends the signals, and prints a line for each connection that says how it ended.
+//! The connections are held by this program, which the tests start once more in the peer's
+//! namespace with [`PEER`] as its first argument. It opens them, sends the signals, and prints a
+//! line for each connection that says how it ended.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -15,12 +17,14 @@ use libtest_mimic::Failed;
 
 use crate::fixture::{Device, Fixture, OURS};
 
-/// The first argument of the program that holds the connections. Then follow the signals with commas between them, the
-/// server's process number, the path of a resource that is larger than any test reads, and a port that discards, or 0. For
-/// `udp_echo` there is an address in the place of the last two, which our stack has no route to.
+/// The first argument of the program that holds the connections. Then follow the signals with
+/// commas between them, the server's process number, the path of a resource that is larger than any
+/// test reads, and a port that discards, or 0. For `udp_echo` there is an address in the place of
+/// the last two, which our stack has no route to.
 pub(crate) const PEER: &str = "--signal-peer";
 
-/// A server ends about a second after the signal. A connection that is neither closed nor reset lasts for minutes.
+/// A server ends about a second after the signal. A connection that is neither closed nor reset
+/// lasts for minutes.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How often something is looked at that has no event.
 const GLANCE: Duration = Duration::from_millis(2);
@@ -100,7 +104,8 @@ fn closes_its_connections(
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
 
-/// The peer that does not read holds up the end for the whole grace, here longer than the test waits.
+/// The peer that does not read holds up the end for the whole grace, here longer than the test
+/// waits.
 fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
     let mut fixture = Fixture::services(Device::Tap, &["--grace", "600"])?;
     // An upload goes on during the grace, so there is none here.
@@ -113,7 +118,8 @@ fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
     Ok(status.to_string())
 }
 
-/// A datagram from an address that our stack has no route to comes first, then one from its own network.
+/// A datagram from an address that our stack has no route to comes first, then one from its own
+/// network.
 fn sigterm_ends_udp_echo() -> Result<String, Failed> {
     const UNREACHABLE: &str = "10.99.0.1";
     let mut fixture = Fixture::udp_echo()?;
@@ -144,7 +150,8 @@ fn start_peer(
     fixture.run(&program, &[PEER, signals, &server, path, &discard])
 }
 
-// The peer -----------------------------------------------------------------------------------------------------------
+// The peer
+// -----------------------------------------------------------------------------------------------------------
 
 /// Holds the connections; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
@@ -212,7 +219,8 @@ pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends one datagram from `unreachable`, then one from elsewhere, and the signal once that one is back.
+/// Sends one datagram from `unreachable`, then one from elsewhere, and the signal once that one is
+/// back.
 fn datagrams(signal: &str, server: &str, unreachable: &str) -> io::Result<()> {
     let to = (OURS, 7);
     UdpSocket::bind((unreachable, 0))?.send_to(b"first", to)?;
@@ -260,7 +268,8 @@ fn read_head(stream: &mut TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns what is to be called with the length of each piece: it reports once that the transfer is under way.
+/// Returns what is to be called with the length of each piece: it reports once that the transfer is
+/// under way.
 fn report(started: mpsc::Sender<()>) -> impl FnMut(usize) {
     let mut moved = 0;
     let mut started = Some(started);
@@ -337,7 +346,8 @@ fn send(signal: &str, process: &str) -> io::Result<()> {
     }
 }
 
-/// Whether a process is there and has not ended; one that ended stays until its parent asks for its status.
+/// Whether a process is there and has not ended; one that ended stays until its parent asks for its
+/// status.
 fn runs(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));

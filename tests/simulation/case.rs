@@ -30,7 +30,8 @@ const SCHEDULE_POSITIONS: u64 = 2 * 200;
 const BEGIN: Duration = Duration::from_secs(20);
 /// The wire is mended after so much virtual time.
 const FAULTS_END: Duration = Duration::from_secs(120);
-/// A connection that is healthy must be over so much later: the longest timeout, and what it delays.
+/// A connection that is healthy must be over so much later: the longest timeout, and what it
+/// delays.
 const GRACE: Duration = Duration::from_secs(240);
 /// Both stacks must have forgotten the connections after two maximum segment lifetimes.
 const FORGOTTEN: Duration = Duration::from_secs(130);
@@ -87,8 +88,9 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
         ppm: if rng.chance(500_000) { 6_500 } else { 0 },
         longest: Duration::from_millis(20),
     };
-    // A frame crosses two wires. TCP's checksum finds every flipped bit, but not every two: one that rises and one
-    // that falls in the same column of 16-bit words leave the sum as it was. So a frame is harmed once, at most.
+    // A frame crosses two wires. TCP's checksum finds every flipped bit, but not every two: one
+    // that rises and one that falls in the same column of 16-bit words leave the sum as it was. So
+    // a frame is harmed once, at most.
     let mut down = wire(rng);
     down.faults.corrupt_ppm = 0;
     HostConfig::new(variant)
@@ -126,7 +128,8 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     };
     let mut down = wire(rng);
     down.faults.corrupt_ppm = 0;
-    // All groups have as many replicas: who has few may have several groups, and connections that go back and forth.
+    // All groups have as many replicas: who has few may have several groups, and connections that
+    // go back and forth.
     let (groups, moves_ppm) = match rng.below(8) {
         0 if replicas <= 3 => (2 + rng.below(2) as usize, 1_000 + rng.below(9_000) as u32),
         _ => (1, 0),
@@ -223,7 +226,8 @@ impl Conversation {
         self.cut || self.all_traffic.iter().all(over)
     }
 
-    /// Whether somebody stood still, and somebody joined or died, while it moved its bytes through long enough logs.
+    /// Whether somebody stood still, and somebody joined or died, while it moved its bytes through
+    /// long enough logs.
     fn is_schedule(&self) -> bool {
         let (Some(from), Some(until)) = (self.from, self.until) else {
             return false;
@@ -235,7 +239,8 @@ impl Conversation {
             && until.changes > from.changes
     }
 
-    /// A call failed: with a panic behind it that is the end of the connection for both applications. Else it is wrong.
+    /// A call failed: with a panic behind it that is the end of the connection for both
+    /// applications. Else it is wrong.
     fn failed(&mut self, error: SocketError) -> Result<(), SocketError> {
         let broken = matches!(
             error,
@@ -406,8 +411,8 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
             Ok(()) => break,
             Err(RunError::OutOfTime | RunError::Stuck) if mend => net.clear_faults(),
             Err(RunError::OutOfTime | RunError::Stuck) if panics => {
-                // The reset got lost, and who waits for the rest of the stream has nothing to say: applications with any
-                // patience give up.
+                // The reset got lost, and who waits for the rest of the stream has nothing to say:
+                // applications with any patience give up.
                 for left in conversations.iter_mut().filter(|left| !left.is_over()) {
                     left.cut = true;
                     left.all_traffic = [None, None];

@@ -9,8 +9,8 @@ use dominoes_netstack::time::Duration;
 
 use super::wire_observer::WireObserver;
 
-/// Two hosts that send to each other as fast as they can over perfect wires, while workers stand still. Returns how many
-/// segments were sent again, and how many stalls there were.
+/// Two hosts that send to each other as fast as they can over perfect wires, while workers stand
+/// still. Returns how many segments were sent again, and how many stalls there were.
 pub(super) fn both_ways(seed: u64, variant: Variant, stalls: Stalls) -> (u64, u64) {
     const BYTES: u64 = 500_000;
     let mut net = Net::new(seed);

@@ -31,18 +31,21 @@
 //! | `mtu` | the MTU is 1280 and 1500 bytes by turns |
 //! | `deleted` | the link is deleted and made again; the server opens its device anew |
 //!
-//! Every server is a process that serves HTTP with the same code, a thread for each connection. The client and the flood
-//! are on the other side of one link, in a network namespace made for it: our stack has the far end of the client's TAP, or
-//! one end of a veth pair; Linux has one end of a veth pair. Frames are made by smoltcp, sent through a packet socket on
-//! the client's interface, paced by the clock, and the same for every server.
+//! Every server is a process that serves HTTP with the same code, a thread for each connection. The
+//! client and the flood are on the other side of one link, in a network namespace made for it: our
+//! stack has the far end of the client's TAP, or one end of a veth pair; Linux has one end of a
+//! veth pair. Frames are made by smoltcp, sent through a packet socket on the client's interface,
+//! paced by the clock, and the same for every server.
 //!
-//! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it, during it, and from one
-//! second after its end. The share is what is left of the rate during it, and `back` what there is of it afterwards; the
-//! last column is our share over Linux' in the same round. Figures are medians with quartiles over the rounds. Memory is
-//! that of the server's process, before, during and after; what Linux keeps in its kernel is not in it.
+//! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it,
+//! during it, and from one second after its end. The share is what is left of the rate during it,
+//! and `back` what there is of it afterwards; the last column is our share over Linux' in the same
+//! round. Figures are medians with quartiles over the rounds. Memory is that of the server's
+//! process, before, during and after; what Linux keeps in its kernel is not in it.
 //!
-//! All processes share the machine's cores: a flood takes time from everything, whichever the server is, so the rate before
-//! and during are compared within one server's own run, and the shares between servers of one round.
+//! All processes share the machine's cores: a flood takes time from everything, whichever the
+//! server is, so the rate before and during are compared within one server's own run, and the
+//! shares between servers of one round.
 
 #[cfg(target_os = "linux")]
 #[path = "../src/floods/mod.rs"]

@@ -1,14 +1,15 @@
 //! `cargo bench idle [-- --connections N] [--seconds N] [--samples N] [--check]`
 //!
-//! What a running stack costs that has nothing to do, and how long it takes to wake up. A thousand connections lie
-//! between it and a peer that this thread drives by hand; for some seconds nothing is sent, or only what keepalive asks
-//! (each connection every two seconds, which is far more often than anybody would). The share of a core is processor time
-//! of all threads but this one, user and system, as getrusage(2) has it. Waking up is measured from a SYN to a port at
-//! which nobody listens to the reset that answers it: the stack's own work is in it, so the same is measured while the
-//! stack is awake.
+//! What a running stack costs that has nothing to do, and how long it takes to wake up. A thousand
+//! connections lie between it and a peer that this thread drives by hand; for some seconds nothing
+//! is sent, or only what keepalive asks (each connection every two seconds, which is far more often
+//! than anybody would). The share of a core is processor time of all threads but this one, user and
+//! system, as getrusage(2) has it. Waking up is measured from a SYN to a port at which nobody
+//! listens to the reset that answers it: the stack's own work is in it, so the same is measured
+//! while the stack is awake.
 //!
-//! The share has to be below 1 % without keepalive. It is measured up to three times, since another process may have
-//! had a part in it; with `--check` the process fails if the least is not below.
+//! The share has to be below 1 % without keepalive. It is measured up to three times, since another
+//! process may have had a part in it; with `--check` the process fails if the least is not below.
 
 use std::process::ExitCode;
 use std::thread::{sleep, yield_now};
@@ -174,7 +175,8 @@ impl Fixture {
             loop {
                 self.turn();
                 match opening.try_finish() {
-                    // Who is woken may be given this core, and would wait for the next tick of the kernel's clock.
+                    // Who is woken may be given this core, and would wait for the next tick of the
+                    // kernel's clock.
                     Ok(None) => yield_now(),
                     Err(SocketError::Refused) => return begin.elapsed(),
                     other => panic!("somebody listens: {other:?}"),

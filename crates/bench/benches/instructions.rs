@@ -1,9 +1,10 @@
 //! `cargo bench instructions [FILTER] [-- [--check | --accept] [--list]]`
 //!
-//! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and whole segments through
-//! every variant of the stack. FILTER is part of a case's name, such as `apply/` or `single/send/1448`. `--check` fails
-//! if a key count differs from `instructions.toml` by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was
-//! counted is in `target/instructions`. It takes less than a minute, on a busy machine, too.
+//! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and
+//! whole segments through every variant of the stack. FILTER is part of a case's name, such as
+//! `apply/` or `single/send/1448`. `--check` fails if a key count differs from `instructions.toml`
+//! by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was counted is
+//! in `target/instructions`. It takes less than a minute, on a busy machine, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! One connection of our stack to a Linux kernel, beside one between two kernels on the same interfaces, in turn.
+//! One connection of our stack to a Linux kernel, beside one between two kernels on the same
+//! interfaces, in turn.
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo bench linux -- [options]
@@ -21,40 +22,47 @@
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
 //!
-//! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them. Kernels use CUBIC. Every
-//! slice is a connection of its own between two processes; its first 300 ms do not count. Linux is measured over the veth
-//! pair in the rows of TAP, too, since a TAP has one kernel only. CPU seconds are those of both processes, with what the
-//! kernel did for the network in their time, and of its threads for software interrupts. `whole machine's` is the ratio
-//! of all that any core did (`/proc/stat`): it leaves out nothing, and counts other work on the machine, too. `our
-//! end/Linux's` compares the near processes alone; work that the kernel does for one end in the time of the other blurs
-//! it. `pumps` is the part of the time awake that our stack spent in calls of the device.
+//! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them.
+//! Kernels use CUBIC. Every slice is a connection of its own between two processes; its first 300
+//! ms do not count. Linux is measured over the veth pair in the rows of TAP, too, since a TAP has
+//! one kernel only. CPU seconds are those of both processes, with what the kernel did for the
+//! network in their time, and of its threads for software interrupts. `whole machine's` is the
+//! ratio of all that any core did (`/proc/stat`): it leaves out nothing, and counts other work on
+//! the machine, too. `our end/Linux's` compares the near processes alone; work that the kernel does
+//! for one end in the time of the other blurs it. `pumps` is the part of the time awake that our
+//! stack spent in calls of the device.
 //!
-//! With one replica the near end, be it our application with our stack or a kernel's application, stays on the last core
-//! and the other end on the first, in both rows alike; the kernel's threads run where it puts them. Text that goes from
-//! core to core on its way from the application costs more than all else together, and where threads run is chance
-//! otherwise. `--pinned together` puts both ends on the last core: then the rate says what they cost, and nothing goes from
-//! core to core. Free to choose, schedulers do that now and then, and it is the fastest that a kernel's connection gets.
-//! With several replicas only those stay where they are put, one a core, and nothing else is pinned.
+//! With one replica the near end, be it our application with our stack or a kernel's application,
+//! stays on the last core and the other end on the first, in both rows alike; the kernel's threads
+//! run where it puts them. Text that goes from core to core on its way from the application costs
+//! more than all else together, and where threads run is chance otherwise. `--pinned together` puts
+//! both ends on the last core: then the rate says what they cost, and nothing goes from core to
+//! core. Free to choose, schedulers do that now and then, and it is the fastest that a kernel's
+//! connection gets. With several replicas only those stay where they are put, one a core, and
+//! nothing else is pinned.
 //!
-//! Buffers and rings are as short as the delay allows, since what passes through caches costs half: v3 hands frames over
-//! after a millisecond, the others at once. With small frames the kernel's TCP divides large pieces as they leave. Our
-//! stack leaves that to the kernel as well; through a packet socket in the row of AF_XDP, whose own ring takes no large
-//! pieces. A TAP has nothing between our pieces and the kernel that takes them, so they arrive whole; `--merged no` sends
+//! Buffers and rings are as short as the delay allows, since what passes through caches costs half:
+//! v3 hands frames over after a millisecond, the others at once. With small frames the kernel's TCP
+//! divides large pieces as they leave. Our stack leaves that to the kernel as well; through a
+//! packet socket in the row of AF_XDP, whose own ring takes no large pieces. A TAP has nothing
+//! between our pieces and the kernel that takes them, so they arrive whole; `--merged no` sends
 //! every segment by itself instead, in a system call of its own, in both rows.
 //!
-//! A host may move the cores of a virtual machine about, several times a second: two that shared a cache a moment ago are
-//! then far apart, and whatever goes from end to end takes twice to three times as long, whoever's stack it is. So the
-//! time that a line takes from core to core is measured before, between and after the two slices of a round. Rounds in
-//! which it was always short, and those in which it was always long, stand in rows of their own; the others, which
-//! would compare a slice of one kind with one of the other, are measured again, up to four times as many rounds in all.
-//! Which stack has the first slice alternates.
+//! A host may move the cores of a virtual machine about, several times a second: two that shared a
+//! cache a moment ago are then far apart, and whatever goes from end to end takes twice to three
+//! times as long, whoever's stack it is. So the time that a line takes from core to core is
+//! measured before, between and after the two slices of a round. Rounds in which it was always
+//! short, and those in which it was always long, stand in rows of their own; the others, which
+//! would compare a slice of one kind with one of the other, are measured again, up to four times as
+//! many rounds in all. Which stack has the first slice alternates.
 //!
-//! On a machine with other work, two things keep that away from what is measured. Over bad wires, which leave cores idle:
-//! `chrt --fifo 1` before the program. Over interfaces that would change who runs when, so there a session of its own
-//! with all the weight that the scheduler knows: `setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec PROGRAM'`.
+//! On a machine with other work, two things keep that away from what is measured. Over bad wires,
+//! which leave cores idle: `chrt --fifo 1` before the program. Over interfaces that would change
+//! who runs when, so there a session of its own with all the weight that the scheduler knows:
+//! `setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec PROGRAM'`.
 //!
-//! The figures of the bad wire are those of the receiving end; what both ends saw of the stream is compared by
-//! SHA-256. For the record: `--loss 0,1000,10000,50000 --seeds 10 --millis 20000`.
+//! The figures of the bad wire are those of the receiving end; what both ends saw of the stream is
+//! compared by SHA-256. For the record: `--loss 0,1000,10000,50000 --seeds 10 --millis 20000`.
 
 #[cfg(target_os = "linux")]
 #[path = "../src/linux/mod.rs"]
@@ -240,8 +248,9 @@ mod run {
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
         let tap = device == Device::Tap;
-        // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes nobody wait for room, and a sender that
-        // waits for the window, because we slept, fills its own buffer with what is cold when it leaves.
+        // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes nobody wait for
+        // room, and a sender that waits for the window, because we slept, fills its own buffer with
+        // what is cold when it leaves.
         let long = device == Device::Blocks || !options.loss.is_empty();
         let [buffer, ring] = match device {
             _ if long => [4_096, 16_384],

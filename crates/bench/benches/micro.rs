@@ -19,7 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Set in the process whose arguments are for criterion alone, which reads them from the process and not from here.
+/// Set in the process whose arguments are for criterion alone, which reads them from the process
+/// and not from here.
 const ARGUMENTS_ARE_CLEAN: &str = "DOMINOES_BENCH_MICRO";
 
 const BATCHES: [usize; 3] = [1, 16, 64];

@@ -297,7 +297,8 @@ fn run(options: &Options) -> Result<(), String> {
 
 /// Where pictures and figures go.
 struct Output {
-    /// `None` if the usual directory cannot be written, as by another user than the one who built this.
+    /// `None` if the usual directory cannot be written, as by another user than the one who built
+    /// this.
     directory: Option<PathBuf>,
 }
 

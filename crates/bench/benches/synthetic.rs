@@ -6,10 +6,10 @@
 //! the sequential part alone, made of atomics, or replicated and fed from one log (Sizemore 2011,
 //! section 5.2, figures 5.1 and 5.2). All strategies do the same work, which is verified first.
 //!
-//! Threads are pinned, thread `t` to core `(t + round) % cores`; more threads than cores are over-committed.
-//! Rounds are interleaved: each measures every row once, and speed-ups are taken within a round. A
-//! slice in which a thread had to wait for its core is measured again.
-//! Prints a table and writes `target/synthetic/synthetic.{json,svg}`.
+//! Threads are pinned, thread `t` to core `(t + round) % cores`; more threads than cores are
+//! over-committed. Rounds are interleaved: each measures every row once, and speed-ups are taken
+//! within a round. A slice in which a thread had to wait for its core is measured again. Prints a
+//! table and writes `target/synthetic/synthetic.{json,svg}`.
 
 #[path = "../src/synthetic/mod.rs"]
 mod synthetic;
@@ -132,7 +132,8 @@ fn main() -> ExitCode {
             // more threads than cores they always wait, for each other.
             let mut patience = if row.threads <= cores { 8 } else { 0 };
             let slice = loop {
-                // Cores differ, on virtual machines from moment to moment: one thread runs on each in turn.
+                // Cores differ, on virtual machines from moment to moment: one thread runs on each
+                // in turn.
                 let on = On {
                     threads: row.threads,
                     cores,

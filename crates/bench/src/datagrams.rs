@@ -1,10 +1,11 @@
 //! The far side of the UDP experiments: a sender and a receiver of prebuilt datagrams, as
 //! [`dominoes_drivers::memory::peer`] is for TCP.
 //!
-//! UDP has no window, so the sender is told how much the application has read, and keeps no more under way than fits
-//! half of the socket's queue: what is measured is work, not loss, and a datagram that is dropped fails the measurement.
-//! Datagrams carry their number, so that one that comes twice, late or not at all is noticed. They circulate in a pool
-//! that is larger than a cache, and their frames are not touched when they are handed out.
+//! UDP has no window, so the sender is told how much the application has read, and keeps no more
+//! under way than fits half of the socket's queue: what is measured is work, not loss, and a
+//! datagram that is dropped fails the measurement. Datagrams carry their number, so that one that
+//! comes twice, late or not at all is noticed. They circulate in a pool that is larger than a
+//! cache, and their frames are not touched when they are handed out.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -76,8 +77,8 @@ pub(crate) struct DatagramDevice {
 }
 
 impl DatagramDevice {
-    /// A device that brings datagrams, or only takes them; and what tells of it. `paced`: no more is under way than
-    /// was read.
+    /// A device that brings datagrams, or only takes them; and what tells of it. `paced`: no more
+    /// is under way than was read.
     pub(crate) fn new(brings: bool, paced: bool, workload: &Workload) -> (Self, Arc<Wire>) {
         let wire = Arc::new(Wire {
             read: CachePadded::default(),

@@ -1,9 +1,10 @@
 //! Inline processing of the payload, the same for all variants and for `limit`.
 //!
-//! Prebuilt frames carry payload as a peer with the same processor would send it, which is another one at every
-//! position of the stream. For that they would have to be enciphered anew each time; so what is received
-//! repeats its positions after [`RECORDS`] segments, and frames circulate in as many kinds. That is
-//! nothing to a benchmark, and would be the end of any secrecy. What is sent does not repeat.
+//! Prebuilt frames carry payload as a peer with the same processor would send it, which is another
+//! one at every position of the stream. For that they would have to be enciphered anew each time;
+//! so what is received repeats its positions after [`RECORDS`] segments, and frames circulate in as
+//! many kinds. That is nothing to a benchmark, and would be the end of any secrecy. What is sent
+//! does not repeat.
 
 use std::sync::Arc;
 

@@ -1,13 +1,14 @@
 //! Scalability benchmarks of the Dominoes stack.
 //!
-//! An [`experiments::Experiment`] is a few panels of rows, a row one variant on so many cores. Rows are driven
-//! by pinned threads of this crate, without any thread besides; the network's far side is simulated inside
-//! the device (`peer`), and the application is a few lines in one of the threads. Rows take turns in
-//! slices of 100 ms ([`slices`]), so that whatever disturbs the machine disturbs them alike, and are compared
-//! pair by pair within a round ([`ratio`], [`record`]).
+//! An [`experiments::Experiment`] is a few panels of rows, a row one variant on so many cores. Rows
+//! are driven by pinned threads of this crate, without any thread besides; the network's far side
+//! is simulated inside the device (`peer`), and the application is a few lines in one of the
+//! threads. Rows take turns in slices of 100 ms ([`slices`]), so that whatever disturbs the machine
+//! disturbs them alike, and are compared pair by pair within a round ([`ratio`], [`record`]).
 //!
-//! The feature `report`, on by default, adds what the bench targets need besides: pictures (`plot`, `svg`), counts of
-//! instructions (`instructions`), single calls of the log (`micro`), and which target a command line means (`targets`).
+//! The feature `report`, on by default, adds what the bench targets need besides: pictures (`plot`,
+//! `svg`), counts of instructions (`instructions`), single calls of the log (`micro`), and which
+//! target a command line means (`targets`).
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! Published figures as data, each with where it stands.
 //!
-//! Sizemore: Charles Donour Sizemore, *Parallel network protocol stacks using replication*, University of New
-//! Mexico, 2011. Nahum: Erich M. Nahum, David J. Yates, James F. Kurose and Don Towsley, *Performance issues in
-//! parallelized network protocols*, University of Massachusetts, 1994. Curves that the text describes without
-//! numbers are described here without numbers.
+//! Sizemore: Charles Donour Sizemore, *Parallel network protocol stacks using replication*,
+//! University of New Mexico, 2011. Nahum: Erich M. Nahum, David J. Yates, James F. Kurose and Don
+//! Towsley, *Performance issues in parallelized network protocols*, University of Massachusetts,
+//! 1994. Curves that the text describes without numbers are described here without numbers.
 
 use core::fmt;
 

@@ -1,7 +1,7 @@
 //! What the rows of a panel are measured against: ratios of throughput, with targets.
 //!
-//! A ratio is computed within each round, in which all rows had their slice within a second or so; what is given
-//! is the median over the rounds, with quartiles.
+//! A ratio is computed within each round, in which all rows had their slice within a second or so;
+//! what is given is the median over the rounds, with quartiles.
 
 use core::fmt;
 
@@ -106,13 +106,15 @@ pub struct RatioLine {
     pub pairs: usize,
     /// Pairs that were left out since a thread had to wait for its core.
     pub disturbed: usize,
-    /// Whether that would have left none. Then the ratio is that of all pairs, and no target is judged by it.
+    /// Whether that would have left none. Then the ratio is that of all pairs, and no target is
+    /// judged by it.
     pub all_disturbed: bool,
     /// What it should reach.
     pub at_least: Option<f64>,
     /// Whether its median does.
     pub met: Option<bool>,
-    /// The same of those pairs in which the cores stayed equally far apart, if a row used several cores.
+    /// The same of those pairs in which the cores stayed equally far apart, if a row used several
+    /// cores.
     pub at: Vec<AtDistance>,
     /// Nanoseconds for a line from core to core before and after, if a row used several cores.
     pub line_transfer_ns: Option<[f64; 2]>,
@@ -213,7 +215,8 @@ impl Rounds<'_> {
         let several = picks.iter().any(|pick| pick.cores > 1);
         let rows: Option<Vec<usize>> = picks.iter().map(|pick| self.find(pick)).collect();
         let rows = rows.unwrap_or_default();
-        // Rows of one round were measured one after the other: each is compared with the others of its round.
+        // Rows of one round were measured one after the other: each is compared with the others of
+        // its round.
         let value = |round: &Vec<Sample>| {
             let rate = |at: usize| round[rows[at]].gbit_per_s();
             match target.quotient {

@@ -71,7 +71,8 @@ pub struct ResultRow {
     pub waited_share_max: f64,
     /// Segments in a run, on average.
     pub segments_per_run: Option<f64>,
-    /// Share of one core's time in the receive pump (held and with something to do), summed over cores.
+    /// Share of one core's time in the receive pump (held and with something to do), summed over
+    /// cores.
     pub rx_pump_cores: Option<f64>,
     /// Share of its time that each core found nothing to do.
     pub idle_share: Vec<f64>,
@@ -91,7 +92,8 @@ pub struct ResultRow {
     pub lock_wait_share: Vec<f64>,
     /// Segments for each time that the lock was taken.
     pub segments_per_lock: Option<f64>,
-    /// Share of segments that came to the state behind one that had arrived later; where that can happen.
+    /// Share of segments that came to the state behind one that had arrived later; where that can
+    /// happen.
     pub misordered_share: Option<f64>,
 }
 

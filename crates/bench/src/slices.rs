@@ -1,13 +1,14 @@
 //! Rows take turns: a slice each, again and again, on threads that are pinned once.
 //!
-//! A thread drives driver i of every row. Rows with fewer drivers leave the other threads asleep. Who measures
-//! sleeps too. Counting begins a little after a slice does, when its caches are its own again. A slice in
-//! which a thread had to wait for its core is disturbed, and so is its round; disturbed rounds are measured
-//! again while there is patience left, and otherwise kept and counted. What looks wrong and may be the machine's doing is a
-//! [`Failure::Timing`], for the caller to repeat.
+//! A thread drives driver i of every row. Rows with fewer drivers leave the other threads asleep.
+//! Who measures sleeps too. Counting begins a little after a slice does, when its caches are its
+//! own again. A slice in which a thread had to wait for its core is disturbed, and so is its round;
+//! disturbed rounds are measured again while there is patience left, and otherwise kept and
+//! counted. What looks wrong and may be the machine's doing is a [`Failure::Timing`], for the
+//! caller to repeat.
 //!
-//! A row has a clock of its own, which stands still while the row does: what was sent at the end of a slice is not late at
-//! the beginning of the next one, however long that took to come.
+//! A row has a clock of its own, which stands still while the row does: what was sent at the end of
+//! a slice is not late at the beginning of the next one, however long that took to come.
 
 use core::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,11 +31,13 @@ const LEAST_ROUNDS: usize = 2;
 /// How long a thread may take to report a slice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Being held up for so long, in one slice, excuses a retransmission. The least timeout is ten times that,
-/// but what two threads wait for adds up, and rows on an undisturbed machine wait for a fraction of a millisecond.
+/// Being held up for so long, in one slice, excuses a retransmission. The least timeout is ten
+/// times that, but what two threads wait for adds up, and rows on an undisturbed machine wait for a
+/// fraction of a millisecond.
 const LONG_WAIT: Duration = Duration::from_millis(20);
-/// A turn that took so long was held up. It takes some ten microseconds. Who waits for a core of this machine is told how long
-/// that was; who was on a core that the host gave to somebody else, or was stopped, sees no more than this.
+/// A turn that took so long was held up. It takes some ten microseconds. Who waits for a core of
+/// this machine is told how long that was; who was on a core that the host gave to somebody else,
+/// or was stopped, sees no more than this.
 const HELD_UP: Duration = Duration::from_millis(1);
 
 /// What one row did in one slice.
@@ -46,7 +49,8 @@ pub struct Sample {
     pub bytes: u64,
     /// Share of the time, 0 to 1, that the row's threads waited for a core; the worst of them.
     pub waited: f64,
-    /// How far apart the cores were before the slice and after it; `None` if that changed meanwhile.
+    /// How far apart the cores were before the slice and after it; `None` if that changed
+    /// meanwhile.
     pub distance: Option<Distance>,
 }
 
@@ -66,9 +70,11 @@ impl Sample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A row did what it must not do, whatever the machine does: its bytes are wrong, or a thread panicked.
+    /// A row did what it must not do, whatever the machine does: its bytes are wrong, or a thread
+    /// panicked.
     Wrong(String),
-    /// A row did what it does only if its threads are held up: it sent something again, or moved nothing.
+    /// A row did what it does only if its threads are held up: it sent something again, or moved
+    /// nothing.
     Timing {
         /// What it did.
         what: String,
@@ -306,8 +312,8 @@ struct Conductor<'a> {
     names: Vec<String>,
     drivers: Vec<usize>,
     threads: Vec<(Option<usize>, bool)>,
-    /// How long a thread of each row was held up in the worst slice, the time included in which it had its order and
-    /// did not begin.
+    /// How long a thread of each row was held up in the worst slice, the time included in which it
+    /// had its order and did not begin.
     longest_wait: Vec<Duration>,
 }
 
@@ -379,8 +385,8 @@ impl Conductor<'_> {
     }
 }
 
-/// Measures `rounds` rounds of all rows, in slices of `slice`, and tells `progress` how many are done and how
-/// many are wanted.
+/// Measures `rounds` rounds of all rows, in slices of `slice`, and tells `progress` how many are
+/// done and how many are wanted.
 ///
 /// # Errors
 /// If a row failed its own checks, or stands still.
@@ -438,7 +444,8 @@ pub fn sample(
     Ok(sampled)
 }
 
-/// Gives the drivers of all rows to threads while `conduct` gives orders, and checks the rows afterwards.
+/// Gives the drivers of all rows to threads while `conduct` gives orders, and checks the rows
+/// afterwards.
 fn with_threads<R>(
     mut rows: Vec<Row>,
     slice: Duration,
@@ -516,7 +523,8 @@ fn conduct(
     // Once for nothing: caches, branch predictors, congestion windows.
     let begin = Instant::now();
     conductor.round(0)?;
-    // The slices under observation take as long as a round, and so does the round that is begun last.
+    // The slices under observation take as long as a round, and so does the round that is begun
+    // last.
     let until = until.and_then(|until| until.checked_sub(2 * begin.elapsed()));
     let mut kept = Vec::new();
     let (mut disturbed, mut repeated) = (0, 0);

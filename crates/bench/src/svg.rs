@@ -1,12 +1,13 @@
 //! SVG pictures of results: bars, lines, and text that stays inside the picture.
 //!
-//! A [`Canvas`] has a fixed width and is as high as what is drawn on it. Text has no exact width before it is shown, so
-//! [`text_width`] estimates it from above, and [`Canvas::paragraph`] breaks lines by that estimate.
+//! A [`Canvas`] has a fixed width and is as high as what is drawn on it. Text has no exact width
+//! before it is shown, so [`text_width`] estimates it from above, and [`Canvas::paragraph`] breaks
+//! lines by that estimate.
 
 use core::fmt::Write;
 
-/// What [`text_width`] takes for one character, in parts of the size of the text. Digits and most lower-case letters of
-/// common sans-serif fonts are narrower.
+/// What [`text_width`] takes for one character, in parts of the size of the text. Digits and most
+/// lower-case letters of common sans-serif fonts are narrower.
 const CHARACTER: f64 = 0.6;
 /// Pixels around everything.
 pub const MARGIN: f64 = 12.0;
@@ -59,7 +60,8 @@ impl Canvas {
         self.width
     }
 
-    /// The right end of what was drawn, in pixels. At most [`Canvas::width`] if everything can be seen.
+    /// The right end of what was drawn, in pixels. At most [`Canvas::width`] if everything can be
+    /// seen.
     pub fn right(&self) -> f64 {
         self.right
     }
@@ -115,8 +117,8 @@ impl Canvas {
         );
     }
 
-    /// Text from `x` to the right margin in as many lines as it takes, the first with its baseline at `y`. Returns the
-    /// baseline of the line that would follow.
+    /// Text from `x` to the right margin in as many lines as it takes, the first with its baseline
+    /// at `y`. Returns the baseline of the line that would follow.
     pub fn paragraph(&mut self, (x, mut y): (f64, f64), size: f64, text: &str) -> f64 {
         let room = self.width - MARGIN - x;
         for line in wrapped(text, room, size) {
@@ -143,7 +145,8 @@ impl Canvas {
     }
 }
 
-/// The words of `text` in lines of at most `room` pixels. A word that is longer than that has a line of its own.
+/// The words of `text` in lines of at most `room` pixels. A word that is longer than that has a
+/// line of its own.
 fn wrapped(text: &str, room: f64, size: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,8 +1,9 @@
 //! Which bench target a command line means.
 //!
-//! `cargo bench WORDS -- OPTIONS` starts every bench target with the same words and options. Every target of this
-//! package calls [`arguments`] first, which answers from one table, [`TARGETS`]: the target runs, or another one is
-//! meant and it ends with success, or the command line means nothing and exactly one target says so.
+//! `cargo bench WORDS -- OPTIONS` starts every bench target with the same words and options. Every
+//! target of this package calls [`arguments`] first, which answers from one table, [`TARGETS`]: the
+//! target runs, or another one is meant and it ends with success, or the command line means nothing
+//! and exactly one target says so.
 //!
 //! | command line | what runs |
 //! |---|---|
@@ -15,8 +16,9 @@
 //!
 //! An option has to be one of a target that runs; a target that does not have it does not see it.
 //!
-//! Cargo does not tell a target that `--bench NAME` chose it. [`Call::here`] reads that from cargo's own command line,
-//! where the system shows it (`/proc`). Where it does not, `cargo bench --bench NAME` has to be `cargo bench NAME`.
+//! Cargo does not tell a target that `--bench NAME` chose it. [`Call::here`] reads that from
+//! cargo's own command line, where the system shows it (`/proc`). Where it does not,
+//! `cargo bench --bench NAME` has to be `cargo bench NAME`.
 
 use core::fmt::Write;
 use std::path::Path;
@@ -50,7 +52,8 @@ enum Parts {
     Whole,
     /// [`EXPERIMENTS`], whose names mean the target too.
     Experiments,
-    /// Part of the name of a case, if the target is named as well; the cases begin with these words.
+    /// Part of the name of a case, if the target is named as well; the cases begin with these
+    /// words.
     Cases(&'static [&'static str]),
 }
 
@@ -548,7 +551,8 @@ fn cargo_bench() -> Option<Vec<String>> {
     // A driver, a shell or sudo may stand between.
     for _ in 0..8 {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // Behind the name, which may hold anything but a closing bracket: the state, and the parent.
+        // Behind the name, which may hold anything but a closing bracket: the state, and the
+        // parent.
         let (_, fields) = stat.rsplit_once(')')?;
         process = fields.split_whitespace().nth(1)?.to_owned();
         let line = std::fs::read(format!("/proc/{process}/cmdline")).ok()?;
@@ -790,7 +794,8 @@ mod tests {
                 assert!(words.insert(name), "{name}");
             }
         }
-        // An option has a value in all targets or in none: otherwise what follows it would be a word to some.
+        // An option has a value in all targets or in none: otherwise what follows it would be a
+        // word to some.
         let mut values = HashMap::new();
         for (name, value) in TARGETS.iter().flat_map(|target| target.options) {
             assert_eq!(*values.entry(*name).or_insert(*value), *value, "{name}");

@@ -22,7 +22,8 @@ pub(crate) fn pin(core: Option<CoreId>) -> bool {
 /// The core that the calling thread runs on, if the system says so.
 pub(crate) fn current_core() -> Option<usize> {
     let stat = fs::read_to_string("/proc/thread-self/stat").ok()?;
-    // Fields after the name, which may hold anything but a closing bracket; the 39th of all is the core.
+    // Fields after the name, which may hold anything but a closing bracket; the 39th of all is the
+    // core.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()
@@ -40,8 +41,9 @@ pub(crate) fn waited_ns() -> u64 {
         .unwrap_or(0)
 }
 
-/// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there is no
-/// second. It says what sharing costs at the moment: hosts move the cores of a virtual machine about.
+/// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there
+/// is no second. It says what sharing costs at the moment: hosts move the cores of a virtual
+/// machine about.
 pub fn line_transfer_ns() -> Option<f64> {
     const THROWS: u64 = 10_000;
     let [first, second, ..] = *cores() else {
@@ -77,13 +79,15 @@ pub fn line_transfer_ns() -> Option<f64> {
 /// Nanoseconds for a line from core to core up to which cores are near.
 const NEAR_NS: f64 = 100.0;
 
-/// How far apart the first two cores are, which a host may change at any time, several times a second.
+/// How far apart the first two cores are, which a host may change at any time, several times a
+/// second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Distance {
     /// As cores are that share a cache; or there is only one.
     Near,
-    /// In different clusters or sockets: whatever goes from core to core takes several times as long.
+    /// In different clusters or sockets: whatever goes from core to core takes several times as
+    /// long.
     Far,
 }
 

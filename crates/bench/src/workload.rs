@@ -36,7 +36,8 @@ impl Processing {
 pub struct Workload {
     /// Payload bytes of a segment.
     pub segment_bytes: usize,
-    /// Frames in circulation, in bytes: above every private cache, as a network card would leave them.
+    /// Frames in circulation, in bytes: above every private cache, as a network card would leave
+    /// them.
     pub pool_bytes: usize,
     /// Receive and send ring of the connection, in bytes.
     pub ring_bytes: u32,
@@ -46,11 +47,11 @@ pub struct Workload {
     pub merge: bool,
     /// Whether segments carry timestamps (RFC 7323), both ways.
     pub timestamps: bool,
-    /// Whether TCP checksums are verified and computed in software; otherwise the device vouches for what it
-    /// receives and finishes what it sends, as cards do.
+    /// Whether TCP checksums are verified and computed in software; otherwise the device vouches
+    /// for what it receives and finishes what it sends, as cards do.
     pub checksum: bool,
-    /// Whether the peer compares the checksums of what it is sent with those it knows beforehand, where it can know
-    /// them: not of what is enciphered.
+    /// Whether the peer compares the checksums of what it is sent with those it knows beforehand,
+    /// where it can know them: not of what is enciphered.
     pub verify_checksums: bool,
     /// Connections that share the payload.
     pub connections: usize,
@@ -89,8 +90,8 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// The same with a ring of `frames` frames, which stays in a core's own caches, and rings of the
-    /// connection that are just as warm.
+    /// The same with a ring of `frames` frames, which stays in a core's own caches, and rings of
+    /// the connection that are just as warm.
     #[must_use]
     pub fn warm(self, frames: usize) -> Workload {
         let warm = Workload {
@@ -114,8 +115,8 @@ impl Workload {
             }
     }
 
-    /// Bytes of a receive buffer with one frame of this workload: whole cache lines, counting what the
-    /// allocator keeps beside it.
+    /// Bytes of a receive buffer with one frame of this workload: whole cache lines, counting what
+    /// the allocator keeps beside it.
     pub(crate) fn buffer_bytes(&self) -> usize {
         (self.head_bytes() + self.segment_bytes).next_multiple_of(64) + 48
     }
@@ -165,8 +166,8 @@ impl Workload {
         ring
     }
 
-    /// The bytes of one segment, the same in all; the first four are replaced by the stream offset, unless the
-    /// payload is processed.
+    /// The bytes of one segment, the same in all; the first four are replaced by the stream offset,
+    /// unless the payload is processed.
     pub(crate) fn payload(&self) -> Vec<u8> {
         bytes(self.seed, self.segment_bytes)
     }

@@ -1,6 +1,8 @@
-//! Which bench target a command line means, asked by processes as cargo starts them. Nothing is measured.
+//! Which bench target a command line means, asked by processes as cargo starts them. Nothing is
+//! measured.
 //!
-//! This program plays all parts: without [`AS`] in its environment it is the test, with it the bench target of that name.
+//! This program plays all parts: without [`AS`] in its environment it is the test, with it the
+//! bench target of that name.
 
 use std::fs;
 use std::path::Path;

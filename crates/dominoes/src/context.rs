@@ -26,9 +26,9 @@ const YIELD_ROUNDS: u32 = 2;
 /// A pinned thread with its domains. It runs them in turn, and when all are idle it spins, then
 /// yields, then sleeps, until something that feeds one of them notifies it: an entry published, a
 /// timer due, permits released. It never looks again by itself, however many domains and feeds it
-/// has; see [`Domain::wake_sources`]. While a domain waits for something that notifies nothing, such
-/// as an entry in a channel whose wait strategy is not [`Park`](crate::Park), it does not sleep, but
-/// yields between two turns.
+/// has; see [`Domain::wake_sources`]. While a domain waits for something that notifies nothing,
+/// such as an entry in a channel whose wait strategy is not [`Park`](crate::Park), it does not
+/// sleep, but yields between two turns.
 ///
 /// How long it spins adapts: longer where spinning was rewarded, shorter where it slept after all,
 /// or where only yielding brought something, as on a core that it shares.
@@ -258,7 +258,8 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
         }
         if worked {
             if yielded {
-                // Who was let go first had something for us, or took its time: spinning only held it up.
+                // Who was let go first had something for us, or took its time: spinning only held
+                // it up.
                 spins = (spins / 2).max(SPIN_LEAST);
             } else if idle > 0 && idle < spins {
                 spins = (spins * 2).min(SPIN_MOST);
@@ -534,8 +535,8 @@ impl<S: 'static> DomainHandle<S> {
     /// [`stop`](Self::stop) first unless the domain finishes by itself.
     ///
     /// # Errors
-    /// [`JoinError::Panicked`] if a domain of the context panicked, [`JoinError::Elsewhere`] if this
-    /// one was removed from the context or moved to another.
+    /// [`JoinError::Panicked`] if a domain of the context panicked, [`JoinError::Elsewhere`] if
+    /// this one was removed from the context or moved to another.
     pub fn join(self) -> Result<S, JoinError> {
         let domains = self.context.join().map_err(JoinError::Panicked)?;
         let domain = domains.into_iter().find(|domain| {

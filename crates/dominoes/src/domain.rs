@@ -25,16 +25,16 @@ pub trait Domain: Send + Any {
     /// [idle](Turn::Idle), or in which the domain [waits](Turn::Waiting) for something: then that
     /// belongs into the set, too.
     ///
-    /// The context sleeps only after one more turn has found nothing to do, and if this adds nothing
-    /// new after that. By default the domain [sleeps by itself](WaitSet::by_itself).
+    /// The context sleeps only after one more turn has found nothing to do, and if this adds
+    /// nothing new after that. By default the domain [sleeps by itself](WaitSet::by_itself).
     fn wake_sources(&mut self, set: &mut WaitSet) {
         set.by_itself();
     }
 
     /// Sleeps until there may be work: for a domain that [sleeps by itself](WaitSet::by_itself), in
     /// a device for instance. Called only if it is the context's only domain, and stayed idle
-    /// through spinning and yielding. May return for no reason; must return when work may have come,
-    /// or the thread is unparked. Yields by default.
+    /// through spinning and yielding. May return for no reason; must return when work may have
+    /// come, or the thread is unparked. Yields by default.
     fn park(&mut self) {
         std::thread::yield_now();
     }

@@ -130,8 +130,8 @@ impl<S: Send + 'static> Service<S> {
     }
 
     /// With a source that is notified when an entry that [waits](Step::Wait) may go on, such as
-    /// [`Semaphore::wake_source`](crate::Semaphore::wake_source). Name each thing that handlers wait
-    /// for: with one source or more, the context sleeps until one of them is notified.
+    /// [`Semaphore::wake_source`](crate::Semaphore::wake_source). Name each thing that handlers
+    /// wait for: with one source or more, the context sleeps until one of them is notified.
     ///
     /// ```
     /// use dominoes::{Context, Park, Semaphore, Service, Step, channel};
@@ -232,8 +232,8 @@ impl<S: Send + 'static> Service<S> {
     /// Handles up to `limit` entries of one subscription, the first that has any, in the order in
     /// which the scheduler asks.
     ///
-    /// [`Turn::Waiting`] if nothing could be handled and an entry waits; [`Turn::Finished`] if there
-    /// were subscriptions and all have ended.
+    /// [`Turn::Waiting`] if nothing could be handled and an entry waits; [`Turn::Finished`] if
+    /// there were subscriptions and all have ended.
     pub fn run_batch(&mut self, limit: usize) -> Turn {
         for entry in &mut self.feeds {
             entry.view.asked = false;

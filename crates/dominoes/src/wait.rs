@@ -205,7 +205,8 @@ impl Sleeper {
             Sleeper::Thread(thread) => {
                 thread.unpark();
                 if cfg!(tsan) {
-                    // The fence in std's `Arc` would pass for a race of whoever drops the last handle.
+                    // The fence in std's `Arc` would pass for a race of whoever drops the last
+                    // handle.
                     std::mem::forget(thread);
                 }
             }
@@ -292,8 +293,8 @@ impl EventCount {
         self.delist(epoch, &Sleeper::this_thread()) || woken
     }
 
-    /// Puts a sleeper on the list of those that the next notification wakes. False if a notification
-    /// came after `epoch`.
+    /// Puts a sleeper on the list of those that the next notification wakes. False if a
+    /// notification came after `epoch`.
     pub(crate) fn enlist(&self, epoch: u64, sleeper: Sleeper) -> bool {
         let mut sleepers = self.lock_sleepers();
         // The epoch moves under this lock only, so a notification is either seen here or finds the
@@ -305,8 +306,8 @@ impl EventCount {
         in_time
     }
 
-    /// Takes a sleeper off the list, unless a notification that came after `epoch` has done so; then
-    /// true.
+    /// Takes a sleeper off the list, unless a notification that came after `epoch` has done so;
+    /// then true.
     pub(crate) fn delist(&self, epoch: u64, sleeper: &Sleeper) -> bool {
         // ORDERING: Acquire, pairs with the Release increment in `wake`.
         if self.epoch.load(Ordering::Acquire) != epoch {

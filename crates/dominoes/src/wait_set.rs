@@ -2,9 +2,10 @@
 //!
 //! # Why no wake-up is lost
 //!
-//! A [`WaitSet`] has an event count of its own, on which its thread sleeps. With each of its sources
-//! it does what a waiter does with one [`EventCount`]: it counts itself as a waiter, passes a SeqCst
-//! fence, looks, and enters the list of sleepers, with its own event count in place of a thread.
+//! A [`WaitSet`] has an event count of its own, on which its thread sleeps. With each of its
+//! sources it does what a waiter does with one [`EventCount`]: it counts itself as a waiter, passes
+//! a SeqCst fence, looks, and enters the list of sleepers, with its own event count in place of a
+//! thread.
 //!
 //! 1. One fence serves all sources, since it stands behind all the counting and before the look. So
 //!    for each source by itself the argument of [`EventCount`] holds: a notifier that does not see
@@ -12,11 +13,11 @@
 //!    either before the set is on the list, and then [`WaitSet::wait`] finds that there, or after,
 //!    and then it finds the set on the list and moves the epoch of the set's own event count.
 //! 2. The thread counted itself as a waiter of its own event count before the fence, too. It parks
-//!    only if that epoch has not moved since, and a notifier that moves it later finds the thread on
-//!    the list.
-//! 3. A set leaves a source under the lock of that source's list. A notifier that took it off before
-//!    moves the epoch of the set later, at the worst during its next wait, which then ends for no
-//!    reason.
+//!    only if that epoch has not moved since, and a notifier that moves it later finds the thread
+//!    on the list.
+//! 3. A set leaves a source under the lock of that source's list. A notifier that took it off
+//!    before moves the epoch of the set later, at the worst during its next wait, which then ends
+//!    for no reason.
 //!
 //! The thread is on one list of threads, so it is unparked once for each wait, however many sources
 //! notify. A notifier pays a fence and a load of one count, whether its channel is in a set or not,

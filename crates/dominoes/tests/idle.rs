@@ -1,7 +1,9 @@
-//! A context that has nothing to do sleeps until something that feeds one of its domains notifies it.
+//! A context that has nothing to do sleeps until something that feeds one of its domains notifies
+//! it.
 //!
-//! Time passes in these tests, and decides nothing: a context that sleeps until it is notified counts the
-//! same sleeps however long one waits. Only a context that looks again by itself can fail, by counting more.
+//! Time passes in these tests, and decides nothing: a context that sleeps until it is notified
+//! counts the same sleeps however long one waits. Only a context that looks again by itself can
+//! fail, by counting more.
 #![cfg(not(loom))]
 
 use dominoes::{

@@ -1,6 +1,6 @@
-//! The devices against bare loops over the same sockets, in alternating slices of one run, over a veth pair in a
-//! network namespace that goes when this ends. Needs root; prints packets per second and the ratio of each pair of
-//! slices (median and quartiles).
+//! The devices against bare loops over the same sockets, in alternating slices of one run, over a
+//! veth pair in a network namespace that goes when this ends. Needs root; prints packets per second
+//! and the ratio of each pair of slices (median and quartiles).
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo bench -p dominoes-drivers --features bare rings
@@ -117,8 +117,8 @@ fn frame(len: usize) -> Vec<u8> {
     frame
 }
 
-/// Runs both in turn, and prints what they reached and how they compare. Each returns how many packets it moved in a
-/// slice.
+/// Runs both in turn, and prints what they reached and how they compare. Each returns how many
+/// packets it moved in a slice.
 fn compare(name: &str, mut ours: impl FnMut() -> u64, mut bare: impl FnMut() -> u64) {
     // Once without being counted.
     ours();

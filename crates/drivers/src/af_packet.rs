@@ -1,14 +1,16 @@
 //! A network interface beside the kernel's own stack, through a packet socket.
 //!
-//! Works on any Ethernet interface, real or veth. Frames carry a virtio header (`PACKET_VNET_HDR`), so merged frames of
-//! up to 64 KB pass both ways with the state of their checksum; on a veth this is the only way to tell a frame whose
-//! checksum was left unfinished on purpose from a damaged one.
+//! Works on any Ethernet interface, real or veth. Frames carry a virtio header (`PACKET_VNET_HDR`),
+//! so merged frames of up to 64 KB pass both ways with the state of their checksum; on a veth this
+//! is the only way to tell a frame whose checksum was left unfinished on purpose from a damaged
+//! one.
 //!
-//! Received frames lie in a ring that is mapped into this process and are read there, by as many threads as like; see
-//! [`RxRing`]. Nobody can write to them there.
+//! Received frames lie in a ring that is mapped into this process and are read there, by as many
+//! threads as like; see [`RxRing`]. Nobody can write to them there.
 //!
-//! The kernel goes on receiving the same frames. As long as it does not own our address it stays silent: give the
-//! interface no IPv4 address, or at least not ours; [`AfPacketOptions::address`] checks that.
+//! The kernel goes on receiving the same frames. As long as it does not own our address it stays
+//! silent: give the interface no IPv4 address, or at least not ours; [`AfPacketOptions::address`]
+//! checks that.
 
 mod copying;
 mod ring;
@@ -38,52 +40,55 @@ pub(crate) use transmit::AfPacketTx;
 /// Longest slot of a TPACKET_V2 ring that may be asked for, in bytes.
 const MAX_SLOT_LEN: usize = 1 << 20;
 
-/// Bytes of a block of a TPACKET_V3 ring. Many blocks of this length leave little of the ring unused, and the kernel
-/// finds the memory for them.
+/// Bytes of a block of a TPACKET_V3 ring. Many blocks of this length leave little of the ring
+/// unused, and the kernel finds the memory for them.
 const BLOCK_LEN: u32 = 1 << 20;
 
-/// How old a block may get before it is handed over though it is not full; the least that the kernel knows.
+/// How old a block may get before it is handed over though it is not full; the least that the
+/// kernel knows.
 const RETIRE: Duration = Duration::from_millis(1);
 
 /// How an [`AfPacket`] is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfPacketOptions {
-    /// The IPv4 address that our stack is going to use. Opening fails if the kernel owns it, on whichever interface,
-    /// since it would answer in our place. Where that is allowed (see [`guard`](Self::guard)), frames to it are dropped
-    /// behind our socket: the kernel would look up a route for each of them only to find that they are not its own,
-    /// which costs more than receiving them. Default, `None`: not checked.
+    /// The IPv4 address that our stack is going to use. Opening fails if the kernel owns it, on
+    /// whichever interface, since it would answer in our place. Where that is allowed (see
+    /// [`guard`](Self::guard)), frames to it are dropped behind our socket: the kernel would look
+    /// up a route for each of them only to find that they are not its own, which costs more than
+    /// receiving them. Default, `None`: not checked.
     pub address: Option<Ipv4Addr>,
-    /// Open though the kernel owns the address, and drop the frames to it on this interface before the kernel's stack
-    /// gets them, so that it stays silent. Needs `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default:
-    /// no.
+    /// Open though the kernel owns the address, and drop the frames to it on this interface before
+    /// the kernel's stack gets them, so that it stays silent. Needs `CAP_BPF`, `CAP_NET_ADMIN` and
+    /// Linux 6.6; ends with the device. Default: no.
     pub guard: bool,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
-    /// Whether checksums and segmentation of frames that we send may be left to the kernel. Received frames say what
-    /// was left to us either way. Default: yes.
+    /// Whether checksums and segmentation of frames that we send may be left to the kernel.
+    /// Received frames say what was left to us either way. Default: yes.
     pub offloads: bool,
-    /// Whether frames that we send pass by the queueing discipline. Then packet captures on this machine do not see
-    /// them. Default: no.
+    /// Whether frames that we send pass by the queueing discipline. Then packet captures on this
+    /// machine do not see them. Default: no.
     pub qdisc_bypass: bool,
-    /// Room for received frames that wait, in bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN`; without it
-    /// there is less room. Default 8 MiB.
+    /// Room for received frames that wait, in bytes. More than `net.core.rmem_max` needs
+    /// `CAP_NET_ADMIN`; without it there is less room. Default 8 MiB.
     pub receive_buffer: usize,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256. For frames
-    /// that are copied from the socket's queue.
+    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used.
+    /// Default 256. For frames that are copied from the socket's queue.
     pub rx_pool: usize,
     /// Where received frames wait and are read. Default: [`RxRing::Slots`].
     pub ring: RxRing,
-    /// Length of the ring, in bytes: [`slot_bytes`](Self::slot_bytes) for each frame of [`RxRing::Slots`], 1 MiB for each
-    /// block of [`RxRing::Blocks`], of which there are at least 4. Default 16 MiB.
+    /// Length of the ring, in bytes: [`slot_bytes`](Self::slot_bytes) for each frame of
+    /// [`RxRing::Slots`], 1 MiB for each block of [`RxRing::Blocks`], of which there are at least
+    /// 4. Default 16 MiB.
     pub ring_bytes: usize,
-    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. A longer frame, with about 90 bytes
-    /// for the kernel, waits in the socket's queue instead and is copied, in its turn. Default 4096: room for many
-    /// frames of an Ethernet's length, as a window of TCP without merging needs it. 69632 holds merged frames of 64 KB
-    /// in place.
+    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. A longer frame,
+    /// with about 90 bytes for the kernel, waits in the socket's queue instead and is copied, in
+    /// its turn. Default 4096: room for many frames of an Ethernet's length, as a window of TCP
+    /// without merging needs it. 69632 holds merged frames of 64 KB in place.
     pub slot_bytes: usize,
-    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) is the network card's, where it has one, instead of the
-    /// kernel's. Default: no.
+    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) is the network card's, where it has
+    /// one, instead of the kernel's. Default: no.
     pub hardware_timestamps: bool,
 }
 
@@ -91,14 +96,16 @@ pub struct AfPacketOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RxRing {
-    /// In the socket's queue, from which each is copied by a system call. [`AfPacketOptions::receive_buffer`] and
-    /// [`AfPacketOptions::rx_pool`] are for this, and for frames that are too long for a slot.
+    /// In the socket's queue, from which each is copied by a system call.
+    /// [`AfPacketOptions::receive_buffer`] and [`AfPacketOptions::rx_pool`] are for this, and for
+    /// frames that are too long for a slot.
     None,
     /// In a mapped ring of slots, one frame each, readable as soon as they come (TPACKET_V2).
     #[default]
     Slots,
-    /// In a mapped ring of blocks, filled with frames of any length and handed over when they are full or a
-    /// millisecond old (TPACKET_V3). The cheapest by far for many frames, and too slow for questions and answers.
+    /// In a mapped ring of blocks, filled with frames of any length and handed over when they are
+    /// full or a millisecond old (TPACKET_V3). The cheapest by far for many frames, and too slow
+    /// for questions and answers.
     Blocks,
 }
 
@@ -138,7 +145,8 @@ pub enum MacChoice {
     /// The interface's own.
     #[default]
     Interface,
-    /// A locally administered one, made from the interface's name. Makes the interface promiscuous while it is open.
+    /// A locally administered one, made from the interface's name. Makes the interface promiscuous
+    /// while it is open.
     Local,
     /// This one. Makes the interface promiscuous while it is open.
     Fixed([u8; 6]),
@@ -252,12 +260,13 @@ impl AfPacket {
     /// Opens the interface. It may be down: the first calls then report [`DeviceError::Down`].
     ///
     /// # Errors
-    /// The name cannot be one, or names no Ethernet interface of this network namespace; `CAP_NET_RAW` is missing; the
-    /// kernel owns [`AfPacketOptions::address`].
+    /// The name cannot be one, or names no Ethernet interface of this network namespace;
+    /// `CAP_NET_RAW` is missing; the kernel owns [`AfPacketOptions::address`].
     pub fn open(interface: &str, options: AfPacketOptions) -> Result<Self, DeviceError> {
         check_name(interface)?;
         let system = |what| move |error: io::Error| DeviceError::system(what, interface, &error);
-        // The socket has no protocol until it is bound, lest it collects frames of all interfaces meanwhile.
+        // The socket has no protocol until it is bound, lest it collects frames of all interfaces
+        // meanwhile.
         let fd = sys::packet_socket().map_err(|error| socket_error(interface, &error))?;
         let socket = fd.as_fd();
         let index = sys::interface_index(socket, interface).map_err(|error| {
@@ -282,7 +291,8 @@ impl AfPacket {
                 address,
                 sys::ipv4_addresses().map_err(system("list addresses"))?,
             )?;
-            // The kernel is silent either way, so this is for speed, and does without what it is not allowed.
+            // The kernel is silent either way, so this is for speed, and does without what it is
+            // not allowed.
             guard = attach_guard(interface, index, address).ok();
         }
         let set = |option, value, what| {
@@ -352,8 +362,8 @@ impl AfPacket {
         })
     }
 
-    /// Opens the interface several times, so that each frame is received by one of the devices, chosen by `spread`. All
-    /// of them send on the same interface.
+    /// Opens the interface several times, so that each frame is received by one of the devices,
+    /// chosen by `spread`. All of them send on the same interface.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -380,8 +390,8 @@ impl AfPacket {
         Ok(devices)
     }
 
-    /// Room for received frames that wait, in bytes as the kernel counts them (buffers and their management); up to
-    /// twice of what the options asked for.
+    /// Room for received frames that wait, in bytes as the kernel counts them (buffers and their
+    /// management); up to twice of what the options asked for.
     pub fn receive_buffer(&self) -> usize {
         self.receive_buffer
     }
@@ -552,8 +562,8 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
-/// Puts back the VLAN tag that the kernel has taken out. The frame begins `VLAN_TAG_LEN` bytes into the buffer before,
-/// and at its start afterwards.
+/// Puts back the VLAN tag that the kernel has taken out. The frame begins `VLAN_TAG_LEN` bytes into
+/// the buffer before, and at its start afterwards.
 pub(crate) fn insert_vlan_tag(
     buffer: &mut [u8],
     protocol: u16,

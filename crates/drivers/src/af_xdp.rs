@@ -1,16 +1,18 @@
 //! A network interface below the kernel's stack, through AF_XDP sockets.
 //!
 //! A small program in the driver hands over the frames that are for us, by default, with
-//! [`AfXdpOptions::address`], those to our address alone; the kernel keeps all others and never sees ours. So the kernel
-//! may go on using the same interface with other addresses. The program goes when the devices do, also when the process
-//! is killed.
+//! [`AfXdpOptions::address`], those to our address alone; the kernel keeps all others and never
+//! sees ours. So the kernel may go on using the same interface with other addresses. The program
+//! goes when the devices do, also when the process is killed.
 //!
-//! Frames are received into memory that is shared with the kernel and read there, by as many threads as like; nobody can
-//! write to them. Chunks go back in any order, so a frame that is kept for long holds up nothing but itself.
+//! Frames are received into memory that is shared with the kernel and read there, by as many
+//! threads as like; nobody can write to them. Chunks go back in any order, so a frame that is kept
+//! for long holds up nothing but itself.
 //!
-//! AF_XDP says nothing about checksums of received frames, and does not divide segments. Interfaces that leave
-//! checksums to the receiver (veth, for one) therefore look damaged, unless the sender computes them or
-//! [`AfXdpOptions::trust_checksums`] is set; [`AfXdp::advice`] tells when that is so.
+//! AF_XDP says nothing about checksums of received frames, and does not divide segments. Interfaces
+//! that leave checksums to the receiver (veth, for one) therefore look damaged, unless the sender
+//! computes them or [`AfXdpOptions::trust_checksums`] is set; [`AfXdp::advice`] tells when that is
+//! so.
 //!
 //! | needs | for |
 //! |---|---|
@@ -48,22 +50,26 @@ use transmit::XdpTx;
 const CHUNK_LEN: usize = 4096;
 /// What the kernel keeps free before a received frame.
 const HEADROOM: usize = 256;
-/// Longest frame that surely fits one chunk, whatever a driver needs behind it (`struct skb_shared_info`).
+/// Longest frame that surely fits one chunk, whatever a driver needs behind it
+/// (`struct skb_shared_info`).
 const SINGLE_FRAME_LEN: usize = 3506 + ETHERNET_HEADER_LEN;
 /// Pieces of a frame: the kernel's `MAX_SKB_FRAGS` and the first one.
 const MAX_PIECES: usize = 18;
 /// Bytes of `struct xsk_tx_metadata`.
 const METADATA_LEN: usize = 24;
-/// How long a queue may stay busy after its last user has closed it; the kernel takes it down later.
+/// How long a queue may stay busy after its last user has closed it; the kernel takes it down
+/// later.
 const REBIND_TIMEOUT: Duration = Duration::from_secs(1);
-/// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: frames sent per system call when they are copied.
+/// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: frames sent per system call when they are
+/// copied.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 
 /// How an [`AfXdp`] is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfXdpOptions {
-    /// Which frames are ours. Default: [`Redirect::Everything`]. [`address`](Self::address) sets the other.
+    /// Which frames are ours. Default: [`Redirect::Everything`]. [`address`](Self::address) sets
+    /// the other.
     pub redirect: Redirect,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
@@ -71,20 +77,23 @@ pub struct AfXdpOptions {
     pub mode: XdpMode,
     /// How frames are moved. Default: [`XdpBind::Auto`].
     pub bind: XdpBind,
-    /// Chunks of 4 KiB for received frames, per queue: rounded up to a power of two, 64 to 65536. Default 2048.
+    /// Chunks of 4 KiB for received frames, per queue: rounded up to a power of two, 64 to 65536.
+    /// Default 2048.
     pub rx_chunks: u32,
-    /// Chunks of 4 KiB for frames to send, per queue: rounded up to a power of two, 64 to 65536. Default 1024.
+    /// Chunks of 4 KiB for frames to send, per queue: rounded up to a power of two, 64 to 65536.
+    /// Default 1024.
     pub tx_chunks: u32,
-    /// Whether received frames count as [`RxChecksum::Valid`](crate::RxChecksum::Valid). Default: no. For links that
-    /// cannot damage a frame, such as a veth, on which the peer leaves checksums unfinished.
+    /// Whether received frames count as [`RxChecksum::Valid`](crate::RxChecksum::Valid). Default:
+    /// no. For links that cannot damage a frame, such as a veth, on which the peer leaves checksums
+    /// unfinished.
     pub trust_checksums: bool,
-    /// Whether checksums of frames that we send may be left to the kernel, where it can do that for AF_XDP (Linux 6.8
-    /// and later, when frames are copied). Default: yes.
+    /// Whether checksums of frames that we send may be left to the kernel, where it can do that for
+    /// AF_XDP (Linux 6.8 and later, when frames are copied). Default: yes.
     pub offloads: bool,
     /// How frames leave. Default: [`XdpTransmit::Ring`].
     pub transmit: XdpTransmit,
-    /// Open though the kernel owns the address of [`Redirect::Address`]: frames to it come to us, so it stays silent
-    /// on this interface. Default: no.
+    /// Open though the kernel owns the address of [`Redirect::Address`]: frames to it come to us,
+    /// so it stays silent on this interface. Default: no.
     pub guard: bool,
 }
 
@@ -97,7 +106,8 @@ pub enum XdpMode {
     Auto,
     /// In the driver.
     Native,
-    /// Behind the driver, on any interface; slower. Peers must not send segments to be divided: they do not fit a chunk.
+    /// Behind the driver, on any interface; slower. Peers must not send segments to be divided:
+    /// they do not fit a chunk.
     Generic,
 }
 
@@ -121,10 +131,11 @@ pub enum XdpTransmit {
     /// Through the socket's send ring.
     #[default]
     Ring,
-    /// Through a packet socket beside it, unless the network card reads the shared memory itself. Where the kernel
-    /// copies frames anyway, this one also divides segments and computes checksums for
-    /// [`offloads`](AfXdpOptions::offloads), and a veth delivers the segments together; from the send ring it takes
-    /// frames no longer than the MTU, delivers each for itself, and wakes the receiver for each.
+    /// Through a packet socket beside it, unless the network card reads the shared memory itself.
+    /// Where the kernel copies frames anyway, this one also divides segments and computes checksums
+    /// for [`offloads`](AfXdpOptions::offloads), and a veth delivers the segments together; from
+    /// the send ring it takes frames no longer than the MTU, delivers each for itself, and wakes
+    /// the receiver for each.
     Packet,
 }
 
@@ -238,20 +249,20 @@ struct Attached {
 }
 
 impl AfXdp {
-    /// Opens the first queue of the interface. If it has more, only what comes in on the first arrives; the kernel
-    /// keeps the rest.
+    /// Opens the first queue of the interface. If it has more, only what comes in on the first
+    /// arrives; the kernel keeps the rest.
     ///
     /// # Errors
-    /// The name cannot be one, or names no Ethernet interface of this network namespace; a capability is missing, or
-    /// memory may not be locked; the kernel owns the address; another program is attached; the driver cannot do what
-    /// the options ask for.
+    /// The name cannot be one, or names no Ethernet interface of this network namespace; a
+    /// capability is missing, or memory may not be locked; the kernel owns the address; another
+    /// program is attached; the driver cannot do what the options ask for.
     pub fn open(interface: &str, options: &AfXdpOptions) -> Result<Self, DeviceError> {
         let mut devices = Self::open_queues(interface, options, 1)?;
         Ok(devices.remove(0))
     }
 
-    /// Opens the first `count` queues of the interface, a device each, which share their memory. What a device
-    /// receives is what its queue does.
+    /// Opens the first `count` queues of the interface, a device each, which share their memory.
+    /// What a device receives is what its queue does.
     ///
     /// # Errors
     /// As [`open`](Self::open); the interface has fewer queues.
@@ -395,7 +406,8 @@ impl<'a> Opening<'a> {
         let region = Arc::new(region.map_err(self.system("map shared memory"))?);
         let metadata = self.register(sockets[0].as_fd(), &region)?;
 
-        // The program first: if the address is to be guarded, the kernel must not see a frame any more.
+        // The program first: if the address is to be guarded, the kernel must not see a frame any
+        // more.
         let (attached, map) = self.attach(count)?;
         let attached = Arc::new(attached);
         let mut devices: Vec<AfXdp> = Vec::new();

@@ -1,5 +1,5 @@
-//! What devices are measured against: loops over the same sockets with nothing around them, and a source of frames that
-//! is faster than both. Feature `bare`; not for use beside measurements.
+//! What devices are measured against: loops over the same sockets with nothing around them, and a
+//! source of frames that is faster than both. Feature `bare`; not for use beside measurements.
 
 use crate::af_xdp::AfXdp;
 use crate::sys::{self, Hook};
@@ -27,21 +27,21 @@ impl BareXdp {
         self.0.halves().1
     }
 
-    /// Takes up to `max` frames from the receive ring, reads 8 bytes at their start, and puts their chunks onto the fill
-    /// ring. Returns how many, and the sum of what was read.
+    /// Takes up to `max` frames from the receive ring, reads 8 bytes at their start, and puts their
+    /// chunks onto the fill ring. Returns how many, and the sum of what was read.
     pub fn receive(&mut self, max: usize) -> (usize, u64) {
         self.0.bare_receive(max)
     }
 
-    /// Copies the frame into as many chunks, at most `count`, as there is room for, and has them sent. Returns how
-    /// many.
+    /// Copies the frame into as many chunks, at most `count`, as there is room for, and has them
+    /// sent. Returns how many.
     pub fn send(&mut self, frame: &[u8], count: usize) -> usize {
         self.0.bare_send(frame, count)
     }
 }
 
-/// A source of frames in the kernel: a program that is run on the same frame again and again, and redirects it to an
-/// interface (`BPF_PROG_TEST_RUN` with live frames, Linux 5.18).
+/// A source of frames in the kernel: a program that is run on the same frame again and again, and
+/// redirects it to an interface (`BPF_PROG_TEST_RUN` with live frames, Linux 5.18).
 #[derive(Debug)]
 pub struct LiveSource {
     program: OwnedFd,
@@ -62,7 +62,8 @@ impl LiveSource {
         Ok(Self { program })
     }
 
-    /// Sends the frame `count` times. Who receives on the other end needs an XDP program, or all are lost there.
+    /// Sends the frame `count` times. Who receives on the other end needs an XDP program, or all
+    /// are lost there.
     ///
     /// # Errors
     /// As the kernel says.

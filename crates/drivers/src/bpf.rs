@@ -1,8 +1,8 @@
-//! The two programs that are loaded into the kernel, instruction by instruction, so that no compiler for them is
-//! needed.
+//! The two programs that are loaded into the kernel, instruction by instruction, so that no
+//! compiler for them is needed.
 //!
-//! Registers and calls as in RFC 9669 (BPF Instruction Set Architecture): r1 holds the context, r0 the answer, r6 to r9
-//! survive calls, r10 is the stack's end.
+//! Registers and calls as in RFC 9669 (BPF Instruction Set Architecture): r1 holds the context, r0
+//! the answer, r6 to r9 survive calls, r10 is the stack's end.
 
 use std::net::Ipv4Addr;
 
@@ -14,7 +14,8 @@ const CALL_SKB_LOAD_BYTES: i32 = 26;
 const CALL_REDIRECT_MAP: i32 = 51;
 
 const ETHERTYPE: i16 = 12;
-/// Destination of an IPv4 packet, and target of an ARP message, in bytes from the start of the frame.
+/// Destination of an IPv4 packet, and target of an ARP message, in bytes from the start of the
+/// frame.
 const IPV4_DESTINATION: i16 = 30;
 const ARP_TARGET: i16 = 38;
 
@@ -36,8 +37,8 @@ const EXIT: u8 = 0x95;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Redirect {
-    /// IPv4 packets to this address, and ARP messages about it. The kernel keeps all others, and goes on serving its
-    /// own addresses on the same interface.
+    /// IPv4 packets to this address, and ARP messages about it. The kernel keeps all others, and
+    /// goes on serving its own addresses on the same interface.
     Address(Ipv4Addr),
     /// All of them.
     #[default]
@@ -113,7 +114,8 @@ impl Assembler {
     }
 }
 
-/// An XDP program that hands frames to the socket in `map` of the queue they came in on, and all others to the kernel.
+/// An XDP program that hands frames to the socket in `map` of the queue they came in on, and all
+/// others to the kernel.
 pub(crate) fn redirect(what: Redirect, map: i32) -> Vec<u64> {
     let mut program = Assembler::default();
     program.op(MOV_REG, 6, 1, 0, 0);
@@ -166,8 +168,8 @@ pub(crate) fn forward(index: i32) -> Vec<u64> {
         .finish()
 }
 
-/// A program behind packet sockets and before the kernel's stack that drops IPv4 packets to `address` and ARP messages
-/// about it, so that the kernel stays silent though it owns the address.
+/// A program behind packet sockets and before the kernel's stack that drops IPv4 packets to
+/// `address` and ARP messages about it, so that the kernel stays silent though it owns the address.
 pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {
     let ours = in_network_order(address);
     let mut program = Assembler::default();
@@ -218,8 +220,8 @@ mod tests {
     /// What the interpreter answers for a frame that was redirected.
     const REDIRECTED: i64 = 4;
 
-    /// Runs a program on a frame, in just as much of the instruction set as the two programs use. The kernel verifies
-    /// that nothing outside of the frame is read; here that panics.
+    /// Runs a program on a frame, in just as much of the instruction set as the two programs use.
+    /// The kernel verifies that nothing outside of the frame is read; here that panics.
     fn run(program: &[u64], frame: &[u8]) -> i64 {
         const CONTEXT: i64 = 1 << 40;
         const FRAME: i64 = 1 << 41;

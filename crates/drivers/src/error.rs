@@ -45,8 +45,8 @@ pub enum DeviceError {
         /// The interface asked for.
         interface: String,
     },
-    /// The kernel itself owns the address, so it would answer in our place: resets for our TCP connections, replies
-    /// to ARP requests for our address.
+    /// The kernel itself owns the address, so it would answer in our place: resets for our TCP
+    /// connections, replies to ARP requests for our address.
     AddressInUse {
         /// The address we are to use.
         address: Ipv4Addr,

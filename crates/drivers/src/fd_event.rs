@@ -15,9 +15,9 @@ pub(crate) struct FdEvent {
     wakes: u64,
 }
 
-/// A waker raises `woken` and then looks at `waiting`; the waiter raises `waiting` and then looks at `woken`. As all
-/// four are sequentially consistent, at least one sees the other: either the waiter does not sleep, or the waker writes
-/// to the descriptor that it sleeps on.
+/// A waker raises `woken` and then looks at `waiting`; the waiter raises `waiting` and then looks
+/// at `woken`. As all four are sequentially consistent, at least one sees the other: either the
+/// waiter does not sleep, or the waker writes to the descriptor that it sleeps on.
 #[derive(Debug)]
 struct Shared {
     woken: AtomicBool,
@@ -53,8 +53,8 @@ impl FdEvent {
         self.wakes
     }
 
-    /// Waits until `device` has something to read or an error, a waker was used, or the time is over. Returns whether
-    /// the device reports an error.
+    /// Waits until `device` has something to read or an error, a waker was used, or the time is
+    /// over. Returns whether the device reports an error.
     pub(crate) fn wait(
         &mut self,
         device: BorrowedFd<'_>,
@@ -68,7 +68,8 @@ impl FdEvent {
             sys::wait_readable(device, shared.event.as_fd(), timeout)
         };
         shared.waiting.store(false, SeqCst);
-        // A waker that saw the flag in time may write later than this; the next wait then returns for no reason.
+        // A waker that saw the flag in time may write later than this; the next wait then returns
+        // for no reason.
         if shared.woken.swap(false, SeqCst) {
             self.wakes += 1;
         }

@@ -1,8 +1,8 @@
 //! Frames on their way in and out, and what a device says about them.
 //!
-//! A received [`Frame`] owns its bytes, be they in a buffer or in memory that the kernel has lent; a frame to send is a
-//! pair of borrowed slices. Both carry the two facts that
-//! let 64 KB move in one step: how far the transport checksum is done, and how the frame divides into segments.
+//! A received [`Frame`] owns its bytes, be they in a buffer or in memory that the kernel has lent;
+//! a frame to send is a pair of borrowed slices. Both carry the two facts that let 64 KB move in
+//! one step: how far the transport checksum is done, and how the frame divides into segments.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,13 +17,14 @@ pub const ETHERNET_HEADER_LEN: usize = 14;
 /// Bytes that an IEEE 802.1Q tag adds to the Ethernet header.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// A received frame: an owned buffer from its device's pool, or a place in the device's ring, and what the device knows
-/// about it.
+/// A received frame: an owned buffer from its device's pool, or a place in the device's ring, and
+/// what the device knows about it.
 ///
-/// It dereferences to the frame's bytes, Ethernet header first, no frame check sequence. A frame may travel to any
-/// thread and be read by several, and its bytes stay the same whatever becomes of the device. Give it back with
-/// [`DeviceRx::release`](crate::DeviceRx::release) when it is done; dropping it frees the buffer, and the pool makes a
-/// new one when it needs one. A place in a ring is free in either case, and the ring wants it back soon.
+/// It dereferences to the frame's bytes, Ethernet header first, no frame check sequence. A frame
+/// may travel to any thread and be read by several, and its bytes stay the same whatever becomes of
+/// the device. Give it back with [`DeviceRx::release`](crate::DeviceRx::release) when it is done;
+/// dropping it frees the buffer, and the pool makes a new one when it needs one. A place in a ring
+/// is free in either case, and the ring wants it back soon.
 pub struct Frame {
     buf: Buffer,
     start: u16,
@@ -35,7 +36,8 @@ pub struct Frame {
 /// Where the bytes of a frame live.
 enum Buffer {
     Heap(Box<[u8]>),
-    /// In memory that the kernel has lent. The frame begins `start` bytes behind the lent place's beginning.
+    /// In memory that the kernel has lent. The frame begins `start` bytes behind the lent place's
+    /// beginning.
     #[cfg(target_os = "linux")]
     Lent(Lent),
 }
@@ -58,7 +60,8 @@ impl Frame {
         Self::from_buffer(zeroed(capacity), 0, 0, RxMeta::default())
     }
 
-    /// A frame made of `buffer[start..start + len]`: for devices that keep what they receive into by itself.
+    /// A frame made of `buffer[start..start + len]`: for devices that keep what they receive into
+    /// by itself.
     ///
     /// # Panics
     /// If the buffer is shorter, or `len` above `u32::MAX`.
@@ -78,8 +81,8 @@ impl Frame {
         }
     }
 
-    /// A frame in memory that the kernel has lent, `start` bytes behind the place's beginning. It must lie in one unit,
-    /// or reading it panics.
+    /// A frame in memory that the kernel has lent, `start` bytes behind the place's beginning. It
+    /// must lie in one unit, or reading it panics.
     #[cfg(target_os = "linux")]
     #[inline]
     pub(crate) fn from_lent(lent: Lent, start: u16, len: u32, meta: RxMeta) -> Self {
@@ -91,7 +94,8 @@ impl Frame {
         }
     }
 
-    /// The buffer, for the pool it came from. Empty if the frame has none; its place in a ring is free then.
+    /// The buffer, for the pool it came from. Empty if the frame has none; its place in a ring is
+    /// free then.
     #[inline]
     pub fn into_buffer(self) -> Box<[u8]> {
         match self.buf {
@@ -111,8 +115,8 @@ impl Frame {
         }
     }
 
-    /// The frame as one to send on: what is left to be done to it stays so. A checksum that somebody vouched for
-    /// or that is still to be verified stands in the frame.
+    /// The frame as one to send on: what is left to be done to it stays so. A checksum that
+    /// somebody vouched for or that is still to be verified stands in the frame.
     pub fn as_tx(&self) -> TxFrame<'_> {
         let checksum = match self.meta.checksum {
             RxChecksum::Partial { start, offset } => TxChecksum::Partial { start, offset },
@@ -125,8 +129,8 @@ impl Frame {
         }
     }
 
-    /// The frame's bytes, to be changed in place. A frame in a device's ring is copied out of it first, since rings
-    /// are read only.
+    /// The frame's bytes, to be changed in place. A frame in a device's ring is copied out of it
+    /// first, since rings are read only.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.copy_out();
@@ -137,7 +141,8 @@ impl Frame {
         }
     }
 
-    /// Whether the frame lies in its device's ring, which cannot use that place until the frame is released or dropped.
+    /// Whether the frame lies in its device's ring, which cannot use that place until the frame is
+    /// released or dropped.
     #[inline]
     pub fn is_in_place(&self) -> bool {
         match self.buf {
@@ -147,7 +152,8 @@ impl Frame {
         }
     }
 
-    /// Moves a frame that lies in its device's ring into a buffer of its own, for those that keep frames for long.
+    /// Moves a frame that lies in its device's ring into a buffer of its own, for those that keep
+    /// frames for long.
     #[inline]
     pub fn copy_out(&mut self) {
         if self.is_in_place() {
@@ -161,8 +167,8 @@ impl Frame {
         self.start = 0;
     }
 
-    /// When the kernel received the frame, if its device notes that: those with a mapped packet ring do, for frames
-    /// that lie in it.
+    /// When the kernel received the frame, if its device notes that: those with a mapped packet
+    /// ring do, for frames that lie in it.
     pub fn timestamp(&self) -> Option<SystemTime> {
         match &self.buf {
             Buffer::Heap(_) => None,
@@ -188,7 +194,8 @@ impl Frame {
         self.len = u32::try_from(len).expect("a frame has at most u32::MAX bytes");
     }
 
-    /// The longest length that [`set_len`](Self::set_len) takes, in bytes; that of the frame, if it lies in a ring.
+    /// The longest length that [`set_len`](Self::set_len) takes, in bytes; that of the frame, if it
+    /// lies in a ring.
     pub fn capacity(&self) -> usize {
         match &self.buf {
             Buffer::Heap(buffer) => buffer.len() - usize::from(self.start),
@@ -254,8 +261,8 @@ pub enum RxChecksum {
     /// Nobody: the receiver verifies it.
     #[default]
     Verify,
-    /// The sender left it to a later hop to finish (virtio `NEEDS_CSUM`): the field holds the sum of the
-    /// pseudo-header only. The data never crossed a wire, so there is nothing to verify.
+    /// The sender left it to a later hop to finish (virtio `NEEDS_CSUM`): the field holds the sum
+    /// of the pseudo-header only. The data never crossed a wire, so there is nothing to verify.
     Partial {
         /// Where summing begins, in bytes from the start of the frame.
         start: u16,
@@ -273,7 +280,8 @@ pub struct Gso {
     pub kind: GsoKind,
     /// Payload bytes of each segment but the last, which may be shorter. Not zero.
     pub size: u16,
-    /// Bytes of all headers, Ethernet to transport. Zero in a received frame: the device did not say.
+    /// Bytes of all headers, Ethernet to transport. Zero in a received frame: the device did not
+    /// say.
     pub header_len: u16,
 }
 
@@ -351,8 +359,8 @@ impl<'a> TxFrame<'a> {
 pub struct TxMeta {
     /// How far the transport checksum is done.
     pub checksum: TxChecksum,
-    /// Set on a frame that the device divides into segments. It then asks for [`TxChecksum::Partial`], since each
-    /// segment has a checksum of its own.
+    /// Set on a frame that the device divides into segments. It then asks for
+    /// [`TxChecksum::Partial`], since each segment has a checksum of its own.
     pub gso: Option<Gso>,
 }
 
@@ -362,8 +370,8 @@ pub enum TxChecksum {
     /// It stands in the frame.
     #[default]
     Done,
-    /// The field holds the sum of the pseudo-header, folded and not complemented; the device sums from `start` to
-    /// the end of the frame and stores the complement at `start + offset`.
+    /// The field holds the sum of the pseudo-header, folded and not complemented; the device sums
+    /// from `start` to the end of the frame and stores the complement at `start + offset`.
     Partial {
         /// Where summing begins, in bytes from the start of the frame.
         start: u16,
@@ -372,9 +380,10 @@ pub enum TxChecksum {
     },
 }
 
-/// Finishes a partial checksum in software: sums `frame[start..]`, which includes the pseudo-header's sum in the
-/// field itself, and stores the complement at `start + offset`. A sum of zero is stored as `0xffff`, since zero means
-/// "no checksum" in UDP and both are the same number to everyone else.
+/// Finishes a partial checksum in software: sums `frame[start..]`, which includes the
+/// pseudo-header's sum in the field itself, and stores the complement at `start + offset`. A sum of
+/// zero is stored as `0xffff`, since zero means "no checksum" in UDP and both are the same number
+/// to everyone else.
 ///
 /// Returns whether the field lay inside the frame; otherwise nothing is changed.
 pub fn complete_checksum(frame: &mut [u8], start: u16, offset: u16) -> bool {
@@ -424,7 +433,8 @@ mod tests {
 
     #[test]
     fn a_partial_checksum_is_completed_as_rfc_1071_says() {
-        // Bytes 2.. are summed: 0x0001 + 0xf203 + 0xf4f5 + 0xf6f7 = 0x2ddf0, folded 0xddf2 (RFC 1071 section 3).
+        // Bytes 2.. are summed: 0x0001 + 0xf203 + 0xf4f5 + 0xf6f7 = 0x2ddf0, folded 0xddf2 (RFC
+        // 1071 section 3).
         let mut frame = [
             0xaa, 0xaa, 0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7, 0x00, 0x00,
         ];

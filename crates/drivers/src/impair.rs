@@ -1,8 +1,8 @@
 //! A bad wire in time: delay, rate, a queue that overflows, and the [`Faults`] of a cable.
 //!
-//! A [`Link`] is one direction as plain data: time is an argument, frames go in and come out, and it says when the
-//! next one arrives. Simulations drive it with virtual time. [`Impaired`] puts one in each direction of any device,
-//! [`bridge`] between two.
+//! A [`Link`] is one direction as plain data: time is an argument, frames go in and come out, and
+//! it says when the next one arrives. Simulations drive it with virtual time. [`Impaired`] puts one
+//! in each direction of any device, [`bridge`] between two.
 //!
 //! ```
 //! use dominoes_drivers::Frame;
@@ -28,7 +28,8 @@ use std::time::Duration;
 use crate::Frame;
 use crate::memory::{FaultStats, Faults, Wire};
 
-/// Bytes that a frame takes on an Ethernet besides itself: preamble, frame check sequence and gap between frames.
+/// Bytes that a frame takes on an Ethernet besides itself: preamble, frame check sequence and gap
+/// between frames.
 const OVERHEAD: u64 = 24;
 
 /// How long a frame that others were to overtake waits for them.
@@ -38,13 +39,13 @@ const REORDER_TIMEOUT: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkConfig {
-    /// What goes wrong before the queue. A frame that others are to overtake waits for them no longer than a
-    /// millisecond after the newest frame.
+    /// What goes wrong before the queue. A frame that others are to overtake waits for them no
+    /// longer than a millisecond after the newest frame.
     pub faults: Faults,
     /// From the last bit sent to the last bit received. Default 0.
     pub delay: Duration,
-    /// More delay, from 0 to this, drawn for each frame; frames pass each other when it is longer than their
-    /// distance. Default 0.
+    /// More delay, from 0 to this, drawn for each frame; frames pass each other when it is longer
+    /// than their distance. Default 0.
     pub jitter: Duration,
     /// Bits per second, with 24 bytes around each frame as on Ethernet; 0, the default: no limit.
     pub rate: u64,
@@ -99,8 +100,8 @@ pub struct LinkStats {
     pub faults: FaultStats,
 }
 
-/// One direction of a wire, driven by whoever has the time. Times are spans since a start that the driver chooses,
-/// and never go back.
+/// One direction of a wire, driven by whoever has the time. Times are spans since a start that the
+/// driver chooses, and never go back.
 #[derive(Debug)]
 pub struct Link {
     config: LinkConfig,
@@ -157,7 +158,8 @@ impl Link {
         Some(first.remove())
     }
 
-    /// When [`take`](Self::take) has to be called next, unless something is offered before; `None`: never.
+    /// When [`take`](Self::take) has to be called next, unless something is offered before; `None`:
+    /// never.
     pub fn next_arrival(&self) -> Option<Duration> {
         let flying = self.in_flight.keys().next().map(|key| key.0);
         let held = self.wire.holds_frames().then_some(self.reorder_timeout);
@@ -172,8 +174,8 @@ impl Link {
         }
     }
 
-    /// From now on nothing goes wrong, and nothing is dropped for want of room; rate and delay stay. What is under
-    /// way is not affected.
+    /// From now on nothing goes wrong, and nothing is dropped for want of room; rate and delay
+    /// stay. What is under way is not affected.
     pub fn clear_faults(&mut self) {
         self.wire.clear_faults();
         self.config.queue = 0;

@@ -1,8 +1,9 @@
 //! Network devices that hand over frames: in memory, TAP, AF_PACKET, AF_XDP.
 //!
-//! A [`Device`] splits into a half that receives and a half that sends, each for one thread at a time. Both work in
-//! batches, never block (but for [`DeviceRx::wait`]), and carry merged frames of up to 64 KB with their checksum and
-//! segmentation state, which is worth more than any other single thing a device can do.
+//! A [`Device`] splits into a half that receives and a half that sends, each for one thread at a
+//! time. Both work in batches, never block (but for [`DeviceRx::wait`]), and carry merged frames of
+//! up to 64 KB with their checksum and segmentation state, which is worth more than any other
+//! single thing a device can do.
 //!
 //! | device | what it is | needs |
 //! |---|---|---|
@@ -16,28 +17,31 @@
 //! | [`split::split`] | one of them as several, by a classifier | what that one needs |
 //! | [`impair::Impaired`] | any of them behind a bad wire: loss, delay, rate, bursts | what that one needs |
 //!
-//! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature `smoltcp`) lets smoltcp
-//! use them, and our stack the devices of smoltcp.
+//! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature
+//! `smoltcp`) lets smoltcp use them, and our stack the devices of smoltcp.
 //!
 //! Devices know frames, not protocols. What is documented here holds for every device:
 //!
 //! - Frames arrive and leave with their Ethernet header and without frame check sequence.
 //! - [`DeviceRx::claim`] and [`DeviceTx::transmit`] keep the order of the medium.
-//! - A frame that can never be sent (too long, or asking for what [`Capabilities`] does not offer) is dropped and
-//!   counted, since offering it again could not help.
-//! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or [`TxStats`].
+//! - A frame that can never be sent (too long, or asking for what [`Capabilities`] does not offer)
+//!   is dropped and counted, since offering it again could not help.
+//! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or
+//!   [`TxStats`].
 //!
 //! What Linux does without a word, and no device can tell of:
 //!
-//! - A veth interface whose peer has GRO on, or a program in its driver, holds 256 frames for a reader; what comes on top is
-//!   counted as dropped by the *sender's* interface.
+//! - A veth interface whose peer has GRO on, or a program in its driver, holds 256 frames for a
+//!   reader; what comes on top is counted as dropped by the *sender's* interface.
 //! - A veth pair reorders frames that several cores send.
-//! - A program in the driver of a veth turns its peer's segmentation off while it is there; behind the driver it does
-//!   not, and merged frames are dropped (they are counted).
-//! - A lasting TAP interface keeps the offloads of its last user until the next one asks for its own.
+//! - A program in the driver of a veth turns its peer's segmentation off while it is there; behind
+//!   the driver it does not, and merged frames are dropped (they are counted).
+//! - A lasting TAP interface keeps the offloads of its last user until the next one asks for its
+//!   own.
 //! - A queue of AF_XDP is busy for some 30 ms after it was closed; opening waits for it.
-//! - In a user namespace of one's own (`unshare -Urn`) packet sockets, their rings and sockets of AF_XDP are to be had
-//!   without privileges; programs are not, and a TAP only if `/dev/net/tun` may be opened.
+//! - In a user namespace of one's own (`unshare -Urn`) packet sockets, their rings and sockets of
+//!   AF_XDP are to be had without privileges; programs are not, and a TAP only if `/dev/net/tun`
+//!   may be opened.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -147,25 +151,26 @@ impl Device for Box<dyn Device> {
 
 /// The half of a device that receives.
 pub trait DeviceRx: Send {
-    /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never blocks.
+    /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never
+    /// blocks.
     ///
-    /// Fewer than `max` does not mean that no more are there: frames that the device cannot deliver whole are dropped
-    /// and counted, and take a place. [`wait`](Self::wait) then returns at once.
+    /// Fewer than `max` does not mean that no more are there: frames that the device cannot deliver
+    /// whole are dropped and counted, and take a place. [`wait`](Self::wait) then returns at once.
     ///
     /// # Errors
     /// Only when the device is down or gone, and only when no frame was appended.
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError>;
 
-    /// Gives frames back for reuse, in the order they were claimed, and empties `frames`. Frames of another origin
-    /// are freed.
+    /// Gives frames back for reuse, in the order they were claimed, and empties `frames`. Frames of
+    /// another origin are freed.
     fn release(&mut self, frames: &mut Vec<Frame>);
 
-    /// Blocks until a frame may be there, the [`Waker`] was used, or `timeout` is over (`None`: never). It may
-    /// return for no reason at all.
+    /// Blocks until a frame may be there, the [`Waker`] was used, or `timeout` is over (`None`:
+    /// never). It may return for no reason at all.
     ///
     /// # Errors
-    /// When the device is down or gone. Each change is reported once, here or by [`claim`](Self::claim); a device
-    /// that is gone goes on reporting it.
+    /// When the device is down or gone. Each change is reported once, here or by
+    /// [`claim`](Self::claim); a device that is gone goes on reporting it.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
 
     /// A handle that ends a [`wait`](Self::wait) from any thread.
@@ -177,10 +182,11 @@ pub trait DeviceRx: Send {
 
 /// The half of a device that sends.
 pub trait DeviceTx: Send {
-    /// Sends frames in order. `Ok(n)`: the first `n` were taken; if that is fewer than offered, the device is busy
-    /// and the others are to be offered again later. Never blocks.
+    /// Sends frames in order. `Ok(n)`: the first `n` were taken; if that is fewer than offered, the
+    /// device is busy and the others are to be offered again later. Never blocks.
     ///
-    /// A frame that can never be sent (see [`Capabilities::admits`]) is counted as dropped and counts as taken.
+    /// A frame that can never be sent (see [`Capabilities::admits`]) is counted as dropped and
+    /// counts as taken.
     ///
     /// # Errors
     /// Only when the device is down or gone, and only when no frame was taken.
@@ -202,16 +208,19 @@ pub struct Capabilities {
     pub rx_checksum: RxChecksumSupport,
     /// Whether the device finishes a [`TxChecksum::Partial`].
     pub tx_checksum: bool,
-    /// Longest frame, headers included, that the device divides into TCP segments over IPv4; 0: none.
+    /// Longest frame, headers included, that the device divides into TCP segments over IPv4; 0:
+    /// none.
     pub tso4_max_bytes: usize,
     /// The same over IPv6.
     pub tso6_max_bytes: usize,
     /// Longest frame, headers included, that the device divides into UDP datagrams; 0: none.
     pub uso_max_bytes: usize,
-    /// Longest frame, headers included, that may be received; well above the MTU where the device merges.
+    /// Longest frame, headers included, that may be received; well above the MTU where the device
+    /// merges.
     pub rx_max_frame: usize,
-    /// Frames that may be out at a time, claimed and not released, before the device has nothing left to receive into;
-    /// at least 1. `usize::MAX` where it makes more buffers or copies frames out instead, as every device here does.
+    /// Frames that may be out at a time, claimed and not released, before the device has nothing
+    /// left to receive into; at least 1. `usize::MAX` where it makes more buffers or copies frames
+    /// out instead, as every device here does.
     pub rx_held_max: usize,
     /// The largest batch, in frames, that is worth claiming or transmitting at once.
     pub max_batch: usize,
@@ -250,9 +259,9 @@ impl Capabilities {
         }
     }
 
-    /// Whether the device can send this frame at all. It holds an Ethernet header; a plain frame is no longer than
-    /// the link carries; a partial checksum, and segmentation with it, are offered by the device and lie inside the
-    /// frame.
+    /// Whether the device can send this frame at all. It holds an Ethernet header; a plain frame is
+    /// no longer than the link carries; a partial checksum, and segmentation with it, are offered
+    /// by the device and lie inside the frame.
     #[inline]
     pub fn admits(&self, frame: &TxFrame<'_>) -> bool {
         let len = frame.len();
@@ -291,8 +300,9 @@ pub struct RxStats {
     pub dropped: u64,
     /// Frames dropped because they were longer than a buffer, or made no sense.
     pub truncated: u64,
-    /// Frames that were copied out of the device's ring when they were claimed: too much of the ring was in use, a VLAN
-    /// tag had to be put back, or they were longer than a slot. Only for devices whose frames lie in a ring.
+    /// Frames that were copied out of the device's ring when they were claimed: too much of the
+    /// ring was in use, a VLAN tag had to be put back, or they were longer than a slot. Only for
+    /// devices whose frames lie in a ring.
     pub copied: u64,
     /// How often AF_XDP had no chunk to put a frame into.
     pub starved: u64,

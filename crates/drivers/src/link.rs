@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How often a wait looks whether a link that is down has come back or gone for good: the kernel does not tell.
+/// How often a wait looks whether a link that is down has come back or gone for good: the kernel
+/// does not tell.
 const DOWN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The socket and what both halves know about the interface behind it.
@@ -16,7 +17,8 @@ pub(crate) struct Link {
     fd: OwnedFd,
     pub(crate) name: String,
     index: i32,
-    /// One of the halves was told that the link is down. The kernel tells only one of them, and only once.
+    /// One of the halves was told that the link is down. The kernel tells only one of them, and
+    /// only once.
     down: AtomicBool,
     /// Keeps the kernel silent about our address, if that was asked for.
     _guard: Option<OwnedFd>,
@@ -155,7 +157,8 @@ impl Reporter {
         })
     }
 
-    /// Fetches the error of a socket that reports one. Until that is done, every further wait would return at once.
+    /// Fetches the error of a socket that reports one. Until that is done, every further wait would
+    /// return at once.
     pub(crate) fn fetch_error(&mut self) -> Result<(), DeviceError> {
         match sys::socket_error(self.link.fd()) {
             Ok(0) => Ok(()),

@@ -1,10 +1,11 @@
-//! Devices without hardware: two that are joined in memory, one whose far side is a test, and one whose far side is a
-//! simulated [`peer`].
+//! Devices without hardware: two that are joined in memory, one whose far side is a test, and one
+//! whose far side is a simulated [`peer`].
 //!
-//! [`pair`] behaves as two network cards and a cable: each direction has a queue of limited depth, and a pool of
-//! receive buffers that are used in turn, so that a large pool passes through memory as a card's would. Sending
-//! copies the frame into a buffer of the receiver, as a card does by DMA; nothing is allocated and no system call is
-//! made unless somebody sleeps. [`Faults`] make the cable a bad one, the same way for the same seed.
+//! [`pair`] behaves as two network cards and a cable: each direction has a queue of limited depth,
+//! and a pool of receive buffers that are used in turn, so that a large pool passes through memory
+//! as a card's would. Sending copies the frame into a buffer of the receiver, as a card does by
+//! DMA; nothing is allocated and no system call is made unless somebody sleeps. [`Faults`] make the
+//! cable a bad one, the same way for the same seed.
 
 mod faults;
 mod manual;
@@ -35,19 +36,22 @@ pub struct MemoryConfig {
     pub mtu: usize,
     /// Frames that may be on their way in each direction; at least 1. Default 512.
     pub queue_depth: usize,
-    /// Receive buffers of each device, in frames; at least 1. They are taken first in, first out, so a pool larger
-    /// than a cache really leaves it. Default 1024.
+    /// Receive buffers of each device, in frames; at least 1. They are taken first in, first out,
+    /// so a pool larger than a cache really leaves it. Default 1024.
     pub rx_pool: usize,
-    /// Whether the receiving device vouches for checksums, as a card with checksum offload does. Default: no.
+    /// Whether the receiving device vouches for checksums, as a card with checksum offload does.
+    /// Default: no.
     pub rx_checksum_valid: bool,
-    /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`]. Default: no.
+    /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`].
+    /// Default: no.
     pub tx_checksum: bool,
-    /// Longest TCP frame to be divided, headers included; it arrives undivided. 0: none, the default; otherwise
-    /// implies `tx_checksum`. Receive buffers grow accordingly.
+    /// Longest TCP frame to be divided, headers included; it arrives undivided. 0: none, the
+    /// default; otherwise implies `tx_checksum`. Receive buffers grow accordingly.
     pub tso4_max_bytes: usize,
     /// The same for UDP.
     pub uso_max_bytes: usize,
-    /// Ethernet addresses of the two devices; by default locally administered ones that end in 1 and 2.
+    /// Ethernet addresses of the two devices; by default locally administered ones that end in 1
+    /// and 2.
     pub macs: [[u8; 6]; 2],
     /// What goes wrong on the way to the first and to the second device. Default: nothing.
     pub faults: [Faults; 2],
@@ -118,7 +122,8 @@ impl MemoryConfig {
         self
     }
 
-    /// The same [`faults`](Self::faults) in both directions, each with a seed of its own made from `faults.seed`.
+    /// The same [`faults`](Self::faults) in both directions, each with a seed of its own made from
+    /// `faults.seed`.
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = [
             faults.clone(),

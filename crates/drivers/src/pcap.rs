@@ -1,7 +1,7 @@
 //! Writes down what passes through a device, for Wireshark and its like (feature `pcap`).
 //!
-//! Checksums that were left to somebody else are finished in what is written, so that a capture does not look damaged;
-//! frames that stand for several segments are written as they are.
+//! Checksums that were left to somebody else are finished in what is written, so that a capture
+//! does not look damaged; frames that stand for several segments are written as they are.
 
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxStats, TxChecksum,
@@ -19,9 +19,9 @@ const SNAP_LEN: u32 = 1 << 18;
 
 /// A device whose frames, received and sent, are written to a capture file.
 ///
-/// Frames are written when they are claimed, and when the device has taken them; those that it drops are not in the
-/// capture. A frame costs a lock and a copy. Wrap the writer in a [`BufWriter`](std::io::BufWriter), and drop both
-/// halves to have everything written.
+/// Frames are written when they are claimed, and when the device has taken them; those that it
+/// drops are not in the capture. A frame costs a lock and a copy. Wrap the writer in a
+/// [`BufWriter`](std::io::BufWriter), and drop both halves to have everything written.
 #[derive(Debug)]
 pub struct Capture<D, W: Write> {
     device: D,

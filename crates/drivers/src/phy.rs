@@ -1,10 +1,11 @@
 //! Between this crate's devices and those of smoltcp, both ways (feature `smoltcp`).
 //!
-//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet device of smoltcp.
-//! [`FromPhy::new`] takes those that may go to another thread, [`FromPhy::with`] makes the others on a thread of their
-//! own: smoltcp's `TunTapInterface` and `RawSocket`.
-//! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both directions cost what it
-//! cannot express: unfinished checksums are finished in software, and each frame is copied.
+//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet
+//! device of smoltcp. [`FromPhy::new`] takes those that may go to another thread, [`FromPhy::with`]
+//! makes the others on a thread of their own: smoltcp's `TunTapInterface` and `RawSocket`.
+//! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both
+//! directions cost what it cannot express: unfinished checksums are finished in software, and each
+//! frame is copied.
 
 mod thread;
 
@@ -70,7 +71,8 @@ impl ToPhy {
         }
     }
 
-    /// The error that the device has reported since the last call; smoltcp's contract has no place for it.
+    /// The error that the device has reported since the last call; smoltcp's contract has no place
+    /// for it.
     pub fn take_error(&mut self) -> Option<DeviceError> {
         self.tx.error.take()
     }
@@ -192,8 +194,8 @@ impl phy::TxToken for SendToken<'_> {
     }
 }
 
-/// An Ethernet device of smoltcp, for our stack. It is asked for frames every millisecond while somebody waits, since it
-/// cannot wake anybody.
+/// An Ethernet device of smoltcp, for our stack. It is asked for frames every millisecond while
+/// somebody waits, since it cannot wake anybody.
 #[derive(Debug)]
 pub struct FromPhy<P> {
     phy: P,

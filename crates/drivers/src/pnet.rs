@@ -1,9 +1,10 @@
-//! Raw frames on any platform, through the crate `pnet_datalink`: a baseline to compare with, and a last resort.
+//! Raw frames on any platform, through the crate `pnet_datalink`: a baseline to compare with, and a
+//! last resort.
 //!
 //! It knows neither merged frames nor checksum state: a peer on a veth has to finish its checksums
-//! (`ethtool -K veth0 tx off`). Each frame costs two system calls and a copy each way, and a thread receives, since the
-//! crate cannot be asked without waiting, nor woken. What the interface itself sends comes back, and is left out by its
-//! source address.
+//! (`ethtool -K veth0 tx off`). Each frame costs two system calls and a copy each way, and a thread
+//! receives, since the crate cannot be asked without waiting, nor woken. What the interface itself
+//! sends comes back, and is left out by its source address.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -31,7 +32,8 @@ const DOWN: Duration = Duration::from_millis(100);
 
 /// A network interface, through `pnet_datalink`.
 ///
-/// The interface's MTU is read once, when it is opened; on other systems than Linux it is taken to be 1500.
+/// The interface's MTU is read once, when it is opened; on other systems than Linux it is taken to
+/// be 1500.
 pub struct Pnet {
     caps: Capabilities,
     mac: [u8; 6],

@@ -3,16 +3,17 @@
 use crate::frame::zeroed;
 use crate::{ETHERNET_HEADER_LEN, Frame, VLAN_TAG_LEN};
 
-/// Longest frame that these devices deliver: an IP packet of 65,535 bytes behind a tagged Ethernet header.
+/// Longest frame that these devices deliver: an IP packet of 65,535 bytes behind a tagged Ethernet
+/// header.
 pub(crate) const MAX_FRAME_LEN: usize = 65_535 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
-/// Length of a buffer. Above `MAX_FRAME_LEN` and what a TAP has before a frame, so that a frame that fills it must have
-/// been cut; and no multiple of the page size, so that the headers of successive frames do not compete for the same
-/// cache sets.
+/// Length of a buffer. Above `MAX_FRAME_LEN` and what a TAP has before a frame, so that a frame
+/// that fills it must have been cut; and no multiple of the page size, so that the headers of
+/// successive frames do not compete for the same cache sets.
 const BUFFER_LEN: usize = 65_536 + 17 * 64;
 
-/// Buffers of one receiving half, handed out last in, first out: the kernel writes into them through the cache, so the
-/// warmest is the best.
+/// Buffers of one receiving half, handed out last in, first out: the kernel writes into them
+/// through the cache, so the warmest is the best.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Box<[u8]>>,

@@ -1,14 +1,18 @@
-//! One device as several: each part gets the frames that a classifier gives it, and all send through the one.
+//! One device as several: each part gets the frames that a classifier gives it, and all send
+//! through the one.
 //!
-//! The two halves of the device are roles that whichever part needs one takes for a moment, by one compare-and-swap;
-//! none waits for it. Who takes frames in keeps its own and puts the others into the inboxes of their parts, which are
-//! lock-free rings: one end belongs to whoever has the device, the other to the part. A part whose inbox is full loses
-//! frames, as a queue of a network card would, and counts them; the others are none the worse for it.
+//! The two halves of the device are roles that whichever part needs one takes for a moment, by one
+//! compare-and-swap; none waits for it. Who takes frames in keeps its own and puts the others into
+//! the inboxes of their parts, which are lock-free rings: one end belongs to whoever has the
+//! device, the other to the part. A part whose inbox is full loses frames, as a queue of a network
+//! card would, and counts them; the others are none the worse for it.
 //!
-//! Parts sleep separately. The last to fall asleep sleeps in the device; one that wakes up for another reason ends that,
-//! and takes frames in for all while it is up. So a frame for a part that sleeps wakes at most two threads.
+//! Parts sleep separately. The last to fall asleep sleeps in the device; one that wakes up for
+//! another reason ends that, and takes frames in for all while it is up. So a frame for a part that
+//! sleeps wakes at most two threads.
 //!
-//! A card with a queue for each core would do the same without handing over: that is a device for each part.
+//! A card with a queue for each core would do the same without handing over: that is a device for
+//! each part.
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -27,7 +31,8 @@ use crate::{
 
 /// Frames that a part's inbox holds by default.
 pub const INBOX: usize = 4096;
-/// Frames that wait to be given back to the device, if an inbox does not hold more; others are freed.
+/// Frames that wait to be given back to the device, if an inbox does not hold more; others are
+/// freed.
 const BACK: usize = 1024;
 /// Frames that a part keeps to be given back when it next has the device.
 const KEPT: usize = 256;
@@ -50,7 +55,8 @@ pub enum Target {
 /// Says who gets a frame, by its bytes, Ethernet header first. They may be anything.
 pub type Classify = dyn Fn(&[u8]) -> Target + Send + Sync;
 
-/// Splits a device into `parts` parts, at least one, each with an inbox of `inbox` frames, at least one.
+/// Splits a device into `parts` parts, at least one, each with an inbox of `inbox` frames, at least
+/// one.
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -196,8 +202,8 @@ impl Shared {
         }
     }
 
-    /// Takes at most `max` frames from the device: those for `me` into `out`, others to their parts. Returns how many
-    /// there were.
+    /// Takes at most `max` frames from the device: those for `me` into `out`, others to their
+    /// parts. Returns how many there were.
     fn sort(
         &self,
         side: &mut RxSide,
@@ -303,7 +309,8 @@ impl SplitRx {
         }
     }
 
-    /// Gives frames back that could not be while somebody else had the device, or leaves them to that one.
+    /// Gives frames back that could not be while somebody else had the device, or leaves them to
+    /// that one.
     fn clear(&mut self) {
         match try_take(&self.shared.rx) {
             Some(mut side) => side.device.release(&mut self.back),
@@ -316,8 +323,8 @@ impl SplitRx {
         let shared = &*self.shared;
         let mut side = try_take(&shared.rx)?;
         shared.give_back(&mut side);
-        // ORDERING: SeqCst, with the looks below, pairs with `wait` of a part that comes up and with wakers: either they
-        // see who sleeps here, or we see what they did before.
+        // ORDERING: SeqCst, with the looks below, pairs with `wait` of a part that comes up and
+        // with wakers: either they see who sleeps here, or we see what they did before.
         shared.sleeper.store(self.me, SeqCst);
         let part = self.part();
         let woken = part.event.take_wake() || !self.inbox.is_empty();
@@ -361,7 +368,8 @@ impl DeviceRx for SplitRx {
         match try_take(&shared.rx) {
             None => self.take_inbox(max, out),
             Some(mut side) => {
-                // Only who has the device fills inboxes, so what lies there came before what is claimed now.
+                // Only who has the device fills inboxes, so what lies there came before what is
+                // claimed now.
                 self.take_inbox(max, out);
                 side.back.append(&mut self.back);
                 shared.give_back(&mut side);
@@ -489,7 +497,8 @@ mod tests {
     use crate::memory::{self, MemoryConfig, MemoryTx};
     use std::thread;
 
-    /// The peer's sending half, and the receiving halves of so many parts; the first byte names the part, 255 all.
+    /// The peer's sending half, and the receiving halves of so many parts; the first byte names the
+    /// part, 255 all.
     fn parts(count: usize, inbox: usize) -> (MemoryTx, Vec<Box<dyn DeviceRx>>) {
         let (near, far) = memory::pair(MemoryConfig::default().queue_depth(4096));
         let classify = |frame: &[u8]| match frame.first() {

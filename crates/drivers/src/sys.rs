@@ -1,7 +1,8 @@
 //! Every system call of this crate, and the prefetch of the processor, one safe function each.
 //!
-//! Descriptors are std's owned and borrowed ones, errors are `io::Error` with the kernel's number. What the kernel
-//! fills in is read back only as plain integers and byte arrays, for which every bit pattern is a value.
+//! Descriptors are std's owned and borrowed ones, errors are `io::Error` with the kernel's number.
+//! What the kernel fills in is read back only as plain integers and byte arrays, for which every
+//! bit pattern is a value.
 
 #![allow(unsafe_code)]
 
@@ -28,16 +29,18 @@ fn check_len(result: isize) -> io::Result<usize> {
 /// Takes ownership of a descriptor that a system call has just returned.
 fn own(result: c_int) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the caller passes what the kernel returned for a call that makes a new descriptor; it is not negative,
-    // so it is open, and nobody else knows it.
+    // SAFETY: the caller passes what the kernel returned for a call that makes a new descriptor; it
+    // is not negative, so it is open, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-// Interfaces ---------------------------------------------------------------------------------------------------------
+// Interfaces
+// ---------------------------------------------------------------------------------------------------------
 
 /// A request about the interface `name`, with everything else zero.
 fn request(name: &str) -> libc::ifreq {
-    // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a value of each.
+    // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a
+    // value of each.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     // The last byte stays zero: names are checked to be shorter, longer ones are cut.
     let room = request.ifr_name.len() - 1;
@@ -49,8 +52,8 @@ fn request(name: &str) -> libc::ifreq {
 
 /// Asks about an interface, by a request that the kernel answers in place.
 fn ask(fd: BorrowedFd<'_>, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: all callers pass a SIOCGIF* number or TUNSETIFF, for which the kernel reads and writes one `ifreq`; the
-    // reference makes it valid for both.
+    // SAFETY: all callers pass a SIOCGIF* number or TUNSETIFF, for which the kernel reads and
+    // writes one `ifreq`; the reference makes it valid for both.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),
@@ -172,7 +175,8 @@ unsafe fn ipv4(address: *const libc::sockaddr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)))
 }
 
-// TAP ----------------------------------------------------------------------------------------------------------------
+// TAP
+// ----------------------------------------------------------------------------------------------------------------
 
 /// Opens `/dev/net/tun`, without blocking.
 pub(crate) fn open_tun() -> io::Result<OwnedFd> {
@@ -240,7 +244,8 @@ fn part_mut(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
-// AF_PACKET ----------------------------------------------------------------------------------------------------------
+// AF_PACKET
+// ----------------------------------------------------------------------------------------------------------
 
 /// A packet socket that receives nothing until it is bound.
 pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
@@ -275,7 +280,8 @@ fn option<T: Copy + Default>(fd: BorrowedFd<'_>, level: c_int, option: c_int) ->
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
     let place: *mut c_void = ptr::from_mut(&mut value).cast();
-    // SAFETY: the kernel writes at most `len` bytes into a value of that size, made of plain integers.
+    // SAFETY: the kernel writes at most `len` bytes into a value of that size, made of plain
+    // integers.
     check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, place, &mut len) })?;
     Ok(value)
 }
@@ -285,8 +291,8 @@ pub(crate) fn set_packet_option(fd: BorrowedFd<'_>, option: c_int, value: c_int)
     set_option(fd, libc::SOL_PACKET, option, &value)
 }
 
-/// Makes room for `bytes` of waiting frames, beyond the system's limit if we may. Returns the room as the kernel counts
-/// it, which is twice what was asked for at best.
+/// Makes room for `bytes` of waiting frames, beyond the system's limit if we may. Returns the room
+/// as the kernel counts it, which is twice what was asked for at best.
 pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX / 2);
     set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
@@ -394,7 +400,8 @@ pub(crate) fn receive_frame(
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: the message names two valid parts, borrowed mutably, and a control buffer of the length it says.
+    // SAFETY: the message names two valid parts, borrowed mutably, and a control buffer of the
+    // length it says.
     let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, flags) })?;
     // SAFETY: the kernel has filled in `message`, and its control buffer is still there.
     let vlan = unsafe { vlan_tag(&message) };
@@ -420,7 +427,8 @@ unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
             && entry.cmsg_type == libc::PACKET_AUXDATA
             && entry.cmsg_len as usize >= enough as usize
         {
-            // SAFETY: the entry is long enough for this type of integers; read without assuming its alignment.
+            // SAFETY: the entry is long enough for this type of integers; read without assuming its
+            // alignment.
             let data = unsafe {
                 libc::CMSG_DATA(next)
                     .cast::<libc::tpacket_auxdata>()
@@ -442,8 +450,8 @@ unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     None
 }
 
-/// Sends frames of three parts each, at most `MAX` of them. Returns how many the kernel took; an error is that of the
-/// first.
+/// Sends frames of three parts each, at most `MAX` of them. Returns how many the kernel took; an
+/// error is that of the first.
 pub(crate) fn send_frames<const MAX: usize>(
     fd: BorrowedFd<'_>,
     frames: &[[&[u8]; 3]],
@@ -458,7 +466,8 @@ pub(crate) fn send_frames<const MAX: usize>(
         message.msg_hdr.msg_iovlen = parts.len() as _;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: as many messages as said, each of which names three valid parts, only read from, and nothing else.
+    // SAFETY: as many messages as said, each of which names three valid parts, only read from, and
+    // nothing else.
     let sent = check(unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
@@ -470,7 +479,8 @@ pub(crate) fn send_frames<const MAX: usize>(
     Ok(usize::try_from(sent).unwrap_or(0))
 }
 
-/// Joins a bound packet socket to a group that shares the frames of its interface, or founds one. Returns the group.
+/// Joins a bound packet socket to a group that shares the frames of its interface, or founds one.
+/// Returns the group.
 pub(crate) fn packet_fanout(fd: BorrowedFd<'_>, mode: u32, group: Option<u16>) -> io::Result<u16> {
     let new = if group.is_none() {
         libc::PACKET_FANOUT_FLAG_UNIQUEID
@@ -483,7 +493,8 @@ pub(crate) fn packet_fanout(fd: BorrowedFd<'_>, mode: u32, group: Option<u16>) -
     Ok(value as u16)
 }
 
-// AF_XDP -------------------------------------------------------------------------------------------------------------
+// AF_XDP
+// -------------------------------------------------------------------------------------------------------------
 
 /// A socket for AF_XDP.
 pub(crate) fn xsk_socket() -> io::Result<OwnedFd> {
@@ -511,7 +522,8 @@ pub(crate) struct UmemRequest {
     pub(crate) metadata_len: u32,
 }
 
-/// Registers memory with a socket. The kernel keeps the pages for as long as it uses them, mapped or not.
+/// Registers memory with a socket. The kernel keeps the pages for as long as it uses them, mapped
+/// or not.
 pub(crate) fn xsk_register(fd: BorrowedFd<'_>, umem: UmemRequest) -> io::Result<()> {
     let request = libc::xdp_umem_reg {
         addr: umem.address,
@@ -533,14 +545,14 @@ pub(crate) fn xsk_set(fd: BorrowedFd<'_>, option: c_int, value: u32) -> io::Resu
     set_option(fd, libc::SOL_XDP, option, &value)
 }
 
-/// Where the parts of the rings for receiving, sending, filling and completion lie: producer, consumer, descriptors
-/// and flags of each, in bytes from the start of its mapping.
+/// Where the parts of the rings for receiving, sending, filling and completion lie: producer,
+/// consumer, descriptors and flags of each, in bytes from the start of its mapping.
 pub(crate) fn xsk_offsets(fd: BorrowedFd<'_>) -> io::Result<[[u64; 4]; 4]> {
     option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
 }
 
-/// The kernel's counts: dropped, invalid to receive, invalid to send, receive ring full, fill ring empty, send ring
-/// empty.
+/// The kernel's counts: dropped, invalid to receive, invalid to send, receive ring full, fill ring
+/// empty, send ring empty.
 pub(crate) fn xsk_statistics(fd: BorrowedFd<'_>) -> io::Result<[u64; 6]> {
     option(fd, libc::SOL_XDP, libc::XDP_STATISTICS)
 }
@@ -604,7 +616,8 @@ pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String>
     info[0] = 3; // ETHTOOL_GDRVINFO
     let mut request = request(name);
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
-    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, for which there is room.
+    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, for which there is
+    // room.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),
@@ -619,7 +632,8 @@ pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String>
     String::from_utf8(bytes).ok()
 }
 
-// BPF ----------------------------------------------------------------------------------------------------------------
+// BPF
+// ----------------------------------------------------------------------------------------------------------------
 
 /// The argument of bpf(2): zero but for what a command sets.
 struct BpfAttributes([u64; 18]);
@@ -681,7 +695,8 @@ pub(crate) fn bpf_map_set(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>)
         .set32(0, map.as_raw_fd() as u32)
         .set64(8, ptr::from_ref(&key).addr() as u64)
         .set64(16, ptr::from_ref(&value).addr() as u64);
-    // SAFETY: key and value are four bytes each, as the map was made for, and live until the call returns.
+    // SAFETY: key and value are four bytes each, as the map was made for, and live until the call
+    // returns.
     unsafe { attributes.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
 }
 
@@ -710,7 +725,8 @@ pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Resu
         .set64(16, license.as_ptr().addr() as u64)
         .set32(44, if fragments { XDP_HAS_FRAGS } else { 0 })
         .set32(68, attach);
-    // SAFETY: as many instructions as said, and a text that ends in zero; both live until the call returns.
+    // SAFETY: as many instructions as said, and a text that ends in zero; both live until the call
+    // returns.
     own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
 }
 
@@ -734,7 +750,8 @@ pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
 /// As above.
 pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
 
-/// Attaches a program to an interface, for as long as the descriptor that is returned is open somewhere.
+/// Attaches a program to an interface, for as long as the descriptor that is returned is open
+/// somewhere.
 pub(crate) fn bpf_attach(
     hook: Hook,
     program: BorrowedFd<'_>,
@@ -755,7 +772,8 @@ pub(crate) fn bpf_attach(
     own(unsafe { attributes.call(BPF_LINK_CREATE) }?)
 }
 
-// Waiting ------------------------------------------------------------------------------------------------------------
+// Waiting
+// ------------------------------------------------------------------------------------------------------------
 
 /// A counter that can be waited for.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
@@ -810,7 +828,8 @@ pub(crate) fn wait_readable(
         revents: 0,
     });
     let timeout = timeout.map(|timeout| {
-        // SAFETY: integers; all zero is a value. (Not written as a literal, since some platforms pad it.)
+        // SAFETY: integers; all zero is a value. (Not written as a literal, since some platforms
+        // pad it.)
         let mut time: libc::timespec = unsafe { mem::zeroed() };
         time.tv_sec = timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX);
         time.tv_nsec = timeout.subsec_nanos() as _;
@@ -836,7 +855,8 @@ pub(crate) fn wait_readable(
     }
 }
 
-/// A set of descriptors that is itself readable when one of them is; each tells of news once ("edge-triggered").
+/// A set of descriptors that is itself readable when one of them is; each tells of news once
+/// ("edge-triggered").
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
@@ -883,9 +903,11 @@ pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
     taken > 0 && events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0
 }
 
-// Memory -------------------------------------------------------------------------------------------------------------
+// Memory
+// -------------------------------------------------------------------------------------------------------------
 
-/// Asks the processor to fetch `bytes` into its nearest cache, where that is known how. Waits for nothing.
+/// Asks the processor to fetch `bytes` into its nearest cache, where that is known how. Waits for
+/// nothing.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -894,7 +916,8 @@ pub(crate) fn prefetch(bytes: &[u8]) {
         const LINE: usize = 64;
         let (start, len) = (bytes.as_ptr(), bytes.len());
         let fetch = |at| {
-            // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every x86-64.
+            // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every
+            // x86-64.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
         };
         let mut at = 0;
@@ -981,18 +1004,18 @@ impl Mapping {
 
     /// Takes the right to write away, for good.
     pub(crate) fn forbid_writes(&self) -> io::Result<()> {
-        // SAFETY: the pages are mapped as long as `self` lives. Nobody writes through references here: those who have
-        // the address answer for it.
+        // SAFETY: the pages are mapped as long as `self` lives. Nobody writes through references
+        // here: those who have the address answer for it.
         check(unsafe { libc::mprotect(self.start.as_ptr().cast(), self.len, libc::PROT_READ) })
             .map(drop)
     }
 
-    /// Puts this mapping into the place of the pages at `target`, in one step: who reads there meanwhile sees the
-    /// old pages or the new ones.
+    /// Puts this mapping into the place of the pages at `target`, in one step: who reads there
+    /// meanwhile sees the old pages or the new ones.
     ///
     /// # Safety
-    /// `target` is the start of as many whole pages that the caller has mapped, the bytes there are those of this
-    /// mapping, and nobody writes to either.
+    /// `target` is the start of as many whole pages that the caller has mapped, the bytes there are
+    /// those of this mapping, and nobody writes to either.
     pub(crate) unsafe fn replace(self, target: *mut u8) -> io::Result<()> {
         // SAFETY: the caller's promise; the place where this mapping was is given up, see below.
         unsafe { move_pages(self.start.as_ptr(), target, self.len) }?;
@@ -1003,7 +1026,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: these pages were mapped by `map` for this value, and whoever has an address in them keeps it alive.
+        // SAFETY: these pages were mapped by `map` for this value, and whoever has an address in
+        // them keeps it alive.
         unsafe { unmap(self.start.as_ptr(), self.len) };
     }
 }
@@ -1011,7 +1035,8 @@ impl Drop for Mapping {
 /// Moves pages over others, in one step. Their old place is unmapped.
 ///
 /// # Safety
-/// Both are starts of `len` bytes of whole pages that the caller has mapped, and nobody uses those at `from`.
+/// Both are starts of `len` bytes of whole pages that the caller has mapped, and nobody uses those
+/// at `from`.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::Result<()> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller's promise.

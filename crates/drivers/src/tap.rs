@@ -1,8 +1,8 @@
 //! The far end of a virtual Ethernet interface of this kernel.
 //!
-//! The kernel's own stack is the peer: what it sends on the interface arrives here, what is sent here the kernel
-//! receives. Frames carry a virtio header, so both sides hand over TCP data in pieces of up to 64 KB and never compute
-//! a checksum.
+//! The kernel's own stack is the peer: what it sends on the interface arrives here, what is sent
+//! here the kernel receives. Frames carry a virtio header, so both sides hand over TCP data in
+//! pieces of up to 64 KB and never compute a checksum.
 //!
 //! ```console
 //! $ sudo ip tuntap add dev tap0 mode tap user $USER
@@ -29,7 +29,8 @@ const TCP_OFFLOADS: u32 =
 /// Bytes that are read for the shortest frame.
 const SHORTEST: usize = HEADER_LEN_WITH_COUNT + ETHERNET_HEADER_LEN;
 
-/// What the kernel may leave undone in frames that it gives us, best first. Those for UDP came with Linux 6.2.
+/// What the kernel may leave undone in frames that it gives us, best first. Those for UDP came with
+/// Linux 6.2.
 const OFFLOADS: [u32; 4] = [
     TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
     TCP_OFFLOADS,
@@ -43,18 +44,21 @@ const OFFLOADS: [u32; 4] = [
 pub struct TapOptions {
     /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
     pub offloads: bool,
-    /// Whether frames longer than the MTU pass, to be divided by the other side; with [`offloads`](Self::offloads) only.
-    /// The interface takes this over, whatever was set with `ethtool -K`. Default: yes.
+    /// Whether frames longer than the MTU pass, to be divided by the other side; with
+    /// [`offloads`](Self::offloads) only. The interface takes this over, whatever was set with
+    /// `ethtool -K`. Default: yes.
     pub segmentation: bool,
-    /// Whether frames that we send may be longer than the MTU even without [`segmentation`](Self::segmentation), if
-    /// [`offloads`](Self::offloads) are on: the kernel takes one in a system call, as if a network card had merged it,
-    /// where it would otherwise take a call for each segment and wake its receiver for each. It has no say in that.
-    /// Default: no.
+    /// Whether frames that we send may be longer than the MTU even without
+    /// [`segmentation`](Self::segmentation), if [`offloads`](Self::offloads) are on: the kernel
+    /// takes one in a system call, as if a network card had merged it, where it would otherwise
+    /// take a call for each segment and wake its receiver for each. It has no say in that. Default:
+    /// no.
     pub merged: bool,
-    /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's name. It is not the
-    /// interface's, which is the kernel's.
+    /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's
+    /// name. It is not the interface's, which is the kernel's.
     pub mac: Option<[u8; 6]>,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used. Default 256.
+    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used.
+    /// Default 256.
     pub rx_pool: usize,
 }
 
@@ -123,23 +127,26 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the interface `name`, with all offloads that the kernel has. An interface that is not there is made, and
-    /// lives as long as the device; it has no address and is down until somebody changes that.
+    /// Opens the interface `name`, with all offloads that the kernel has. An interface that is not
+    /// there is made, and lives as long as the device; it has no address and is down until somebody
+    /// changes that.
     ///
     /// # Errors
-    /// The name cannot be one; making an interface needs `CAP_NET_ADMIN`, opening one needs to be its user; another
-    /// process has it open; the kernel has no TAP.
+    /// The name cannot be one; making an interface needs `CAP_NET_ADMIN`, opening one needs to be
+    /// its user; another process has it open; the kernel has no TAP.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         Self::attach(name, &TapOptions::default(), 0)
     }
 
-    /// The options to open an interface with, at their defaults: `Tap::options().offloads(false).open("tap0")`.
+    /// The options to open an interface with, at their defaults:
+    /// `Tap::options().offloads(false).open("tap0")`.
     pub fn options() -> TapOptions {
         TapOptions::default()
     }
 
-    /// Opens several queues of the interface `name`, a device each. The kernel spreads the frames it sends by flow, and
-    /// keeps a flow with the device that last sent a frame of it. All have the same Ethernet address.
+    /// Opens several queues of the interface `name`, a device each. The kernel spreads the frames
+    /// it sends by flow, and keeps a flow with the device that last sent a frame of it. All have
+    /// the same Ethernet address.
     ///
     /// # Errors
     /// As [`open`](Self::open); the interface exists and was not made for several queues
@@ -171,7 +178,8 @@ impl Tap {
                 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
         });
         let accepts = |offload| accepted.unwrap_or(0) & offload != 0;
-        // What the kernel may send says nothing of what it takes, which is anything that its TCP would.
+        // What the kernel may send says nothing of what it takes, which is anything that its TCP
+        // would.
         let merged = options.merged && accepts(libc::TUN_F_CSUM);
 
         let socket = sys::control_socket().map_err(system("open a socket"))?;

@@ -1,7 +1,8 @@
-//! The receiving halves of devices that the kernel fills, over memory and sockets that a test fills in its place.
+//! The receiving halves of devices that the kernel fills, over memory and sockets that a test fills
+//! in its place.
 //!
-//! For the tests of this workspace; not covered by semantic versioning. Everything here runs the code of the devices, so what
-//! a test finds here is so of them.
+//! For the tests of this workspace; not covered by semantic versioning. Everything here runs the
+//! code of the devices, so what a test finds here is so of them.
 
 use crate::fd_event::FdEvent;
 use crate::link::Link;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 /// Buffers that the receiving halves keep.
 const POOL: usize = 4;
 
-/// The receiving half of a [`Tap`](crate::tap::Tap) that reads frames from `fd`, each behind a virtio header with buffer
-/// count: a datagram socket that does not block, or an interface.
+/// The receiving half of a [`Tap`](crate::tap::Tap) that reads frames from `fd`, each behind a
+/// virtio header with buffer count: a datagram socket that does not block, or an interface.
 ///
 /// # Errors
 /// If the process has no descriptor left.
@@ -28,8 +29,8 @@ pub fn tap_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
     Ok(Box::new(rx))
 }
 
-/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring that reads frames from `fd`, each behind a
-/// virtio header: a datagram socket.
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring that reads
+/// frames from `fd`, each behind a virtio header: a datagram socket.
 ///
 /// # Errors
 /// If the process has no descriptor left.
@@ -42,8 +43,8 @@ pub fn packet_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
     ))
 }
 
-/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) with a ring of `units` slots, or blocks, of `unit_len`
-/// bytes, and what fills the ring.
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) with a ring of `units` slots,
+/// or blocks, of `unit_len` bytes, and what fills the ring.
 ///
 /// # Errors
 /// If there is no memory, or `unit_len` is no multiple of the page size.
@@ -75,8 +76,9 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Fills a unit with `bytes` from its start on, and hands it over. The status word in `bytes` is overwritten: it says that
-    /// the unit is handed over, and otherwise what `status` says. False if the unit was not given back.
+    /// Fills a unit with `bytes` from its start on, and hands it over. The status word in `bytes`
+    /// is overwritten: it says that the unit is handed over, and otherwise what `status` says.
+    /// False if the unit was not given back.
     ///
     /// # Errors
     /// If the memory cannot be written.
@@ -102,7 +104,8 @@ impl Ring {
         Ok(true)
     }
 
-    /// In which unit a frame that lies in the ring is, and which bytes of that; `None` if it does not lie in one unit.
+    /// In which unit a frame that lies in the ring is, and which bytes of that; `None` if it does
+    /// not lie in one unit.
     pub fn place(&self, frame: &Frame) -> Option<(u32, Range<usize>)> {
         let bytes = frame.bytes();
         let start = bytes.as_ptr().addr().checked_sub(self.start)?;

@@ -1,19 +1,22 @@
 //! Memory that the kernel and this process share, and frames that are read in it, in place.
 //!
-//! A [`Region`] is mapped twice. The kernel's bookkeeping is reached through the writable mapping; frames are read
-//! through the *view*, which cannot be written to. It is divided into units, the steps in which memory goes back to the
-//! kernel: a slot (TPACKET_V2), a block (TPACKET_V3), a chunk (AF_XDP).
+//! A [`Region`] is mapped twice. The kernel's bookkeeping is reached through the writable mapping;
+//! frames are read through the *view*, which cannot be written to. It is divided into units, the
+//! steps in which memory goes back to the kernel: a slot (TPACKET_V2), a block (TPACKET_V3), a
+//! chunk (AF_XDP).
 //!
 //! # Why a frame does not change while it is read
 //!
-//! - A unit is the kernel's or ours. The kernel hands it over through a status word or a ring, both read with Acquire,
-//!   and does not touch it until it is given back.
-//! - Each [`Lent`] counts in its unit. [`PacketMemory::give_back`] refuses a unit with a count, and a chunk becomes free
-//!   only when its count falls to zero. So bytes behind a `Lent` are constant while it lives.
-//! - The one exception is a unit that [`PacketMemory::detach`] has copied out: its pages in the *view* are then private
-//!   memory with the same bytes, at the same address, exchanged in one step by the kernel. So the bytes behind a
-//!   `Lent` stay the same, while the kernel may fill the unit again. Nothing is lent of such a unit until
-//!   [`PacketMemory::reuse_detached`] has put the shared pages back, which it does only at a count of zero.
+//! - A unit is the kernel's or ours. The kernel hands it over through a status word or a ring, both
+//!   read with Acquire, and does not touch it until it is given back.
+//! - Each [`Lent`] counts in its unit. [`PacketMemory::give_back`] refuses a unit with a count, and
+//!   a chunk becomes free only when its count falls to zero. So bytes behind a `Lent` are constant
+//!   while it lives.
+//! - The one exception is a unit that [`PacketMemory::detach`] has copied out: its pages in the
+//!   *view* are then private memory with the same bytes, at the same address, exchanged in one step
+//!   by the kernel. So the bytes behind a `Lent` stay the same, while the kernel may fill the unit
+//!   again. Nothing is lent of such a unit until [`PacketMemory::reuse_detached`] has put the
+//!   shared pages back, which it does only at a count of zero.
 
 #![allow(unsafe_code)]
 
@@ -33,8 +36,8 @@ pub(crate) enum Kind {
     Slots,
     /// A packet socket's ring of blocks: the status word stands 8 bytes into each block.
     Blocks,
-    /// The frames of AF_XDP sockets: units of which nothing is lent wait here, one queue per socket, each for an equal
-    /// share of the units.
+    /// The frames of AF_XDP sockets: units of which nothing is lent wait here, one queue per
+    /// socket, each for an equal share of the units.
     Chunks(Vec<ArrayQueue<u32>>),
 }
 
@@ -72,7 +75,8 @@ impl Region {
 
     /// The chunks of AF_XDP sockets. All of those for receiving are free.
     ///
-    /// `queues` sockets have `receive` chunks each; behind all of them lie `transmit` chunks for each.
+    /// `queues` sockets have `receive` chunks each; behind all of them lie `transmit` chunks for
+    /// each.
     pub(crate) fn chunks(
         fd: BorrowedFd<'_>,
         queues: u32,
@@ -114,7 +118,8 @@ impl Region {
     /// How many frames are lent of the unit.
     #[inline]
     pub(crate) fn lent(&self, unit: u32) -> u32 {
-        // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads of the frame are over.
+        // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads of the frame are
+        // over.
         self.lent[unit as usize].load(Acquire)
     }
 
@@ -142,7 +147,8 @@ impl Region {
     #[inline]
     pub(crate) fn bare_head(&self, at: u64) -> u64 {
         assert!(at as usize + 8 <= self.view.len());
-        // SAFETY: inside the view. The caller got the place from the receive ring and has not given it back.
+        // SAFETY: inside the view. The caller got the place from the receive ring and has not given
+        // it back.
         unsafe {
             self.view
                 .start()
@@ -183,7 +189,8 @@ impl Region {
     /// Whether the kernel has handed the slot or block over.
     #[inline]
     fn is_ours(&self, unit: u32) -> bool {
-        // ORDERING: Acquire, pairs with the kernel's barrier between writing the frame and its status.
+        // ORDERING: Acquire, pairs with the kernel's barrier between writing the frame and its
+        // status.
         self.status(unit).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
@@ -195,8 +202,9 @@ impl Region {
             Kind::Chunks(_) => panic!("chunks have no status"),
         };
         assert!(unit < self.units());
-        // SAFETY: inside the mapping, which lives as long as `self`, since the unit is; aligned, since units are whole
-        // pages of a mapping; the kernel and we use this word atomically only.
+        // SAFETY: inside the mapping, which lives as long as `self`, since the unit is; aligned,
+        // since units are whole pages of a mapping; the kernel and we use this word atomically
+        // only.
         unsafe {
             let word = self
                 .write
@@ -213,7 +221,8 @@ impl Region {
     #[inline]
     unsafe fn read(&self, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= self.write.len());
-        // SAFETY: inside the mapping; the kernel does not write, as the caller says, and neither does anybody here.
+        // SAFETY: inside the mapping; the kernel does not write, as the caller says, and neither
+        // does anybody here.
         unsafe {
             self.write
                 .start()
@@ -227,7 +236,8 @@ impl Region {
 #[derive(Debug)]
 pub(crate) struct Lent {
     region: Arc<Region>,
-    /// Where the kernel's header of this frame, or else the frame, begins: bytes from the start of the region.
+    /// Where the kernel's header of this frame, or else the frame, begins: bytes from the start of
+    /// the region.
     at: u32,
     unit: u32,
 }
@@ -246,12 +256,13 @@ impl Lent {
             from + len <= end,
             "{len} bytes at {from}, in a unit that ends at {end}"
         );
-        // SAFETY: `at` is in the unit, so the bytes are, and the view is mapped as long as the region lives. They do not
-        // change as long as `self` lives; see the head of this file.
+        // SAFETY: `at` is in the unit, so the bytes are, and the view is mapped as long as the
+        // region lives. They do not change as long as `self` lives; see the head of this file.
         unsafe { slice::from_raw_parts(region.view.start().add(from), len) }
     }
 
-    /// When the kernel received the frame: seconds and nanoseconds since 1970, if it notes that here.
+    /// When the kernel received the frame: seconds and nanoseconds since 1970, if it notes that
+    /// here.
     pub(crate) fn timestamp(&self) -> Option<(u32, u32)> {
         let at = match self.region.kind {
             Kind::Slots => 16,
@@ -270,13 +281,14 @@ impl Drop for Lent {
     #[inline]
     fn drop(&mut self) {
         let region = &*self.region;
-        // ORDERING: Release, pairs with the Acquire in `Region::lent`: reads of the frame come before.
+        // ORDERING: Release, pairs with the Acquire in `Region::lent`: reads of the frame come
+        // before.
         let before = region.lent[self.unit as usize].fetch_sub(1, Release);
         if let Kind::Chunks(free) = &region.kind
             && before == 1
         {
-            // ORDERING: the queue's own; the frame of a chunk is lent once, so this thread made all reads visible that
-            // were made through other references, or was told of them.
+            // ORDERING: the queue's own; the frame of a chunk is lent once, so this thread made all
+            // reads visible that were made through other references, or was told of them.
             let each = free[0].capacity();
             // Never full: each chunk is in it once.
             let _ = free[self.unit as usize / each].push(self.unit);
@@ -340,8 +352,8 @@ impl TransmitChunks {
         let len = self.region.unit_len as u64;
         let unit = (at / len) as u32;
         assert!(unit.wrapping_sub(self.first) < self.count && at % len + bytes.len() as u64 <= len);
-        // SAFETY: inside the writable mapping, since the chunk is. No reference leads there: nothing is lent of these
-        // chunks, and only this value writes to them.
+        // SAFETY: inside the writable mapping, since the chunk is. No reference leads there:
+        // nothing is lent of these chunks, and only this value writes to them.
         unsafe {
             let to = self.region.write.start().add(at as usize);
             bytes.as_ptr().copy_to_nonoverlapping(to, bytes.len());
@@ -349,7 +361,8 @@ impl TransmitChunks {
     }
 }
 
-/// The ring of a packet socket. There is one per socket, so what follows is done by one thread at a time.
+/// The ring of a packet socket. There is one per socket, so what follows is done by one thread at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct PacketMemory {
     region: Arc<Region>,
@@ -398,8 +411,8 @@ impl PacketMemory {
         self.region.is_ours(unit)
     }
 
-    /// The first bytes of what the kernel has written `within` bytes into the unit; `None` if it does not end in the
-    /// unit.
+    /// The first bytes of what the kernel has written `within` bytes into the unit; `None` if it
+    /// does not end in the unit.
     ///
     /// # Panics
     /// If the unit is the kernel's.
@@ -415,7 +428,8 @@ impl PacketMemory {
         Some(bytes)
     }
 
-    /// Whether frames of the unit can be lent: its pages in the view are those that the kernel fills.
+    /// Whether frames of the unit can be lent: its pages in the view are those that the kernel
+    /// fills.
     #[inline]
     pub(crate) fn can_lend(&self, unit: u32) -> bool {
         !self.detached[unit as usize]
@@ -459,14 +473,15 @@ impl PacketMemory {
     #[inline]
     pub(crate) fn give_back(&mut self, unit: u32) {
         assert!(self.is_done(unit), "unit {unit} is being read");
-        // ORDERING: Release, pairs with the kernel's read of the status before it writes: our reads come before.
+        // ORDERING: Release, pairs with the kernel's read of the status before it writes: our reads
+        // come before.
         self.region
             .status(unit)
             .store(libc::TP_STATUS_KERNEL, Release);
     }
 
-    /// Copies the unit out, so that it is done at once: whoever reads its frames goes on in the copy, at the same
-    /// addresses.
+    /// Copies the unit out, so that it is done at once: whoever reads its frames goes on in the
+    /// copy, at the same addresses.
     ///
     /// # Errors
     /// If there is no memory for the copy; nothing has changed then.
@@ -479,8 +494,8 @@ impl PacketMemory {
         // SAFETY: the unit is ours.
         unsafe { region.read(self.at(unit, 0), bytes) };
         copy.forbid_writes()?;
-        // SAFETY: whole pages of the view, inside it. The bytes are the same: the unit is ours, so nobody has written
-        // to it since it was read.
+        // SAFETY: whole pages of the view, inside it. The bytes are the same: the unit is ours, so
+        // nobody has written to it since it was read.
         unsafe {
             copy.replace(region.view.start().add(self.at(unit, 0)))?;
         }
@@ -494,8 +509,8 @@ impl PacketMemory {
         self.detached_count
     }
 
-    /// Puts the shared pages of detached units of which nothing is lent any more back into the view. Costs a mapping
-    /// of the whole ring.
+    /// Puts the shared pages of detached units of which nothing is lent any more back into the
+    /// view. Costs a mapping of the whole ring.
     ///
     /// # Errors
     /// If it cannot be mapped; what was mended until then is.
@@ -503,7 +518,8 @@ impl PacketMemory {
         let region = &*self.region;
         let other = Mapping::shared(fd, region.view.len(), 0, false)?;
         let start = other.start();
-        // Its pages are moved or unmapped one by one below: in between another mapping may come to lie in a gap.
+        // Its pages are moved or unmapped one by one below: in between another mapping may come to
+        // lie in a gap.
         std::mem::forget(other);
         let mut result = Ok(());
         for unit in 0..region.units() {
@@ -511,8 +527,8 @@ impl PacketMemory {
             // SAFETY: inside the mapping.
             let from = unsafe { start.add(at) };
             if result.is_ok() && self.detached[unit as usize] && region.lent(unit) == 0 {
-                // SAFETY: whole pages of the two mappings. Nobody reads those of the view: nothing of the unit is lent,
-                // and only this thread lends.
+                // SAFETY: whole pages of the two mappings. Nobody reads those of the view: nothing
+                // of the unit is lent, and only this thread lends.
                 result =
                     unsafe { sys::move_pages(from, region.view.start().add(at), region.unit_len) };
                 if result.is_ok() {

@@ -1,8 +1,9 @@
 //! The virtio network header, which TAP and AF_PACKET put before each frame.
 //!
-//! Pure conversion between the header's bytes and this crate's metadata; see `struct virtio_net_hdr` in
-//! `linux/virtio_net.h` and section 5.1.6 of the virtio 1.2 specification. Fields are in the machine's byte order, as
-//! both kernel interfaces have it unless told otherwise. Nothing here panics, whatever the bytes.
+//! Pure conversion between the header's bytes and this crate's metadata; see
+//! `struct virtio_net_hdr` in `linux/virtio_net.h` and section 5.1.6 of the virtio 1.2
+//! specification. Fields are in the machine's byte order, as both kernel interfaces have it unless
+//! told otherwise. Nothing here panics, whatever the bytes.
 
 use crate::{Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxMeta};
 

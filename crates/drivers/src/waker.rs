@@ -8,8 +8,8 @@ use std::time::Duration;
 
 /// Ends a [`DeviceRx::wait`](crate::DeviceRx::wait), from any thread.
 ///
-/// Wakes are sticky: one that comes before the call makes the call return at once. Several before one call count as
-/// one. Waking is cheap while nobody waits: no system call.
+/// Wakes are sticky: one that comes before the call makes the call return at once. Several before
+/// one call count as one. Waking is cheap while nobody waits: no system call.
 #[derive(Clone)]
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
@@ -33,10 +33,11 @@ impl fmt::Debug for Waker {
 
 /// One thread waits, others notify; for devices in memory.
 ///
-/// The waiter raises `waiting` and then looks whether there is something; a notifier makes something and then looks at
-/// `waiting`. The fences between these two steps on both sides make at least one of them see the other. A notifier that
-/// sees the flag takes the lock, and the waiter looks again under the lock before it sleeps, so the notification
-/// cannot fall between the look and the sleep.
+/// The waiter raises `waiting` and then looks whether there is something; a notifier makes
+/// something and then looks at `waiting`. The fences between these two steps on both sides make at
+/// least one of them see the other. A notifier that sees the flag takes the lock, and the waiter
+/// looks again under the lock before it sleeps, so the notification cannot fall between the look
+/// and the sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     waiting: AtomicBool,
@@ -83,7 +84,8 @@ impl Event {
         self.waiting.store(false, SeqCst);
     }
 
-    /// Whether somebody called [`wake`](Self::wake) for a wait that was not begun; it is then used up.
+    /// Whether somebody called [`wake`](Self::wake) for a wait that was not begun; it is then used
+    /// up.
     pub(crate) fn take_wake(&self) -> bool {
         self.done(&|| false)
     }

@@ -1,11 +1,13 @@
 //! The rings between an AF_XDP socket and the kernel: one side produces, the other consumes.
 //!
-//! Indices count without end and wrap at 2^32; an index modulo the length is a place. The producer writes entries and
-//! then moves its index; the consumer reads them and then moves its own. Each side keeps a copy of the other's index and
-//! looks at the real one only when the copy does not suffice.
+//! Indices count without end and wrap at 2^32; an index modulo the length is a place. The producer
+//! writes entries and then moves its index; the consumer reads them and then moves its own. Each
+//! side keeps a copy of the other's index and looks at the real one only when the copy does not
+//! suffice.
 //!
-//! Words in shared memory are reached through raw pointers and atomics only. The kernel is trusted as far as memory is
-//! concerned: entries are plain integers, and whoever uses them as addresses checks them.
+//! Words in shared memory are reached through raw pointers and atomics only. The kernel is trusted
+//! as far as memory is concerned: entries are plain integers, and whoever uses them as addresses
+//! checks them.
 
 #![allow(unsafe_code)]
 
@@ -56,7 +58,8 @@ struct Ring<T> {
 
 impl<T: Entry> Ring<T> {
     /// # Panics
-    /// If the length is no power of two, or a part lies outside of the mapping or at no multiple of 8.
+    /// If the length is no power of two, or a part lies outside of the mapping or at no multiple of
+    /// 8.
     fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
         assert!(len.is_power_of_two(), "{len} entries");
         let Offsets {
@@ -81,8 +84,8 @@ impl<T: Entry> Ring<T> {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: one of the offsets, which `new` has checked: inside the mapping and aligned. Both sides use these
-        // words atomically only.
+        // SAFETY: one of the offsets, which `new` has checked: inside the mapping and aligned. Both
+        // sides use these words atomically only.
         unsafe { AtomicU32::from_ptr(self.mapping.start().add(at).cast()) }
     }
 
@@ -96,7 +99,8 @@ impl<T: Entry> Ring<T> {
 
     fn entry(&self, index: u32) -> *mut T {
         let at = self.offsets.entries + (index & self.mask) as usize * size_of::<T>();
-        // SAFETY: the index is below the length, so the entry is in the mapping, as `new` has checked.
+        // SAFETY: the index is below the length, so the entry is in the mapping, as `new` has
+        // checked.
         unsafe { self.mapping.start().add(at).cast() }
     }
 }
@@ -133,19 +137,22 @@ impl<T: Entry> Producer<T> {
             producer.ring.mask + 1 - producer.next.wrapping_sub(producer.consumed)
         };
         if room(self) < wanted {
-            // ORDERING: Acquire, pairs with the consumer's release of its index: it has read what is overwritten next.
+            // ORDERING: Acquire, pairs with the consumer's release of its index: it has read what
+            // is overwritten next.
             self.consumed = self.ring.consumer().load(Acquire);
         }
         room(self)
     }
 
-    /// Writes an entry, which the consumer sees after [`publish`](Self::publish). False if there is no room.
+    /// Writes an entry, which the consumer sees after [`publish`](Self::publish). False if there is
+    /// no room.
     #[inline]
     pub(crate) fn push(&mut self, entry: T) -> bool {
         if self.room(1) == 0 {
             return false;
         }
-        // SAFETY: inside the ring. The consumer does not read there before the index moves, and has read what was there.
+        // SAFETY: inside the ring. The consumer does not read there before the index moves, and has
+        // read what was there.
         unsafe { self.ring.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
@@ -157,7 +164,8 @@ impl<T: Entry> Producer<T> {
         if self.published == self.next {
             return false;
         }
-        // ORDERING: Release, pairs with the consumer's Acquire load: entries, and frames behind them, come before.
+        // ORDERING: Release, pairs with the consumer's Acquire load: entries, and frames behind
+        // them, come before.
         self.ring.producer().store(self.next, Release);
         self.published = self.next;
         true
@@ -173,7 +181,8 @@ impl<T: Entry> Producer<T> {
     /// Whether the consumer sleeps until a system call tells it.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
-        // ORDERING: Relaxed, as in the kernel's own libraries: the flag is raised before the consumer looks a last time.
+        // ORDERING: Relaxed, as in the kernel's own libraries: the flag is raised before the
+        // consumer looks a last time.
         self.ring.word(self.ring.offsets.flags).load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 }
@@ -215,7 +224,8 @@ impl<T: Entry> Consumer<T> {
         if !self.is_ready() {
             return None;
         }
-        // SAFETY: inside the ring; the producer has written it, and does not write there again before `release`.
+        // SAFETY: inside the ring; the producer has written it, and does not write there again
+        // before `release`.
         let entry = unsafe { self.ring.entry(self.next).read() };
         self.next = self.next.wrapping_add(1);
         Some(entry)

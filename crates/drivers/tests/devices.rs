@@ -1,4 +1,5 @@
-//! What every device does, run for the devices in memory. `tests/kernel.rs` runs the same for those of the kernel.
+//! What every device does, run for the devices in memory. `tests/kernel.rs` runs the same for those
+//! of the kernel.
 
 mod support;
 
@@ -33,7 +34,8 @@ fn a_pair_with_one_buffer_and_a_short_queue() {
 
 #[test]
 fn a_wire_whose_faults_never_happen() {
-    // One in a million of a few thousand frames: this seed spares them all, but every frame goes the long way.
+    // One in a million of a few thousand frames: this seed spares them all, but every frame goes
+    // the long way.
     run(MemoryConfig::default().faults(Faults::new(1).loss(1)));
 }
 

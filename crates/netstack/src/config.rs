@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::ConfigError;
 use crate::time::Duration;
 
-/// One method for each field of a struct that sets it and returns the struct: so it can be built outside this crate,
-/// though fields may be added to it.
+/// One method for each field of a struct that sets it and returns the struct: so it can be built
+/// outside this crate, though fields may be added to it.
 macro_rules! setters {
     ($($(#[$attribute:meta])* $field:ident: $kind:ty;)*) => {$(
         #[doc = concat!(
@@ -38,8 +38,8 @@ pub(crate) use setters;
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// How long nothing must have come before the first question, 1 ms to 1 year. Default 2 hours, the least
-    /// default that the RFC allows. The first question may come an eighth of this later.
+    /// How long nothing must have come before the first question, 1 ms to 1 year. Default 2 hours,
+    /// the least default that the RFC allows. The first question may come an eighth of this later.
     pub idle: Duration,
     /// Pause between two questions without an answer, 1 ms to 1 year. Default 75 s.
     pub interval: Duration,
@@ -86,8 +86,8 @@ impl Keepalive {
     }
 }
 
-/// What an application sets of one connection, by the methods of its socket. It reaches the connection through the log, as all else that
-/// changes it.
+/// What an application sets of one connection, by the methods of its socket. It reaches the
+/// connection through the log, as all else that changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -96,12 +96,14 @@ pub struct Settings {
     pub nodelay: bool,
     /// Questions to an idle peer. Default: none.
     pub keepalive: Option<Keepalive>,
-    /// How long the peer may leave something unanswered before the connection fails (RFC 9293 section 3.8.3,
-    /// RFC 5482 section 3). Default: [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) decide.
+    /// How long the peer may leave something unanswered before the connection fails (RFC 9293
+    /// section 3.8.3, RFC 5482 section 3). Default: [`DATA_RETRIES`](crate::tcp::DATA_RETRIES)
+    /// decide.
     pub user_timeout: Option<Duration>,
     /// Hops that packets may make, 1 to 255 (RFC 1122 section 3.2.1.7). Default [`Settings::TTL`].
     pub ttl: u8,
-    /// DSCP in the upper six bits (RFC 2474); the lower two are ECN's, which TCP sets itself, and 0 here. Default 0.
+    /// DSCP in the upper six bits (RFC 2474); the lower two are ECN's, which TCP sets itself, and 0
+    /// here. Default 0.
     pub tos: u8,
 }
 
@@ -137,7 +139,8 @@ impl Default for Settings {
 pub enum CongestionControl {
     /// One segment more each round trip, half after a loss (RFC 5681, RFC 6582).
     NewReno,
-    /// As far as the window was before, by a cubic function of time; seven tenths after a loss (RFC 9438).
+    /// As far as the window was before, by a cubic function of time; seven tenths after a loss (RFC
+    /// 9438).
     #[default]
     Cubic,
 }
@@ -156,7 +159,8 @@ pub enum Ecn {
     Request,
 }
 
-/// Bounds that every replica of a group shares. They belong to the log: replaying needs the same ones.
+/// Bounds that every replica of a group shares. They belong to the log: replaying needs the same
+/// ones.
 ///
 /// ```
 /// use dominoes_netstack::Limits;
@@ -170,52 +174,58 @@ pub enum Ecn {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at a time in each group, TIME-WAIT and closing ones included, 1 to 2^20. Default 16,384.
+    /// Connections at a time in each group, TIME-WAIT and closing ones included, 1 to 2^20. Default
+    /// 16,384.
     ///
     /// A SYN that finds so many is dropped, and an open fails with
     /// [`SocketError::NoRoom`](crate::SocketError::NoRoom);
     /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both.
     ///
-    /// Memory comes with use. At the start a stack takes 44 bytes for each of them, 0.7 MiB by default and 2.8 MiB for
-    /// 65,536, and reserves address space for [`Limits::CONNECTION_BASE`] bytes each at most, which are touched when as
-    /// many connections are open as never before. A connection that has carried no payload takes at most those and
-    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news of it. Its
-    /// `receive_buffer` comes with the first byte that arrives, with 8 bytes for each request in flight; its `send_buffer`
-    /// with the first that is written. Both stay for the next connection in its place, so the most that a stack can
-    /// come to is as many of both as `connections` says. A replica that joins a running group is given a copy of the state,
-    /// about 1 KiB for each connection that is open; its giver does nothing else meanwhile.
+    /// Memory comes with use. At the start a stack takes 44 bytes for each of them, 0.7 MiB by
+    /// default and 2.8 MiB for 65,536, and reserves address space for [`Limits::CONNECTION_BASE`]
+    /// bytes each at most, which are touched when as many connections are open as never before. A
+    /// connection that has carried no payload takes at most those and
+    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news
+    /// of it. Its `receive_buffer` comes with the first byte that arrives, with 8 bytes for each
+    /// request in flight; its `send_buffer` with the first that is written. Both stay for the next
+    /// connection in its place, so the most that a stack can come to is as many of both as
+    /// `connections` says. A replica that joins a running group is given a copy of the state, about
+    /// 1 KiB for each connection that is open; its giver does nothing else meanwhile.
     pub connections: u32,
     /// Receive ring of a connection in bytes, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
-    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more than
-    /// `receive_buffer` counts as that. It widens up to there when the application reads more in a round trip than
-    /// half of it. Default 2^30: all of the ring from the beginning.
+    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more
+    /// than `receive_buffer` counts as that. It widens up to there when the application reads more
+    /// in a round trip than half of it. Default 2^30: all of the ring from the beginning.
     pub receive_window: u32,
-    /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may hold 64 KiB of it and twice
-    /// what its peer has acknowledged so far, so a peer that reads nothing takes little memory. Default 1 MiB.
+    /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may hold
+    /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
+    /// takes little memory. Default 1 MiB.
     pub send_buffer: u32,
     /// Numbered frames between two that the device took, a power of two. Default 512.
     pub tx_slots: u32,
     /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
-    /// Largest TCP payload of one outgoing frame in bytes, up to 65,475. Above the MSS it counts only where
-    /// the device cuts frames into segments, and is lowered to what the device takes. Default: 65,475.
+    /// Largest TCP payload of one outgoing frame in bytes, up to 65,475. Above the MSS it counts
+    /// only where the device cuts frames into segments, and is lowered to what the device takes.
+    /// Default: 65,475.
     pub frame_payload: u32,
     /// Frames that one connection or UDP socket may number before the next one in turn. Default 64.
     pub quantum: u32,
     /// Congestion control of every connection. Default: CUBIC, as most hosts on the Internet do it.
     pub congestion: CongestionControl,
-    /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section 2). SYNs beyond
-    /// it, or beyond the backlog of their port, are answered by cookies, which take no memory. Never more than
-    /// seven eighths of `connections`. 1 to 2^20. Default 128.
+    /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section
+    /// 2). SYNs beyond it, or beyond the backlog of their port, are answered by cookies, which take
+    /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
     pub syn_queue: u32,
-    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000. "About": every limit of
-    /// answers is another one in every second, between half and one and a half of what is said here.
+    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000.
+    /// "About": every limit of answers is another one in every second, between half and one and a
+    /// half of what is said here.
     pub resets_per_second: u32,
     /// ... of these to one destination; 0: none. Default 250.
     pub resets_per_destination: u32,
-    /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0: none.
-    /// Default 1000.
+    /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0:
+    /// none. Default 1000.
     pub challenges_per_second: u32,
     /// ... of these to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,
@@ -225,14 +235,16 @@ pub struct Limits {
     pub errors_per_destination: u32,
     /// UDP sockets at a time. Default 64.
     pub udp_sockets: u32,
-    /// Queue of a UDP socket in bytes, with 16 for each datagram, a power of two from 2^10 to 2^30. Default 256 KiB.
+    /// Queue of a UDP socket in bytes, with 16 for each datagram, a power of two from 2^10 to 2^30.
+    /// Default 256 KiB.
     pub udp_receive_buffer: u32,
     /// Datagrams that a UDP socket may have under way, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
     /// Explicit congestion notification. Default: when the peer asks for it.
     pub ecn: Ecn,
-    /// For tests: of a million times that a connection is looked at off the fast path, the code panics so often. Which
-    /// times follows from the log, so all replicas choose the same. Not recorded.
+    /// For tests: of a million times that a connection is looked at off the fast path, the code
+    /// panics so often. Which times follows from the log, so all replicas choose the same. Not
+    /// recorded.
     #[cfg(feature = "testkit")]
     #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,

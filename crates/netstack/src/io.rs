@@ -4,11 +4,12 @@
 //! device -> pump: parse, merge, publish -> prepare -> apply -> perform -> TX slots, streams -> device, application
 //! ```
 //!
-//! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums, `replica` is
-//! the state that every replica keeps, `perform` does what `apply` asked for, `stream` and `tx` are the memory
-//! that primaries share with applications and devices; `processor` is what they do to bytes on the way. `direct` does
-//! all of it at once, for a thread that has the state to itself. Which
-//! thread calls what, and whether there is a log in between, is the business of [`crate::variants`].
+//! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums,
+//! `replica` is the state that every replica keeps, `perform` does what `apply` asked for, `stream`
+//! and `tx` are the memory that primaries share with applications and devices; `processor` is what
+//! they do to bytes on the way. `direct` does all of it at once, for a thread that has the state to
+//! itself. Which thread calls what, and whether there is a log in between, is the business of
+//! [`crate::variants`].
 
 pub(crate) mod copy;
 pub(crate) mod direct;
@@ -33,15 +34,15 @@ use crate::seqnum::SeqNum;
 
 /// The frames behind a request: those of a run, in order; none for other requests.
 ///
-/// Runs travel from hand to hand and come back to be filled again, so that neither costs a large copy or an
-/// allocation.
+/// Runs travel from hand to hand and come back to be filled again, so that neither costs a large
+/// copy or an allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) frames: Vec<Frame>,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
-    /// Where in the receive stream the payload may be stored while its checksums are verified, if it may
-    /// ([`StreamRef::reserve`](stream::StreamRef::reserve)).
+    /// Where in the receive stream the payload may be stored while its checksums are verified, if
+    /// it may ([`StreamRef::reserve`](stream::StreamRef::reserve)).
     pub(crate) place: Option<NonZeroU64>,
 }
 
@@ -79,8 +80,8 @@ impl Payload<'_> {
     }
 }
 
-/// Frames and runs that are no longer needed. The worker that used them last keeps them: they are in
-/// its core's cache.
+/// Frames and runs that are no longer needed. The worker that used them last keeps them: they are
+/// in its core's cache.
 #[derive(Debug, Default)]
 pub(crate) struct FrameRecycler {
     /// To be returned to the device.

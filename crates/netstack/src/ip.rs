@@ -1,7 +1,7 @@
 //! IPv4 beyond its header: fragments, and the way to a destination.
 //!
-//! None of it is replicated. The receive pump puts datagrams together before anything else sees them, and looks up
-//! where frames go; what connections must know of that stands in the log.
+//! None of it is replicated. The receive pump puts datagrams together before anything else sees
+//! them, and looks up where frames go; what connections must know of that stands in the log.
 //!
 //! # Departures from the RFCs
 //!
@@ -52,7 +52,8 @@ pub(crate) fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
     })
 }
 
-/// The frame that a datagram would have come in, had no network cut it. `None` if it is longer than a packet may be.
+/// The frame that a datagram would have come in, had no network cut it. `None` if it is longer than
+/// a packet may be.
 pub(crate) fn whole(datagram: &Datagram) -> Option<Vec<u8>> {
     let all = datagram.head.len() + datagram.payload.len();
     let total_len = u16::try_from(all.checked_sub(ETHERNET_HEADER)?).ok()?;

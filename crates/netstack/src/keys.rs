@@ -1,8 +1,10 @@
-//! Keyed hashes: every number that leaves the stack and that an outsider must not predict is derived here.
+//! Keyed hashes: every number that leaves the stack and that an outsider must not predict is
+//! derived here.
 //!
-//! One secret of 128 bits belongs to a stack. It is only ever a key of SipHash-2-4 (J.-P. Aumasson, D. J. Bernstein,
-//! *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of every input names what the output is for.
-//! So no output shows a bit of the secret, and an output of one [`Domain`] says nothing about those of another.
+//! One secret of 128 bits belongs to a stack. It is only ever a key of SipHash-2-4 (J.-P. Aumasson,
+//! D. J. Bernstein, *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of every
+//! input names what the output is for. So no output shows a bit of the secret, and an output of one
+//! [`Domain`] says nothing about those of another.
 
 use core::hash::{BuildHasher, Hasher};
 
@@ -10,7 +12,8 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 
 use crate::packet::flow::Flow;
 
-/// What a keyed hash is for. The number is the first word of the input; numbers are never used again.
+/// What a keyed hash is for. The number is the first word of the input; numbers are never used
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Domain {

@@ -1,6 +1,7 @@
 //! Headers in and out: the one place that names the header-parsing crate.
 //!
-//! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the headers.
+//! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the
+//! headers.
 
 pub(crate) mod checksum;
 pub(crate) mod flow;
@@ -167,7 +168,8 @@ pub(crate) fn link(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some(([s0, s1, s2, s3, s4, s5], [d0, d1, d2, d3, d4, d5]))
 }
 
-/// The IPv4 source and destination of a frame, if it is long enough to have them. Nothing else is checked.
+/// The IPv4 source and destination of a frame, if it is long enough to have them. Nothing else is
+/// checked.
 #[inline]
 pub(crate) fn ends(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let header: &[u8; ETHERNET_HEADER + 20] = frame.first_chunk()?;
@@ -419,8 +421,8 @@ pub(crate) fn checksummed(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, &[u8])> {
     ))
 }
 
-/// As [`checksummed`], of a frame without IP options: there the addresses stand right before the segment, and are
-/// part of the slice.
+/// As [`checksummed`], of a frame without IP options: there the addresses stand right before the
+/// segment, and are part of the slice.
 #[inline]
 pub(crate) fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     const ADDRESSES: usize = ETHERNET_HEADER + 12;
@@ -475,8 +477,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) payload_len: usize,
 }
 
-/// Writes Ethernet, IPv4 and TCP headers to the front of `buffer`; the TCP checksum field is left zero.
-/// Returns how many bytes they take.
+/// Writes Ethernet, IPv4 and TCP headers to the front of `buffer`; the TCP checksum field is left
+/// zero. Returns how many bytes they take.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`MAX_HEADERS`].
@@ -501,7 +503,8 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     ip.set_dscp(headers.tos >> 2);
     ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
-    // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section 4.1).
+    // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section
+    // 4.1).
     ip.set_ident(0);
     ip.clear_flags();
     ip.set_dont_frag(true);
@@ -557,7 +560,8 @@ fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
     }
 }
 
-/// Stores sequence number, acknowledgment number and window of a frame whose headers [`emit_tcp`] wrote.
+/// Stores sequence number, acknowledgment number and window of a frame whose headers [`emit_tcp`]
+/// wrote.
 #[inline]
 pub(crate) fn set_tcp_numbers(frame: &mut [u8], seq: u32, ack: u32, wnd: u16) {
     let tcp = &mut frame[ETHERNET_HEADER + 20..][..20];

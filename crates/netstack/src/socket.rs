@@ -1,8 +1,9 @@
 //! Sockets: listeners and byte streams, blocking or not.
 //!
-//! A socket never publishes anything. It moves a cursor, raises a flag, and the pump does the rest; it reads
-//! and writes the shared rings in place. The `try_` calls never wait and are what a stack driven by hand, or
-//! from inside a context, uses; the others wait for another thread to drive the stack.
+//! A socket never publishes anything. It moves a cursor, raises a flag, and the pump does the rest;
+//! it reads and writes the shared rings in place. The `try_` calls never wait and are what a stack
+//! driven by hand, or from inside a context, uses; the others wait for another thread to drive the
+//! stack.
 
 mod half;
 mod open;
@@ -68,8 +69,8 @@ impl Sockets {
         &self.worlds[0]
     }
 
-    /// Listens on `port`, or with 0 on one that is free; at most `backlog` connections of each group wait to be accepted.
-    /// Never blocks.
+    /// Listens on `port`, or with 0 on one that is free; at most `backlog` connections of each
+    /// group wait to be accepted. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
@@ -95,7 +96,8 @@ impl Sockets {
             ..AcceptQueue::default()
         };
         table.listeners.insert(port, queue);
-        // While the socket table is held, so that listening and not listening reach the log in this order.
+        // While the socket table is held, so that listening and not listening reach the log in this
+        // order.
         for world in &*self.worlds {
             world.command(Command::Listen { port, backlog });
         }
@@ -111,8 +113,9 @@ impl Sockets {
     ///
     /// # Errors
     /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address;
-    /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or multicast address, 0.0.0.0
-    /// or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890), and [`SocketError::Invalid`] if its port is 0.
+    /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or
+    /// multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890), and
+    /// [`SocketError::Invalid`] if its port is 0.
     pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
         self.check_up()?;
         if self.world().site.is_ourselves(*remote.ip()) {
@@ -195,8 +198,8 @@ impl From<EndReason> for SocketError {
 
 /// A connection: bytes in and out, in order.
 ///
-/// Dropping it closes it as `close` does: what was written is still sent, and what arrives afterwards, or was
-/// not read, makes us reset it (RFC 1122 section 4.2.2.13).
+/// Dropping it closes it as `close` does: what was written is still sent, and what arrives
+/// afterwards, or was not read, makes us reset it (RFC 1122 section 4.2.2.13).
 pub struct TcpStream {
     half: Arc<Half>,
     reader: ReadHalf,
@@ -245,9 +248,10 @@ impl TcpStream {
         usize::from(stream.map_or(self.half.world.group, |stream| stream.home().0))
     }
 
-    /// Asks the stack to let group `group` go on with the connection. It does so a little later, if there is such a group,
-    /// it has room, and the connection is established and not over; [`TcpStream::group`] says so then. Nothing of it is lost,
-    /// and reads and writes go on meanwhile.
+    /// Asks the stack to let group `group` go on with the connection. It does so a little later, if
+    /// there is such a group, it has room, and the connection is established and not over;
+    /// [`TcpStream::group`] says so then. Nothing of it is lost, and reads and writes go on
+    /// meanwhile.
     #[cfg(feature = "migration")]
     pub fn migrate_to(&self, group: usize) {
         if let (Ok(stream), Ok(group)) = (self.half.stream(), u16::try_from(group)) {
@@ -295,7 +299,8 @@ impl TcpStream {
         self.writer.set_timeout(timeout)
     }
 
-    /// Whether small segments leave at once, though others are in flight (RFC 9293 section 3.7.4). Default: no.
+    /// Whether small segments leave at once, though others are in flight (RFC 9293 section 3.7.4).
+    /// Default: no.
     pub fn set_nodelay(&self, nodelay: bool) {
         self.writer.set_nodelay(nodelay);
     }
@@ -305,8 +310,9 @@ impl TcpStream {
         self.half.settings().nodelay
     }
 
-    /// Whether, and how, the peer is asked if it is there when it says nothing (RFC 1122 section 4.2.3.6). A peer
-    /// that does not answer ends the connection with [`SocketError::TimedOut`]. Default: it is not asked.
+    /// Whether, and how, the peer is asked if it is there when it says nothing (RFC 1122 section
+    /// 4.2.3.6). A peer that does not answer ends the connection with [`SocketError::TimedOut`].
+    /// Default: it is not asked.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -323,9 +329,10 @@ impl TcpStream {
         self.half.settings().keepalive
     }
 
-    /// How long the peer may leave something unanswered before the connection ends with [`SocketError::TimedOut`]
-    /// (RFC 9293 section 3.8.3). It is looked at from the first retransmission on, so shorter times than the
-    /// retransmission timeout end then. A peer that keeps its window closed, but answers, may do so for ever.
+    /// How long the peer may leave something unanswered before the connection ends with
+    /// [`SocketError::TimedOut`] (RFC 9293 section 3.8.3). It is looked at from the first
+    /// retransmission on, so shorter times than the retransmission timeout end then. A peer that
+    /// keeps its window closed, but answers, may do so for ever.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -343,8 +350,8 @@ impl TcpStream {
         self.half.settings().user_timeout.map(Into::into)
     }
 
-    /// Hops that packets may make, at least 1 (RFC 1122 section 4.2.4.2). Default 64. What is under way keeps its own; the
-    /// handshake is over by then.
+    /// Hops that packets may make, at least 1 (RFC 1122 section 4.2.4.2). Default 64. What is under
+    /// way keeps its own; the handshake is over by then.
     pub fn set_ttl(&self, ttl: u8) {
         self.half.set(|stream| stream.set_ttl(ttl.max(1)));
     }
@@ -354,8 +361,8 @@ impl TcpStream {
         self.half.settings().ttl
     }
 
-    /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by itself (RFC 3168
-    /// section 6.1), so they are ignored. Default 0.
+    /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by
+    /// itself (RFC 3168 section 6.1), so they are ignored. Default 0.
     pub fn set_tos(&self, tos: u8) {
         self.half.set(|stream| stream.set_tos(tos & !0b11));
     }
@@ -365,9 +372,10 @@ impl TcpStream {
         self.half.settings().tos
     }
 
-    /// What dropping the connection does. `None`, the default: what was written goes on its way by itself. Zero:
-    /// it is given up, and the peer gets a reset. Longer: the thread that drops it waits so long, at most, for the
-    /// peer to have everything. A stack that is driven by hand is not driven by a thread that waits.
+    /// What dropping the connection does. `None`, the default: what was written goes on its way by
+    /// itself. Zero: it is given up, and the peer gets a reset. Longer: the thread that drops it
+    /// waits so long, at most, for the peer to have everything. A stack that is driven by hand is
+    /// not driven by a thread that waits.
     pub fn set_linger(&self, linger: Option<Duration>) {
         self.half.set_linger(linger);
     }

@@ -1,12 +1,14 @@
 //! UDP (RFC 768, RFC 1122 section 4.1): the replicated part of its sockets.
 //!
-//! What apply decides of a datagram is little: whether it fits the queue of its socket, where it lies there, and which
-//! numbers the frames get that we send. Which socket a datagram is for, the pump knows, since only what it publishes
-//! changes that; so apply looks nothing up, and costs the more cores the less.
+//! What apply decides of a datagram is little: whether it fits the queue of its socket, where it
+//! lies there, and which numbers the frames get that we send. Which socket a datagram is for, the
+//! pump knows, since only what it publishes changes that; so apply looks nothing up, and costs the
+//! more cores the less.
 //!
-//! A queue is a ring of bytes, as a stream's, but of *records*: a header of [`record::HEADER`] bytes, the payload,
-//! and padding. Both rings of a socket hold such records. Received ones are numbered here and copied by the primary;
-//! ones to be sent are written by the application and found by the pump.
+//! A queue is a ring of bytes, as a stream's, but of *records*: a header of [`record::HEADER`]
+//! bytes, the payload, and padding. Both rings of a socket hold such records. Received ones are
+//! numbered here and copied by the primary; ones to be sent are written by the application and
+//! found by the pump.
 
 pub(crate) mod record;
 mod send;
@@ -66,7 +68,8 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// What it sends is numbered with these keys. It does so beside its group's pump, and beside other groups.
+    /// What it sends is numbered with these keys. It does so beside its group's pump, and beside
+    /// other groups.
     pub(crate) fn configure(&mut self, keys: &Keys, group: GroupIndex) {
         self.idents = Identifications::new(keys, 2 * group.index, 2 * group.count);
     }
@@ -76,8 +79,8 @@ impl Sockets {
         (place.id == id).then_some(place)
     }
 
-    /// A run of datagrams for one socket. What does not fit its queue is dropped (RFC 1122 section 4.1.3.1 leaves that
-    /// to us).
+    /// A run of datagrams for one socket. What does not fit its queue is dropped (RFC 1122 section
+    /// 4.1.3.1 leaves that to us).
     pub(crate) fn arrive<S: EffectSink>(
         &mut self,
         request: &Request,
@@ -172,7 +175,8 @@ impl Sockets {
         }
     }
 
-    /// Once so many frames are sent, somebody has something to do; 0 while somebody waits for a turn.
+    /// Once so many frames are sent, somebody has something to do; 0 while somebody waits for a
+    /// turn.
     pub(crate) fn next_sent(&self) -> u64 {
         match (self.waiting.is_empty(), self.unsent.front()) {
             (false, _) => 0,

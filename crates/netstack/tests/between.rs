@@ -1,5 +1,5 @@
-//! What comes for a connection while it is between two groups, at every step of a move: errors that the network reports,
-//! and SYNs. And moves of connections that wait to be accepted.
+//! What comes for a connection while it is between two groups, at every step of a move: errors that
+//! the network reports, and SYNs. And moves of connections that wait to be accepted.
 
 #![cfg(feature = "testkit")]
 
@@ -81,7 +81,8 @@ fn segment(from: u16, seq: u32, ack: u32, flags: u8) -> Vec<u8> {
     packet(THEIRS, 6, &tcp)
 }
 
-/// What a segment of ours says: sequence and acknowledgment number, flags, and how long the whole packet is.
+/// What a segment of ours says: sequence and acknowledgment number, flags, and how long the whole
+/// packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     seq: u32,
@@ -130,7 +131,8 @@ impl Groups {
         }
     }
 
-    /// Lets groups have `turns` turns, one after the other, beginning with `first`. Returns what they sent.
+    /// Lets groups have `turns` turns, one after the other, beginning with `first`. Returns what
+    /// they sent.
     fn turns(&mut self, first: usize, turns: usize) -> Vec<Vec<u8>> {
         for i in 0..turns {
             let at = (first + i) % self.groups.len();
@@ -212,8 +214,8 @@ impl Pair {
         }
     }
 
-    /// Moves a connection that has full segments in flight, and brings it an error after so many turns. Returns what was
-    /// sent before, and after.
+    /// Moves a connection that has full segments in flight, and brings it an error after so many
+    /// turns. Returns what was sent before, and after.
     fn hears(&mut self, away: bool, turns: usize, code: u8, mtu: u16) -> [Vec<Vec<u8>>; 2] {
         if away {
             self.ours.move_over(&self.near);
@@ -277,7 +279,8 @@ fn a_peer_out_of_reach_is_remembered_at_every_step_of_a_move() {
     for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
         let mut pair = Pair::new();
         pair.hears(away, turns, 1, 0);
-        // Nobody answers any more. Whoever was told why says so in the end, and not that time was over.
+        // Nobody answers any more. Whoever was told why says so in the end, and not that time was
+        // over.
         let end = loop {
             let groups = pair.ours.groups.iter();
             let next = groups.map(Single::next_deadline).min().unwrap();

@@ -1,5 +1,5 @@
-//! Every variant over a device whose frames the tests write and read: what only the clock brings about, and what a stack
-//! that started again answers to the peers of the one before it.
+//! Every variant over a device whose frames the tests write and read: what only the clock brings
+//! about, and what a stack that started again answers to the peers of the one before it.
 
 use std::net::Ipv4Addr;
 
@@ -115,7 +115,8 @@ impl Host {
         }
     }
 
-    /// Jumps to the next deadline, which is later than `now` and within `most`; returns what leaves then.
+    /// Jumps to the next deadline, which is later than `now` and within `most`; returns what leaves
+    /// then.
     fn jump(&mut self, now: &mut Instant, most: Duration) -> Vec<Vec<u8>> {
         let deadline = self.next_deadline();
         assert!(deadline > *now, "{deadline:?} at {now:?}");
@@ -304,7 +305,8 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
     }
 }
 
-/// RFC 9293 section 3.10.7.1, CLOSED: which reset answers a segment; `None`: a reset is not answered.
+/// RFC 9293 section 3.10.7.1, CLOSED: which reset answers a segment; `None`: a reset is not
+/// answered.
 fn reset_for(segment: &Segment) -> Option<Segment> {
     let &Segment {
         port,
@@ -345,7 +347,8 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
         for flags in all_flags {
             for seq in [5_000, u32::MAX - 3] {
                 let segment = Segment::new(4000, seq, 77_000, flags, text);
-                // Where nobody listens; and where somebody does, if the segment acknowledges something (section 3.10.7.2).
+                // Where nobody listens; and where somebody does, if the segment acknowledges
+                // something (section 3.10.7.2).
                 for to in [9, PORT] {
                     host.script.push(segment.frame(to));
                     let sent = host.turn(now);

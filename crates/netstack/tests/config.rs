@@ -1,4 +1,5 @@
-//! What can be configured can be built outside the crate, field by field, though fields may be added.
+//! What can be configured can be built outside the crate, field by field, though fields may be
+//! added.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

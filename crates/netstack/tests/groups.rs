@@ -1,4 +1,5 @@
-//! Groups side by side: every byte arrives whichever group a connection belongs to, and whoever opened it.
+//! Groups side by side: every byte arrives whichever group a connection belongs to, and whoever
+//! opened it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -81,8 +82,8 @@ impl End {
     }
 }
 
-/// Moves everything over all of one side's connections. Of a stack with `groups`, if they are told, each connection is
-/// asked to go to the next one whenever it has come to one.
+/// Moves everything over all of one side's connections. Of a stack with `groups`, if they are told,
+/// each connection is asked to go to the next one whenever it has come to one.
 fn serve(streams: Vec<TcpStream>, groups: usize) -> Vec<TcpStream> {
     let mut ends: Vec<End> = streams
         .into_iter()
@@ -170,7 +171,8 @@ fn connections_arrive_whole_though_they_move_between_running_groups_all_the_time
             }
         }
         near.compare().unwrap();
-        // A stream is told before the last replica has heard of it, and a list is of one replica at its position.
+        // A stream is told before the last replica has heard of it, and a list is of one replica at
+        // its position.
         let listed = || near.connections(usize::MAX).len();
         let mut looks = 0;
         while listed() != EACH / 2 {

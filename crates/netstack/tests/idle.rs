@@ -130,7 +130,8 @@ impl Pair {
         }
     }
 
-    /// Goes from deadline to deadline for this long: how often there was one, and how often it led to something.
+    /// Goes from deadline to deadline for this long: how often there was one, and how often it led
+    /// to something.
     fn idle(&mut self, for_so_long: Duration) -> (usize, usize) {
         let end = self.now + for_so_long;
         let (mut woken, mut worked) = (0, 0);
@@ -150,7 +151,8 @@ impl Pair {
 fn a_thousand_idle_connections_want_nothing_for_an_hour() {
     for replicas in [1, 2] {
         let mut pair = Pair::new(replicas);
-        // What is left of opening them: acknowledgments that could be put off, neighbours that were needed.
+        // What is left of opening them: acknowledgments that could be put off, neighbours that were
+        // needed.
         pair.idle(Duration::from_secs(300));
         let (woken, _) = pair.idle(Duration::from_secs(3600));
         println!("{replicas} replicas: {woken} deadlines in an hour");
@@ -172,7 +174,8 @@ fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
         println!(
             "{replicas} replicas: {woken} deadlines in an hour with keepalive, {worked} led to something"
         );
-        // One question of each connection every ten minutes at the earliest: some deadlines serve several of them.
+        // One question of each connection every ten minutes at the earliest: some deadlines serve
+        // several of them.
         assert!(
             (1..=6 * CONNECTIONS).contains(&woken),
             "{replicas} replicas: {woken}"
@@ -211,7 +214,8 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
         let far = far.start(there).unwrap();
         let held = connect(&near, &far);
 
-        // Nothing wakes it for this long, sooner or later: on a busy machine what is left of opening takes a while.
+        // Nothing wakes it for this long, sooner or later: on a busy machine what is left of
+        // opening takes a while.
         let quiet = (0..200).any(|_| {
             let before = parks(&near);
             sleep(time::Duration::from_millis(300));

@@ -1,4 +1,5 @@
-//! Inline processors between two stacks, driven by hand over a bad wire: everything follows from the seeds below.
+//! Inline processors between two stacks, driven by hand over a bad wire: everything follows from
+//! the seeds below.
 
 use std::sync::Arc;
 
@@ -102,7 +103,8 @@ impl Net {
         [0, 1].map(|i| self.stacks[i].sockets().inline_stats())
     }
 
-    /// Sends `texts` both ways, each end in writes of `at_once`, and returns what each end read, and how that ended.
+    /// Sends `texts` both ways, each end in writes of `at_once`, and returns what each end read,
+    /// and how that ended.
     fn exchange(
         &mut self,
         texts: [&[u8]; 2],
@@ -272,7 +274,8 @@ fn occurrences_in_segments_are_counted_and_bytes_pass() {
         // Only one end searches, and it only receives.
         let silent = Arc::new(Search::new(["needle"]).unwrap());
         let mut net = Net::new(replicas, Faults::new(3), [search.clone(), silent]);
-        // 30 bytes at a time are segments of their own, or end to end within one; none is cut but at their ends.
+        // 30 bytes at a time are segments of their own, or end to end within one; none is cut but
+        // at their ends.
         let line = b"haystack needle needle hay...\n";
         let text = line.repeat(1000);
         let [server, client] = net.exchange([b"", &text], line.len());

@@ -1,7 +1,8 @@
 //! Who joins under full load costs little, where the replicas are what bounds the load.
 //!
-//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each byte that it performs,
-//! for each request that it applies, for a snapshot that it gives. The peer and the applications cost nothing.
+//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each
+//! byte that it performs, for each request that it applies, for a snapshot that it gives. The peer
+//! and the applications cost nothing.
 
 mod support;
 
@@ -19,8 +20,8 @@ const REQUEST: u64 = 20_000;
 const TURN: u64 = 500;
 /// For each byte of a snapshot.
 const CLONE: u64 = 20;
-/// Connections that are open when somebody joins, for what a snapshot costs: its size grows with them, and with it the
-/// time for which its giver does nothing else.
+/// Connections that are open when somebody joins, for what a snapshot costs: its size grows with
+/// them, and with it the time for which its giver does nothing else.
 const OPEN: usize = 256;
 /// From one step of the peer to the next.
 const BEAT: u64 = 20_000;

@@ -1,4 +1,5 @@
-//! One state behind a lock: whole transfers over a bad wire, by hand and by threads, and agreement with `single`.
+//! One state behind a lock: whole transfers over a bad wire, by hand and by threads, and agreement
+//! with `single`.
 
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -114,9 +115,9 @@ impl Write for Memory {
     }
 }
 
-/// A transfer both ways between a group whose workers take random steps, and `single`; afterwards `single` replays the
-/// requests in the order in which they went through the lock, and has to end in the same state. Returns how many
-/// segments were misordered at the lock.
+/// A transfer both ways between a group whose workers take random steps, and `single`; afterwards
+/// `single` replays the requests in the order in which they went through the lock, and has to end
+/// in the same state. Returns how many segments were misordered at the lock.
 fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     println!("{} with {workers} workers, seed {seed:#x}", K::NAME);
     let mut dice = Dice(seed | 1);
@@ -172,7 +173,8 @@ fn replayed<K: LockKind>(group: &mut Group<K>, log: &Memory) {
     let mut entries: Vec<Entry> = recording.map(Result::unwrap).collect();
     let order = group.order();
     assert_eq!(order.len(), entries.len());
-    // What the application wrote is in the ring when the pump says so, and so before any later request.
+    // What the application wrote is in the ring when the pump says so, and so before any later
+    // request.
     let mut written: Vec<_> = entries.iter_mut().map(|e| e.written.take()).collect();
     let (device, far) = memory::pair(MemoryConfig::default());
     drop(far);
@@ -311,7 +313,8 @@ fn a_layout_out_of_range_is_refused() {
     }
 }
 
-/// Whatever passes whom on the way to the lock, no datagram changes, and none is lost where the wire loses none.
+/// Whatever passes whom on the way to the lock, no datagram changes, and none is lost where the
+/// wire loses none.
 #[test]
 fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
     for seed in 1..20 {

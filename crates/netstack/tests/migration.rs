@@ -1,5 +1,5 @@
-//! Connections that move from group to group while they run: every byte arrives all the same, whatever the wire does and
-//! whoever stalls, dies, joins or leaves meanwhile.
+//! Connections that move from group to group while they run: every byte arrives all the same,
+//! whatever the wire does and whoever stalls, dies, joins or leaves meanwhile.
 
 #![cfg(feature = "testkit")]
 
@@ -60,7 +60,8 @@ impl Tally {
     }
 }
 
-/// Some conversations over bad wires, between a stack of several groups and one of one, in both directions.
+/// Some conversations over bad wires, between a stack of several groups and one of one, in both
+/// directions.
 struct Case {
     net: Net,
     near: HostId,
@@ -362,8 +363,8 @@ impl Pair {
     }
 }
 
-/// Has four connections of the first group send for so long. Returns the group of each afterwards, how many were asked to
-/// go, and whether all bytes came.
+/// Has four connections of the first group send for so long. Returns the group of each afterwards,
+/// how many were asked to go, and whether all bytes came.
 fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
     let mut pair = Pair::new(balance);
     let ours = groups::sockets(pair.near.iter().map(Single::sockets));

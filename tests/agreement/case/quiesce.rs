@@ -74,8 +74,8 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(done + self.turns()?)
     }
 
-    /// Applications let go of everything, and no peer knows anything any more: every connection comes to its
-    /// end.
+    /// Applications let go of everything, and no peer knows anything any more: every connection
+    /// comes to its end.
     pub(super) fn close_all(&mut self) -> Result<(), Failure> {
         self.app.let_go();
         for peer in &mut self.peers {
@@ -199,8 +199,8 @@ impl<T: FaultHooks> Case<'_, T> {
     pub(super) fn check_endings(&mut self) -> Result<(), Failure> {
         for connection in &self.app.connections {
             let peer = &self.peers[connection.peer];
-            // The stack may forget a connection in TIME-WAIT, and a peer that missed its last acknowledgment
-            // then meets a reset; nothing is lost.
+            // The stack may forget a connection in TIME-WAIT, and a peer that missed its last
+            // acknowledgment then meets a reset; nothing is lost.
             let is_over = connection.eof && peer.saw_the_end();
             let wanted = peer.reset_by_us || connection.gave_up || is_over;
             if connection.eof && connection.received.len() as u64 != peer.sent() {

@@ -1,7 +1,8 @@
 //! Runs the benchmarks of `crates/bench`: `cargo bench WORDS` in the root of the workspace.
 //!
-//! The packages that cargo takes there by default are those of the examples, so that the first build needs little. The
-//! benchmarks need much more, so this target calls `cargo bench -p dominoes-bench -- WORDS`.
+//! The packages that cargo takes there by default are those of the examples, so that the first
+//! build needs little. The benchmarks need much more, so this target calls
+//! `cargo bench -p dominoes-bench -- WORDS`.
 
 use std::env;
 use std::process::{Command, ExitCode};

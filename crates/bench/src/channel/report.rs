@@ -299,8 +299,8 @@ impl Report {
         kinds.into_iter().map(one).collect()
     }
 
-    /// A group of bars for each number of subscribers (from top to bottom) and each batch (from left to right), on a
-    /// logarithmic scale.
+    /// A group of bars for each number of subscribers (from top to bottom) and each batch (from
+    /// left to right), on a logarithmic scale.
     fn picture(&self, capacity: usize, publishers: usize) -> Canvas {
         const GAP: f64 = 18.0;
         const HIGH: f64 = 15.0;

@@ -81,7 +81,8 @@ pub(crate) trait Driver: Send {
         0
     }
 
-    /// Segments that were sent before one that belongs before them so far; reported by one driver of a row.
+    /// Segments that were sent before one that belongs before them so far; reported by one driver
+    /// of a row.
     fn out_of_order(&self) -> u64 {
         0
     }

@@ -250,8 +250,8 @@ impl Cipher {
         (at, wrong)
     }
 
-    /// Enciphers as many whole records as there is room for, the first of which stands at `offset`. Returns how many bytes
-    /// Returns how many bytes that were.
+    /// Enciphers as many whole records as there is room for, the first of which stands at `offset`.
+    /// Returns how many bytes Returns how many bytes that were.
     fn send(&self, offset: u64, room: &mut [u8]) -> usize {
         let name = inline::name();
         let mut at = 0;

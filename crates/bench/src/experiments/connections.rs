@@ -31,8 +31,8 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             let name = format!("{connections} conn.");
             let names = ["single", "groups", "replicated", "partitioned", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);
-            // However many there are, groups should be as fast as what people do otherwise: a lock around one state, or
-            // connections dealt out to cores.
+            // However many there are, groups should be as fast as what people do otherwise: a lock
+            // around one state, or connections dealt out to cores.
             for other in ["locked-mutex", "locked-mcs", "partitioned"] {
                 for ours in ["groups", "replicated"] {
                     targets.push(Target::of(

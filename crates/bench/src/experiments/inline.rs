@@ -14,7 +14,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     published: paper::INLINE,
 };
 
-/// What is done with the payload, and what two replicas should then gain over `single`, receiving and sending.
+/// What is done with the payload, and what two replicas should then gain over `single`, receiving
+/// and sending.
 const CASES: [(Processing, Option<f64>, Option<f64>); 3] = [
     (Processing::Search, None, None),
     (Processing::Aes256Ctr, Some(1.85), Some(1.85)),

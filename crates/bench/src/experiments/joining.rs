@@ -1,4 +1,5 @@
-//! A replica leaves and joins again every 200 ms: what the application gets meanwhile, and how long a join takes.
+//! A replica leaves and joins again every 200 ms: what the application gets meanwhile, and how long
+//! a join takes.
 
 use std::time::Duration;
 

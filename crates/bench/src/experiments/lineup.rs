@@ -23,8 +23,8 @@ pub struct Wanted {
     pub cores: Vec<usize>,
     /// Rounds of comparisons that no target belongs to.
     pub side_rounds: usize,
-    /// How long one experiment may take: it takes fewer rounds or samples if they would take longer. `None`: as long as
-    /// it takes.
+    /// How long one experiment may take: it takes fewer rounds or samples if they would take
+    /// longer. `None`: as long as it takes.
     pub budget: Option<Duration>,
 }
 
@@ -76,8 +76,8 @@ impl Wanted {
         }
     }
 
-    /// Those of the variants whose names match one of `names` (see [`ratio::matches`]) that were asked for and
-    /// can do it, on each number of cores that was asked for.
+    /// Those of the variants whose names match one of `names` (see [`ratio::matches`]) that were
+    /// asked for and can do it, on each number of cores that was asked for.
     pub(crate) fn entries(
         &self,
         direction: Direction,

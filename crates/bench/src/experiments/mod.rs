@@ -1,7 +1,8 @@
 //! Experiments: which rows stand beside each other, and what they are compared with.
 //!
-//! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose rows by name
-//! and by what a variant says it can do. To add an experiment, write a file with its panels beside the others.
+//! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
+//! rows by name and by what a variant says it can do. To add an experiment, write a file with its
+//! panels beside the others.
 
 mod checksum;
 mod connections;
@@ -79,9 +80,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 impl Experiment {
-    /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel cannot be
-    /// made, or fails its own checks, the panel's result says so; if the machine may be the reason, it is measured up to
-    /// three times, and the result says that the machine was disturbed.
+    /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel
+    /// cannot be made, or fails its own checks, the panel's result says so; if the machine may be
+    /// the reason, it is measured up to three times, and the result says that the machine was
+    /// disturbed.
     pub fn run(
         &self,
         wanted: &Wanted,
@@ -148,7 +150,8 @@ impl Experiment {
     }
 }
 
-/// Between two slices: the cores' distance is looked at, and the second one is not counted from its beginning.
+/// Between two slices: the cores' distance is looked at, and the second one is not counted from its
+/// beginning.
 const BETWEEN_SLICES: Duration = Duration::from_millis(10);
 /// How often something is measured that fails for reasons which may be the machine's.
 const ATTEMPTS: usize = 3;
@@ -283,7 +286,8 @@ impl Panel {
 /// Samples of the shares of replicas.
 const SHARE_SAMPLES: usize = 64;
 
-/// One connection receives on the largest number of cores that was asked for, for as long as it takes.
+/// One connection receives on the largest number of cores that was asked for, for as long as it
+/// takes.
 fn shares(
     wanted: &Wanted,
     progress: &mut dyn FnMut(usize, usize),

@@ -1,4 +1,5 @@
-//! A replica stands still for 100 ms: what the application gets meanwhile, and how deep the log has to be.
+//! A replica stands still for 100 ms: what the application gets meanwhile, and how deep the log has
+//! to be.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ pub(super) const STALLS: usize = 12;
 /// A slice holds several stalls, so that few of them are cut by its end.
 pub(super) const SLICE: Duration = Duration::from_secs(2);
 
-/// Requests that the log holds, unless more were asked for: 100 ms in runs of 8 full segments at 40 Gbit/s.
+/// Requests that the log holds, unless more were asked for: 100 ms in runs of 8 full segments at 40
+/// Gbit/s.
 const LOG: usize = 1 << 16;
 
 /// One connection on the largest number of cores that was asked for, receiving and sending.

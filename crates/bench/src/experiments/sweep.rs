@@ -1,5 +1,5 @@
-//! One direction of one connection: all variants with large segments, then what changes without merging, with
-//! timestamps, and with smaller segments.
+//! One direction of one connection: all variants with large segments, then what changes without
+//! merging, with timestamps, and with smaller segments.
 
 use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;

@@ -27,7 +27,8 @@ fn connect() -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Holds `count` connections, and reads one byte of each in a second until `ends`. Prints `ready` when all are open.
+/// Holds `count` connections, and reads one byte of each in a second until `ends`. Prints `ready`
+/// when all are open.
 ///
 /// # Errors
 /// A connection cannot be opened.

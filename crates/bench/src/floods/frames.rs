@@ -1,4 +1,5 @@
-//! The frames of a flood: valid, addressed to a server, from many senders that do not exist, in an order that a seed fixes.
+//! The frames of a flood: valid, addressed to a server, from many senders that do not exist, in an
+//! order that a seed fixes.
 
 use std::net::Ipv4Addr;
 
@@ -198,7 +199,8 @@ impl Frames {
         frame
     }
 
-    /// A neighbour that does not exist asks for the server: in its network, but not among the first 256 addresses.
+    /// A neighbour that does not exist asks for the server: in its network, but not among the first
+    /// 256 addresses.
     fn arp(&mut self) -> Vec<u8> {
         let [a, b, ..] = self.link.server.octets();
         let (high, low) = (1 + self.rng.below(254) as u8, 1 + self.rng.below(254) as u8);

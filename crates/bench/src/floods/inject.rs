@@ -1,4 +1,5 @@
-//! Sends raw frames into an interface at a fixed rate, and holds connections that never open their windows.
+//! Sends raw frames into an interface at a fixed rate, and holds connections that never open their
+//! windows.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -108,8 +109,8 @@ impl Injector {
         Ok(self.sent)
     }
 
-    /// Opens `count` connections, sends `request` on each, and says that its window is closed until `ends`. Then it resets
-    /// them.
+    /// Opens `count` connections, sends `request` on each, and says that its window is closed until
+    /// `ends`. Then it resets them.
     ///
     /// # Errors
     /// The interface is gone.

@@ -1,7 +1,8 @@
-//! Floods: raw frames at a fixed rate, slow clients and a changing link, while honest clients load a server.
+//! Floods: raw frames at a fixed rate, slow clients and a changing link, while honest clients load
+//! a server.
 //!
-//! [`frames`] makes the frames, [`inject`] sends them, [`clients`] are slow or many, [`server`] is what is loaded, and
-//! [`fixture`] is the link between them.
+//! [`frames`] makes the frames, [`inject`] sends them, [`clients`] are slow or many, [`server`] is
+//! what is loaded, and [`fixture`] is the link between them.
 
 pub(crate) mod clients;
 pub(crate) mod fixture;
@@ -15,7 +16,8 @@ use frames::Kind;
 
 /// The server's address, in a network with a prefix of 16 bits.
 pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
-/// The client's address; it forwards to the senders of floods, 10.99.0.0/16, or so the server believes.
+/// The client's address; it forwards to the senders of floods, 10.99.0.0/16, or so the server
+/// believes.
 pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// Where the server listens.
 pub(crate) const PORT: u16 = 80;

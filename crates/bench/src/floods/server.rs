@@ -1,7 +1,8 @@
-//! The server: the same lines of HTTP over our stack and over the kernel's, a thread for each connection.
+//! The server: the same lines of HTTP over our stack and over the kernel's, a thread for each
+//! connection.
 //!
-//! A process of its own. It prints `ready` once it listens, a line of JSON for each line that it reads, and ends when it reads
-//! the end of its input.
+//! A process of its own. It prints `ready` once it listens, a line of JSON for each line that it
+//! reads, and ends when it reads the end of its input.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -26,7 +27,8 @@ const BACKLOG: u16 = 1_024;
 const CHUNK: usize = 128 << 10;
 /// Longest head of a request in bytes.
 const HEAD: usize = 8 << 10;
-/// How often the stack is asked for an error of its device, and how often an interface that is gone is looked for.
+/// How often the stack is asked for an error of its device, and how often an interface that is gone
+/// is looked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What serves.

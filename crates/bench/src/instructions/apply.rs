@@ -1,8 +1,9 @@
 //! `apply` alone: what every replica does with every request.
 //!
-//! A connection is recorded, and its log applied again by a replica that does nothing else. Counted is everything from
-//! the digest to the last effect: finding the connection, its state, and the share of the posted fingerprints. Catching a
-//! panic is not: it is paid once a batch of requests, and is part of the counts of whole stacks.
+//! A connection is recorded, and its log applied again by a replica that does nothing else. Counted
+//! is everything from the digest to the last effect: finding the connection, its state, and the
+//! share of the posted fingerprints. Catching a panic is not: it is paid once a batch of requests,
+//! and is part of the counts of whole stacks.
 
 use std::hint::black_box;
 use std::io::{self, Write};
@@ -20,10 +21,11 @@ use crate::instructions::stack::{Lane, Setting, Use};
 
 /// Segments of the shorter measurement.
 const SEGMENTS: u64 = 256;
-/// Segments that are recorded: for one warm-up, N and 2N, and some at first that the congestion window holds back.
+/// Segments that are recorded: for one warm-up, N and 2N, and some at first that the congestion
+/// window holds back.
 const RECORDED: u64 = 6 * SEGMENTS;
-/// Segments that are written and on their way at a time: as many as leave in one turn, so that all are gone when the
-/// first acknowledgment comes, and each acknowledgment lets go of its two.
+/// Segments that are written and on their way at a time: as many as leave in one turn, so that all
+/// are gone when the first acknowledgment comes, and each acknowledgment lets go of its two.
 const FLIGHT: u64 = 32;
 /// Requests between two fingerprints, as a group has it by default.
 const FINGERPRINT_EVERY: f64 = 64.0;
@@ -91,8 +93,8 @@ impl Replay {
         replay
     }
 
-    /// Applies a quarter of the log, so that the connection is open and no congestion window holds anything back; and up
-    /// to the next write, if it sends.
+    /// Applies a quarter of the log, so that the connection is open and no congestion window holds
+    /// anything back; and up to the next write, if it sends.
     fn begin(&mut self, using: Use) {
         let early = self.log.len() / 4;
         for _ in 0..early {
@@ -139,7 +141,8 @@ impl Replay {
     }
 }
 
-/// The fingerprint that is due once in a while, posted after every request so that it need not be waited for.
+/// The fingerprint that is due once in a while, posted after every request so that it need not be
+/// waited for.
 #[inline(never)]
 fn counted_post(replay: &mut Replay) {
     let position = replay.replica.position();

@@ -30,7 +30,8 @@ struct Part {
 }
 
 impl Part {
-    /// What a function took: the one of that name, if it begins with `::`, else all that have it in their name.
+    /// What a function took: the one of that name, if it begins with `::`, else all that have it in
+    /// their name.
     fn within(&self, function: &str) -> u64 {
         let is_meant = |name: &str| match function.starts_with("::") {
             true => name.ends_with(function),
@@ -59,8 +60,9 @@ pub fn version() -> Result<String, String> {
     }
 }
 
-/// Runs this program again under callgrind with `arguments`, which must make it count exactly `cases`, and reads what
-/// was counted, and what the run printed. Leaves the profile in `directory`.
+/// Runs this program again under callgrind with `arguments`, which must make it count exactly
+/// `cases`, and reads what was counted, and what the run printed. Leaves the profile in
+/// `directory`.
 ///
 /// # Errors
 /// If it cannot be run, fails, or writes something else than expected.

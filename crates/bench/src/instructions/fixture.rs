@@ -1,8 +1,10 @@
-//! A device for counting: its far side sends exactly as many segments as it is told, of exactly one kind.
+//! A device for counting: its far side sends exactly as many segments as it is told, of exactly one
+//! kind.
 //!
-//! As in the bench `scalability`, the peer is prebuilt frames whose sequence numbers and checksums are patched by
-//! whoever claims them, and who reads the headers of what the stack sends. It can besides use timestamps, and vouch for
-//! checksums. Nothing in it is random, and it runs on one thread.
+//! As in the bench `scalability`, the peer is prebuilt frames whose sequence numbers and checksums
+//! are patched by whoever claims them, and who reads the headers of what the stack sends. It can
+//! besides use timestamps, and vouch for checksums. Nothing in it is random, and it runs on one
+//! thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,8 +45,8 @@ pub(super) struct Plan {
     pub(super) verifies_checksums: bool,
 }
 
-/// What both halves and who counts share. Everything happens on one thread; the words are atomic because the halves
-/// of a device may go to different ones.
+/// What both halves and who counts share. Everything happens on one thread; the words are atomic
+/// because the halves of a device may go to different ones.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     /// The stack's first sequence number and TSval, high half and low half, once known.
@@ -250,7 +252,8 @@ impl ScriptedRx {
         frame
     }
 
-    /// Sends what it may. Who counts lets it send no more than the window takes; what would go past it waits.
+    /// Sends what it may. Who counts lets it send no more than the window takes; what would go past
+    /// it waits.
     fn segments(&mut self, max: usize, out: &mut Vec<Frame>) {
         let segment = u64::from(self.plan.segment);
         let allowed = (self.link.allowed.load(ORDER) - self.offset) / segment;

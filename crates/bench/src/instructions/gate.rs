@@ -12,8 +12,8 @@ use crate::instructions::callgrind::Counted;
 
 /// By how much a count may differ from the file, in either direction, as a share of it.
 pub const MARGIN: f64 = 0.03;
-/// So many instructions are no difference, where the margin is less: a call of fifty moves by two or three when the
-/// compiler divides unrelated code otherwise.
+/// So many instructions are no difference, where the margin is less: a call of fifty moves by two
+/// or three when the compiler divides unrelated code otherwise.
 const FEW: f64 = 3.0;
 
 const HEAD: &str = "\
@@ -109,8 +109,8 @@ impl Accepted {
         }
     }
 
-    /// Says what of `now` differs from this by more than the margin. `all` says that every key case was counted, so that
-    /// one which is missing is an old one.
+    /// Says what of `now` differs from this by more than the margin. `all` says that every key case
+    /// was counted, so that one which is missing is an old one.
     pub fn differences(&self, now: &Accepted, all: bool) -> Vec<String> {
         let mut found = Vec::new();
         for (name, &count) in &now.counts {

@@ -1,24 +1,27 @@
 //! Executed instructions, counted by callgrind.
 //!
-//! A count of instructions is the same on a busy machine as on an idle one, so it can be a test where a time
-//! cannot. It is no time: it knows nothing of caches, of the distance between cores, or of how many instructions a
-//! core finishes at once.
+//! A count of instructions is the same on a busy machine as on an idle one, so it can be a test
+//! where a time cannot. It is no time: it knows nothing of caches, of the distance between cores,
+//! or of how many instructions a core finishes at once.
 //!
 //! One run of Valgrind executes this very binary again with all [`Case`]s, one after the other
-//! ([`callgrind`]). A case is set up and warmed; then N units of its work are done between two marks, and 2N
-//! between the next two. The difference is N units of a warm run: setting up, warming and the marks drop out of
-//! it. [`gate`] compares key counts with a checked-in file, and [`report`] prints all of them.
+//! ([`callgrind`]). A case is set up and warmed; then N units of its work are done between two
+//! marks, and 2N between the next two. The difference is N units of a warm run: setting up, warming
+//! and the marks drop out of it. [`gate`] compares key counts with a checked-in file, and
+//! [`report`] prints all of them.
 //!
-//! Why not a harness such as gungraun: it starts Valgrind anew for every benchmark, wants a second program of its very
-//! version to be installed, and compares whole benchmarks with the run before. Here hundreds of counts of one warm
-//! run, most of them differences, are compared with a file that is part of a change.
+//! Why not a harness such as gungraun: it starts Valgrind anew for every benchmark, wants a second
+//! program of its very version to be installed, and compares whole benchmarks with the run before.
+//! Here hundreds of counts of one warm run, most of them differences, are compared with a file that
+//! is part of a change.
 //!
 //! # On which machine
 //!
-//! Valgrind shows the program a processor of its own: on any x86-64 machine with AVX2 it is the same one (with AVX2,
-//! FMA and BMI, without AVX-512), so code that chooses by processor chooses alike. The C library's copies by one
-//! string instruction are turned off, because Valgrind counts each byte of those as an instruction. Compiler,
-//! Valgrind and C library still matter; their versions stand in the file beside the counts.
+//! Valgrind shows the program a processor of its own: on any x86-64 machine with AVX2 it is the
+//! same one (with AVX2, FMA and BMI, without AVX-512), so code that chooses by processor chooses
+//! alike. The C library's copies by one string instruction are turned off, because Valgrind counts
+//! each byte of those as an instruction. Compiler, Valgrind and C library still matter; their
+//! versions stand in the file beside the counts.
 
 pub mod apply;
 pub mod callgrind;
@@ -39,9 +42,11 @@ pub struct Case {
     pub unit: &'static str,
     /// Units of the shorter measurement, N.
     pub units: u64,
-    /// The functions whose instructions count, callees included, and for how much; everything if there is none.
+    /// The functions whose instructions count, callees included, and for how much; everything if
+    /// there is none.
     pub within: Vec<(&'static str, f64)>,
-    /// Functions whose share, callees included, is reported besides: what it is called, and the function.
+    /// Functions whose share, callees included, is reported besides: what it is called, and the
+    /// function.
     pub shares: &'static [(&'static str, &'static str)],
     /// The most that it should be.
     pub target: Option<u64>,
@@ -98,8 +103,8 @@ impl Case {
         self.partly_within(function, 1.0)
     }
 
-    /// As [`Case::within`], for a function that is called more often here than it should be: only `share` of what
-    /// it takes counts.
+    /// As [`Case::within`], for a function that is called more often here than it should be: only
+    /// `share` of what it takes counts.
     #[must_use]
     pub fn partly_within(mut self, function: &'static str, share: f64) -> Self {
         self.within.push((function, share));
@@ -131,8 +136,8 @@ fn instructions_mark() {
     black_box(());
 }
 
-/// What the processor can do beyond the baseline of x86-64, as far as a choice by processor may depend on it. Valgrind
-/// shows the same to every program on every machine that has AVX2.
+/// What the processor can do beyond the baseline of x86-64, as far as a choice by processor may
+/// depend on it. Valgrind shows the same to every program on every machine that has AVX2.
 pub fn processor() -> String {
     let mut can: Vec<&str> = Vec::new();
     #[cfg(target_arch = "x86_64")]

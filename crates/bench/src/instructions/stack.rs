@@ -1,7 +1,7 @@
 //! The stack: a connection that receives or sends, in every variant.
 //!
-//! What is counted per segment is everything that happens on the one core: the stack, the peer behind the device (which
-//! patches and reads headers), and the application.
+//! What is counted per segment is everything that happens on the one core: the stack, the peer
+//! behind the device (which patches and reads headers), and the application.
 
 use std::sync::Arc;
 
@@ -337,7 +337,8 @@ impl<S: Stack> Lane<S> {
         panic!("the connection was not established");
     }
 
-    /// Writes as much as the send ring holds, once: only what the connection wrote may be written again.
+    /// Writes as much as the send ring holds, once: only what the connection wrote may be written
+    /// again.
     fn fill(&mut self) {
         let segments = self.app.ring.div_ceil(self.app.segment).next_multiple_of(2);
         let bytes = vec![0; segments * self.app.segment];
@@ -359,7 +360,8 @@ impl<S: Stack> Lane<S> {
         }
     }
 
-    /// Brings so many segments through. `segments` is even, so that none waits for an acknowledgment of its own.
+    /// Brings so many segments through. `segments` is even, so that none waits for an
+    /// acknowledgment of its own.
     pub(super) fn run(&mut self, segments: u64) {
         assert!(segments.is_multiple_of(2), "{segments} segments");
         let bytes = segments * u64::from(self.setting.segment);

@@ -1,4 +1,5 @@
-//! One end of a connection: a process that moves bytes as fast as it can and says how fast that was and what it took.
+//! One end of a connection: a process that moves bytes as fast as it can and says how fast that was
+//! and what it took.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,7 +21,8 @@ use super::{Device, Frames, Way};
 
 /// Bytes written and read at once.
 const CHUNK: usize = 128 << 10;
-/// The sender goes on for this long after the end of what is measured, so that both ends measure under way.
+/// The sender goes on for this long after the end of what is measured, so that both ends measure
+/// under way.
 const TAIL: Duration = Duration::from_millis(100);
 
 /// What an end is to do.
@@ -80,7 +82,8 @@ pub(crate) struct Ours {
     pub(crate) frames: String,
     /// Whether checksums may be left to the device.
     pub(crate) offloads: bool,
-    /// Whether AF_XDP and TAP are handed frames that are longer than the MTU, whatever the kernel sends.
+    /// Whether AF_XDP and TAP are handed frames that are longer than the MTU, whatever the kernel
+    /// sends.
     pub(crate) merged: bool,
     /// Threads that run the stack.
     pub(crate) replicas: usize,
@@ -101,7 +104,8 @@ pub(crate) struct Done {
     pub(crate) cpu_nanos: u64,
     /// The same of the kernel's threads that do the network's work when nobody else does.
     pub(crate) softirq_nanos: u64,
-    /// Time in which any core of the machine did anything, for whomever; in nanoseconds, to the tick.
+    /// Time in which any core of the machine did anything, for whomever; in nanoseconds, to the
+    /// tick.
     pub(crate) machine_nanos: u64,
     /// Of our stack's device.
     pub(crate) device: DeviceTimes,
@@ -378,7 +382,8 @@ fn on_core(path: &std::path::Path) -> u64 {
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// What all cores did since the machine began, as `/proc/stat` has it: all but waiting, and what a host took away.
+/// What all cores did since the machine began, as `/proc/stat` has it: all but waiting, and what a
+/// host took away.
 fn machine_nanos() -> u64 {
     /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
     const TICK_NANOS: u64 = 10_000_000;

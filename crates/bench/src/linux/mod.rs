@@ -1,7 +1,8 @@
 //! Our stack against a Linux kernel, beside Linux against Linux over the same interfaces.
 //!
-//! [`fixture`] makes namespaces and interfaces and puts everything back; [`end`] is one end of a connection, a process of
-//! its own; [`wire`] is the bad wire between two TAP interfaces, another process; [`report`] compares.
+//! [`fixture`] makes namespaces and interfaces and puts everything back; [`end`] is one end of a
+//! connection, a process of its own; [`wire`] is the bad wire between two TAP interfaces, another
+//! process; [`report`] compares.
 
 pub(crate) mod end;
 pub(crate) mod fixture;
@@ -17,7 +18,8 @@ pub(crate) const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// The kernel at our end, which takes our place for comparison.
 pub(crate) const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
-/// Our stack and the kernel over the TAP: another network, or the kernel would have two routes to one.
+/// Our stack and the kernel over the TAP: another network, or the kernel would have two routes to
+/// one.
 pub(crate) const TAP_OURS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 /// The kernel over the TAP.
 pub(crate) const TAP_PEER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
@@ -97,9 +99,10 @@ impl Way {
 pub(crate) enum Frames {
     /// Up to 64 KB, divided and merged by the kernels on both ends.
     Large,
-    /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A kernel's TCP goes on handing
-    /// over what its own software then divides, and so does our stack. What it hands to a TAP no interface divides: the
-    /// kernel behind it takes that in one piece, unless our stack is not to do so.
+    /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A kernel's
+    /// TCP goes on handing over what its own software then divides, and so does our stack. What it
+    /// hands to a TAP no interface divides: the kernel behind it takes that in one piece, unless
+    /// our stack is not to do so.
     Small,
 }
 

@@ -64,7 +64,8 @@ impl Both {
         done.bytes as f64 * 8.0 / done.nanos.max(1) as f64
     }
 
-    /// Seconds on cores for each gigabyte: of the near end, and of both with the kernel's own threads.
+    /// Seconds on cores for each gigabyte: of the near end, and of both with the kernel's own
+    /// threads.
     pub(crate) fn cpu(&self) -> [f64; 2] {
         let each = |nanos: u64, bytes: u64| nanos as f64 / bytes.max(1) as f64;
         let near = each(self.near.cpu_nanos, self.near.bytes);

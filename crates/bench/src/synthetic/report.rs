@@ -42,13 +42,14 @@ impl Report {
         self.rows.iter().find(wanted)
     }
 
-    /// Rate over that of the same strategy on one thread, round by round; without the rounds in which either was
-    /// disturbed, unless there are no others.
+    /// Rate over that of the same strategy on one thread, round by round; without the rounds in
+    /// which either was disturbed, unless there are no others.
     fn speedup(&self, row: &Row) -> Option<Spread> {
         self.speedups(row).0
     }
 
-    /// The same, and how many rounds were left out; `None` if all were disturbed and none was left out.
+    /// The same, and how many rounds were left out; `None` if all were disturbed and none was left
+    /// out.
     fn speedups(&self, row: &Row) -> (Option<Spread>, Option<usize>) {
         let Some(one) = self.row(row.ratio, row.strategy, 1) else {
             return (None, None);
@@ -89,7 +90,8 @@ impl Report {
         all
     }
 
-    /// Speed-up of replication at 10:1 on two threads, which is to be at least 1.7, and what to say of it.
+    /// Speed-up of replication at 10:1 on two threads, which is to be at least 1.7, and what to say
+    /// of it.
     fn verdict(&self) -> Option<(Spread, &'static str, String)> {
         let row = self.row((10, 1), Strategy::Replication, 2)?;
         let (speedup, left_out) = self.speedups(row);

@@ -52,8 +52,8 @@ impl Strategy {
         }
     }
 
-    /// Runs all requests on so many threads; returns how that went and what came out of each copy of
-    /// the state.
+    /// Runs all requests on so many threads; returns how that went and what came out of each copy
+    /// of the state.
     pub(crate) fn run(self, work: Work, on: On) -> (Slice, Vec<Outcome>) {
         match self {
             Strategy::CoarseLock => locked(work, on, true),
@@ -98,8 +98,8 @@ fn waited() -> Duration {
     Duration::from_nanos(ns.unwrap_or(0))
 }
 
-/// Runs `body` on pinned threads that begin together: each spins until all are there, since one that slept would come
-/// late by the time that waking takes.
+/// Runs `body` on pinned threads that begin together: each spins until all are there, since one
+/// that slept would come late by the time that waking takes.
 fn timed<R: Send>(on: On, body: impl Fn(usize) -> R + Sync) -> (Slice, Vec<R>) {
     let (
         missing,

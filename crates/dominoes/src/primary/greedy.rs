@@ -12,7 +12,8 @@ use std::fmt;
 ///
 /// A word is found by its chunk's number, and remembers the newest chunk that was taken through it.
 /// So asking again gives the same answer, and a replica that comes so late that the word serves a
-/// later chunk hears no: somebody took its chunk long ago. Nobody waits: a failed swap is an answer.
+/// later chunk hears no: somebody took its chunk long ago. Nobody waits: a failed swap is an
+/// answer.
 ///
 /// # What it relies on
 /// Chunks that use the same word, `words` apart, must not both be open: before anybody asks for

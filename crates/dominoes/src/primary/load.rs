@@ -160,7 +160,8 @@ impl PrimaryPolicy for ByLoad {
     }
 }
 
-/// The publisher's side of [`ByLoad`]: turns counts, such as those of [`Shares`](super::Shares), into weights.
+/// The publisher's side of [`ByLoad`]: turns counts, such as those of [`Shares`](super::Shares),
+/// into weights.
 ///
 /// What a replica was given less what it has done is its backlog. A replica whose backlog is more
 /// than twice the smallest one, and more than `slack`, loses an eighth of its weight; the others

@@ -37,8 +37,8 @@ pub trait Feed<S>: Send {
 
     /// Adds to `set` all that notifies when there may be entries. Called while the feed has none.
     ///
-    /// By default the set becomes [unknown](WaitSet::unknown), and the context of the service yields
-    /// where it could sleep.
+    /// By default the set becomes [unknown](WaitSet::unknown), and the context of the service
+    /// yields where it could sleep.
     fn wake_sources(&mut self, state: &mut S, set: &mut WaitSet) {
         let _ = state;
         set.unknown();

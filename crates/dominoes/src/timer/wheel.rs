@@ -71,7 +71,8 @@ pub struct Wheel<T> {
     occupied: [u64; LEVELS],
     len: usize,
     started: u64,
-    /// Timers of the tick that fires now: start, place and generation of each, the first at the end.
+    /// Timers of the tick that fires now: start, place and generation of each, the first at the
+    /// end.
     firing: Vec<(u64, u32, u32)>,
 }
 

@@ -54,7 +54,8 @@ impl DeviceRx for CopyingRx {
                     match error.raw_os_error() {
                         Some(libc::EINTR) => continue,
                         Some(libc::EAGAIN) => break,
-                        // The kernel cannot express this frame in a virtio header and has dropped it.
+                        // The kernel cannot express this frame in a virtio header and has dropped
+                        // it.
                         Some(libc::EINVAL) => {
                             self.stats.truncated += 1;
                             continue;
@@ -113,7 +114,8 @@ impl DeviceRx for CopyingRx {
     }
 }
 
-/// The frame in a buffer that was filled behind room for a VLAN tag; `None` if it was cut or makes no sense.
+/// The frame in a buffer that was filled behind room for a VLAN tag; `None` if it was cut or makes
+/// no sense.
 #[inline]
 pub(super) fn frame(
     pool: &mut Pool,

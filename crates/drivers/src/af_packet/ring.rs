@@ -1,16 +1,19 @@
 //! Receiving in place, from a ring that the kernel fills and this process has mapped.
 //!
-//! Frames stay where the kernel put them, and everybody reads them there. What a unit of the ring (a slot of
-//! TPACKET_V2, a block of TPACKET_V3) is lent out for goes back when all its frames have been released or dropped, in
-//! order, since the kernel fills the ring in order and stops at the first unit that it has not got back. So one frame
-//! that is kept for long would stop the ring. Two limits prevent that:
+//! Frames stay where the kernel put them, and everybody reads them there. What a unit of the ring
+//! (a slot of TPACKET_V2, a block of TPACKET_V3) is lent out for goes back when all its frames have
+//! been released or dropped, in order, since the kernel fills the ring in order and stops at the
+//! first unit that it has not got back. So one frame that is kept for long would stop the ring. Two
+//! limits prevent that:
 //!
-//! 1. When more than half of the ring is out, new frames are copied, so that their units go back at once.
-//! 2. When more than three quarters are out, the units of the late frames are copied out: their readers go on in the
-//!    copy without noticing (see [`PacketMemory::detach`]), and the unit goes back.
+//! 1. When more than half of the ring is out, new frames are copied, so that their units go back at
+//!    once.
+//! 2. When more than three quarters are out, the units of the late frames are copied out: their
+//!    readers go on in the copy without noticing (see [`PacketMemory::detach`]), and the unit goes
+//!    back.
 //!
-//! A frame that is longer than a slot waits whole in the socket's queue besides; it is copied from there when its slot's
-//! turn comes.
+//! A frame that is longer than a slot waits whole in the socket's queue besides; it is copied from
+//! there when its slot's turn comes.
 //!
 //! All are counted, in [`RxStats::copied`] and [`RxStats::copied_out`].
 
@@ -34,8 +37,9 @@ use std::time::Duration;
 pub(super) struct RingRx {
     reporter: Reporter,
     event: FdEvent,
-    /// Watches the socket while a unit is out, since the socket itself is readable that long; tells of each frame once.
-    /// At other times it watches nothing: whoever watches is called for every frame.
+    /// Watches the socket while a unit is out, since the socket itself is readable that long; tells
+    /// of each frame once. At other times it watches nothing: whoever watches is called for every
+    /// frame.
     edge: OwnedFd,
     /// Buffers for frames that do not fit a slot.
     pool: Pool,
@@ -234,7 +238,8 @@ impl RingRx {
         }
     }
 
-    /// The frame, in place if the ring can spare that; `None` if it is not there whole or makes no sense.
+    /// The frame, in place if the ring can spare that; `None` if it is not there whole or makes no
+    /// sense.
     #[inline]
     fn frame(&mut self, found: &Found) -> Option<Frame> {
         let Found {
@@ -264,7 +269,8 @@ impl RingRx {
         Some(Frame::from_lent(lent, header.mac, header.len, meta))
     }
 
-    /// The next frame that did not fit a slot: it is whole in the socket's queue, in the order of the slots.
+    /// The next frame that did not fit a slot: it is whole in the socket's queue, in the order of
+    /// the slots.
     fn queued(&mut self) -> Option<Frame> {
         let mut header = [0; HEADER_LEN];
         let mut buffer = self.pool.take();
@@ -324,7 +330,8 @@ impl RingRx {
         self.out() > self.units() / 4 * 3
     }
 
-    /// Makes a unit done whose frames are late. False if they are not late enough, or there is no memory.
+    /// Makes a unit done whose frames are late. False if they are not late enough, or there is no
+    /// memory.
     fn copy_out(&mut self, unit: u32) -> bool {
         let copied = self.is_late() && self.memory.detach(unit).is_ok();
         self.stats.copied_out += u64::from(copied);

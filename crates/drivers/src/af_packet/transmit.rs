@@ -25,7 +25,8 @@ impl AfPacketTx {
         }
     }
 
-    /// Hands over the longest prefix of `frames` that the device admits and the kernel takes, at most [`BATCH`].
+    /// Hands over the longest prefix of `frames` that the device admits and the kernel takes, at
+    /// most [`BATCH`].
     fn send(&self, frames: &[TxFrame<'_>]) -> std::io::Result<usize> {
         let mut headers = [[0; HEADER_LEN]; BATCH];
         let mut count = 0;

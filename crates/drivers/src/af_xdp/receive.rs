@@ -1,4 +1,5 @@
-//! Receiving: chunks go to the kernel through the fill ring and come back with frames through the receive ring.
+//! Receiving: chunks go to the kernel through the fill ring and come back with frames through the
+//! receive ring.
 
 use super::Attached;
 use crate::fd_event::FdEvent;

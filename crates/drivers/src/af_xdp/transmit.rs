@@ -1,5 +1,5 @@
-//! Sending: frames are copied into chunks, which go to the kernel through the send ring and come back through the
-//! completion ring.
+//! Sending: frames are copied into chunks, which go to the kernel through the send ring and come
+//! back through the completion ring.
 
 use super::{Attached, CHUNK_LEN, MAX_PIECES};
 use crate::link::{Link, LinkState};
@@ -141,7 +141,8 @@ impl XdpTx {
                         self.link.report_error();
                         break;
                     }
-                    // Some were sent, or the device is busy; or the kernel has dropped one that it will not send.
+                    // Some were sent, or the device is busy; or the kernel has dropped one that it
+                    // will not send.
                     _ => self.reap(),
                 }
             }

@@ -9,11 +9,13 @@ use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
 
 /// Frames moved at once.
 const BATCH: usize = 64;
-/// How often a quiet wire looks whether it is to end, and a wire whose interface is down whether that came up.
+/// How often a quiet wire looks whether it is to end, and a wire whose interface is down whether
+/// that came up.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Carries frames between two devices until `over` is raised, a thread for each direction. The way back makes its choices
-/// from the seed's complement. Says what happened on the way there, and back.
+/// Carries frames between two devices until `over` is raised, a thread for each direction. The way
+/// back makes its choices from the seed's complement. Says what happened on the way there, and
+/// back.
 ///
 /// Frames to or from an interface that is down are lost, as on a cable that is not plugged in.
 ///

@@ -21,9 +21,10 @@ pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 /// Any device, behind a bad wire in each direction.
 ///
 /// Frames that are sent leave when the receiving half is used ([`claim`](DeviceRx::claim) or
-/// [`wait`](DeviceRx::wait)), or when more are sent: somebody has to look after the device. The wrapper takes no frames
-/// that the device would have to divide, so that every segment has a fate of its own; the device may still
-/// merge what it receives, unless it was opened without offloads. A sender is never told that the device is busy.
+/// [`wait`](DeviceRx::wait)), or when more are sent: somebody has to look after the device. The
+/// wrapper takes no frames that the device would have to divide, so that every segment has a fate
+/// of its own; the device may still merge what it receives, unless it was opened without offloads.
+/// A sender is never told that the device is busy.
 pub struct Impaired<D> {
     device: D,
     inbound: LinkConfig,
@@ -157,7 +158,8 @@ impl Outlet {
         (self.clock)()
     }
 
-    /// Gives the device what has come through the wire. Returns when to come again; `None`: when more is sent.
+    /// Gives the device what has come through the wire. Returns when to come again; `None`: when
+    /// more is sent.
     fn flush(&self) -> Result<Option<Duration>, DeviceError> {
         let now = self.now();
         let mut device = lock(&self.device);
@@ -225,7 +227,8 @@ impl DeviceRx for ImpairedRx {
         drop(link);
         let claimed = out.len() - before;
         self.stats.frames += claimed as u64;
-        // An error is reported only when no frame was appended; a device that is gone reports it again.
+        // An error is reported only when no frame was appended; a device that is gone reports it
+        // again.
         if claimed == 0 {
             flushed?;
             pulled?;

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 
 /// What goes wrong on the way to a device.
 ///
-/// Probabilities are in parts per million of the frames, 0 to 1,000,000. What happens to a frame depends on the seed
-/// and on how many frames came before it on this way, on nothing else; each kind of fault draws from numbers of its
-/// own, so changing one rate leaves the others' choices as they are.
+/// Probabilities are in parts per million of the frames, 0 to 1,000,000. What happens to a frame
+/// depends on the seed and on how many frames came before it on this way, on nothing else; each
+/// kind of fault draws from numbers of its own, so changing one rate leaves the others' choices as
+/// they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
@@ -15,21 +16,23 @@ pub struct Faults {
     pub seed: u64,
     /// Frames that are lost.
     pub loss_ppm: u32,
-    /// Frames that begin a burst of losses, outside of one. Links lose frames in bursts (E. N. Gilbert, *Capacity of a
-    /// burst-noise channel*, 1960).
+    /// Frames that begin a burst of losses, outside of one. Links lose frames in bursts (E. N.
+    /// Gilbert, *Capacity of a burst-noise channel*, 1960).
     pub burst_ppm: u32,
-    /// How many frames in a row a burst takes, at most; 0 counts as 1. Each length from 1 on is as likely.
+    /// How many frames in a row a burst takes, at most; 0 counts as 1. Each length from 1 on is as
+    /// likely.
     pub burst_frames: u32,
     /// Frames that arrive twice, the copy right behind.
     pub duplicate_ppm: u32,
     /// Frames that later ones overtake.
     pub reorder_ppm: u32,
-    /// How many frames overtake such a frame, at most; 0 counts as 1. A frame is held back no longer than until the
-    /// receiver finds the queue empty, so a frame with none behind it is never late.
+    /// How many frames overtake such a frame, at most; 0 counts as 1. A frame is held back no
+    /// longer than until the receiver finds the queue empty, so a frame with none behind it is
+    /// never late.
     pub reorder_distance: u32,
-    /// Frames in which one bit past the Ethernet header is flipped. Only IPv4 and IPv6 frames are harmed, which have
-    /// a checksum that notices. A partial checksum is completed first, and such a frame arrives as
-    /// [`RxChecksum::Verify`] whatever the device vouches for otherwise.
+    /// Frames in which one bit past the Ethernet header is flipped. Only IPv4 and IPv6 frames are
+    /// harmed, which have a checksum that notices. A partial checksum is completed first, and such
+    /// a frame arrives as [`RxChecksum::Verify`] whatever the device vouches for otherwise.
     pub corrupt_ppm: u32,
 }
 
@@ -161,7 +164,8 @@ impl Wire {
         !self.due.is_empty() || !self.held.is_empty()
     }
 
-    /// The next frame to deliver. `pop` takes one from the queue, `buffer` and `recycle` are the receiver's pool.
+    /// The next frame to deliver. `pop` takes one from the queue, `buffer` and `recycle` are the
+    /// receiver's pool.
     pub(crate) fn next(
         &mut self,
         mut pop: impl FnMut() -> Option<Frame>,
@@ -189,7 +193,8 @@ impl Wire {
         self.held.pop_front().map(|(_, frame)| frame)
     }
 
-    /// Decides what becomes of the next frame: nothing, or it and what it lets go are due, or it is held back.
+    /// Decides what becomes of the next frame: nothing, or it and what it lets go are due, or it is
+    /// held back.
     pub(crate) fn accept(
         &mut self,
         mut frame: Frame,

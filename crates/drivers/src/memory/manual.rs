@@ -31,8 +31,8 @@ pub fn scripted() -> (ManualDevice, Script) {
     scripted_with(MemoryConfig::default())
 }
 
-/// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are unlimited and nothing is
-/// pooled.
+/// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are
+/// unlimited and nothing is pooled.
 pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
     let shared = Arc::new(Shared::default());
     let device = ManualDevice {
@@ -43,7 +43,8 @@ pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
     (device, Script { shared })
 }
 
-/// A device that receives what its [`Script`] pushes and keeps what it sends for the script to take.
+/// A device that receives what its [`Script`] pushes and keeps what it sends for the script to
+/// take.
 #[derive(Debug)]
 pub struct ManualDevice {
     caps: Capabilities,
@@ -94,13 +95,14 @@ impl Script {
         std::mem::take(&mut self.shared.state().sent)
     }
 
-    /// Lets the device take `frames` more frames and then be busy until it is set anew. `None`, as at the start:
-    /// there is no limit.
+    /// Lets the device take `frames` more frames and then be busy until it is set anew. `None`, as
+    /// at the start: there is no limit.
     pub fn accept_at_most(&self, frames: Option<usize>) {
         self.shared.state().credit = frames;
     }
 
-    /// Makes every call on the device fail with `error`, until `None` is given. Frames wait meanwhile.
+    /// Makes every call on the device fail with `error`, until `None` is given. Frames wait
+    /// meanwhile.
     pub fn fail_with(&self, error: Option<DeviceError>) {
         self.shared.state().failure = error;
         self.shared.event.notify();

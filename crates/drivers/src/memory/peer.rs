@@ -1,29 +1,32 @@
 //! A simulated peer: a device whose far side is a TCP sender and receiver made of prebuilt frames.
 //!
-//! This is the measuring device of Nahum, Yates, Kurose and Towsley, *Performance issues in parallelized network
-//! protocols* (1994), section 2.3, for benchmarks that measure a stack and nothing else. The simulated sender takes its
-//! segments from prebuilt frames, sends them in order and obeys the acknowledgments and windows of the stack. The
-//! simulated receiver acknowledges every second segment. Both open the connections themselves, and neither has a thread:
+//! This is the measuring device of Nahum, Yates, Kurose and Towsley, *Performance issues in
+//! parallelized network protocols* (1994), section 2.3, for benchmarks that measure a stack and
+//! nothing else. The simulated sender takes its segments from prebuilt frames, sends them in order
+//! and obeys the acknowledgments and windows of the stack. The simulated receiver acknowledges
+//! every second segment. Both open the connections themselves, and neither has a thread:
 //! [`PeerRx::claim`](crate::DeviceRx::claim) patches the headers of the next frames,
-//! [`PeerTx::transmit`](crate::DeviceTx::transmit) reads the headers of what the stack sends. The two halves share a few
-//! atomic words.
+//! [`PeerTx::transmit`](crate::DeviceTx::transmit) reads the headers of what the stack sends. The
+//! two halves share a few atomic words.
 //!
 //! What differs from the paper:
 //!
-//! - Checksums are right, and are patched with the headers; the paper's were wrong, and the result ignored.
-//! - Frames circulate in a pool that can be larger than a cache, in the order of their addresses, in whichever order
-//!   the stack gives them back.
+//! - Checksums are right, and are patched with the headers; the paper's were wrong, and the result
+//!   ignored.
+//! - Frames circulate in a pool that can be larger than a cache, in the order of their addresses,
+//!   in whichever order the stack gives them back.
 //! - Segments of several connections come in bursts of at most 8 of one connection, in turn.
-//! - With payload both ways, acknowledgments ride on the segments of the sender, and go by themselves when the stack's
-//!   window is closed.
+//! - With payload both ways, acknowledgments ride on the segments of the sender, and go by
+//!   themselves when the stack's window is closed.
 //!
-//! The peer trusts the memory it runs in: nothing is lost, so it never sends anything twice, and it acknowledges a single
-//! segment when nothing follows for 64 calls. A [`PeerHandle`] counts what the stack did wrong: an acknowledgment that
-//! repeats the last one while segments are in flight, a segment that is sent again or out of order, a wrong checksum or
-//! payload. Segments out of order are put into their place, and acknowledged when nothing before them is missing,
-//! without the repeated acknowledgments of RFC 5681 section 4.2. What an older frame says of the window is ignored
-//! (RFC 9293 section 3.10.7.4). The peer answers no ARP and closes no connection; [`wait`](crate::DeviceRx::wait) never
-//! sleeps.
+//! The peer trusts the memory it runs in: nothing is lost, so it never sends anything twice, and it
+//! acknowledges a single segment when nothing follows for 64 calls. A [`PeerHandle`] counts what
+//! the stack did wrong: an acknowledgment that repeats the last one while segments are in flight, a
+//! segment that is sent again or out of order, a wrong checksum or payload. Segments out of order
+//! are put into their place, and acknowledged when nothing before them is missing, without the
+//! repeated acknowledgments of RFC 5681 section 4.2. What an older frame says of the window is
+//! ignored (RFC 9293 section 3.10.7.4). The peer answers no ARP and closes no connection;
+//! [`wait`](crate::DeviceRx::wait) never sleeps.
 //!
 //! ```
 //! use dominoes_drivers::memory::peer::headers::{self, Ends, Numbers, Patch, TcpHeader, flags};

@@ -22,15 +22,18 @@ const DEPTH: usize = 256;
 const TURN: usize = 32;
 
 impl<P: phy::Device + 'static> FromPhy<P> {
-    /// Makes a device on a thread of its own, under an Ethernet address, which smoltcp's devices do not have.
+    /// Makes a device on a thread of its own, under an Ethernet address, which smoltcp's devices do
+    /// not have.
     ///
-    /// smoltcp's `TunTapInterface` and `RawSocket` share their descriptor by `Rc`, so they are not [`Send`], and
-    /// [`FromPhy::new`] does not compile with them. Here only `make` goes to the other thread; the device is made, used
-    /// and dropped there. Frames pass through two queues of 256 frames, at the cost of one more copy and a change of
-    /// threads for each. While nothing moves, the thread asks the device for frames every millisecond.
+    /// smoltcp's `TunTapInterface` and `RawSocket` share their descriptor by `Rc`, so they are not
+    /// [`Send`], and [`FromPhy::new`] does not compile with them. Here only `make` goes to the
+    /// other thread; the device is made, used and dropped there. Frames pass through two queues of
+    /// 256 frames, at the cost of one more copy and a change of threads for each. While nothing
+    /// moves, the thread asks the device for frames every millisecond.
     ///
-    /// The thread ends when the device, or both its halves, are dropped; the last drop waits for it. If the device
-    /// panics, as those two do when their interface goes down, both halves report [`DeviceError::Gone`].
+    /// The thread ends when the device, or both its halves, are dropped; the last drop waits for
+    /// it. If the device panics, as those two do when their interface goes down, both halves report
+    /// [`DeviceError::Gone`].
     ///
     /// ```no_run
     /// use dominoes_drivers::phy::FromPhy;
@@ -42,8 +45,8 @@ impl<P: phy::Device + 'static> FromPhy<P> {
     /// ```
     ///
     /// # Errors
-    /// That of `make`, or of the start of the thread. [`io::ErrorKind::InvalidInput`] if the device is no Ethernet;
-    /// [`io::ErrorKind::Other`] if `make` panics.
+    /// That of `make`, or of the start of the thread. [`io::ErrorKind::InvalidInput`] if the device
+    /// is no Ethernet; [`io::ErrorKind::Other`] if `make` panics.
     pub fn with<F>(make: F, mac: [u8; 6]) -> io::Result<PhyThread>
     where
         F: FnOnce() -> io::Result<P> + Send + 'static,
@@ -109,8 +112,8 @@ impl Drop for End<'_> {
 
 /// What the thread and both halves share.
 ///
-/// The two flags are Relaxed: each is stored before a notification and looked at where an [`Event`] looks, whose fences
-/// order the two. Frames are handed over by their queues.
+/// The two flags are Relaxed: each is stored before a notification and looked at where an [`Event`]
+/// looks, whose fences order the two. Frames are handed over by their queues.
 #[derive(Debug)]
 struct Bridge {
     arrived: ArrayQueue<Frame>,
@@ -181,7 +184,8 @@ impl Bridge {
         TURN
     }
 
-    /// Receives up to [`TURN`] frames. `None`: there were none; otherwise whether only a full queue ended it at once.
+    /// Receives up to [`TURN`] frames. `None`: there were none; otherwise whether only a full queue
+    /// ended it at once.
     fn receive<P: phy::Device>(&self, phy: &mut P, now: time::Instant) -> Option<bool> {
         for received in 0..TURN {
             if self.arrived.is_full() {
@@ -357,7 +361,8 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-    /// A loopback that must stay on its thread, and panics when it is sent a frame that begins with 0xee.
+    /// A loopback that must stay on its thread, and panics when it is sent a frame that begins with
+    /// 0xee.
     struct Fragile {
         inner: Loopback,
         here: Rc<()>,

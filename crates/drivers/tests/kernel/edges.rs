@@ -204,8 +204,9 @@ fn a_long_burst() {
     );
 }
 
-/// A socket that asks for no virtio headers is handed what the peer did not divide all the same, and a ring whose slots
-/// are as long as the MTU wants cuts it without an error: the rest is fetched.
+/// A socket that asks for no virtio headers is handed what the peer did not divide all the same,
+/// and a ring whose slots are as long as the MTU wants cuts it without an error: the rest is
+/// fetched.
 fn several_segments_without_offloads() {
     const LEN: usize = 20_000;
     for ring in [RxRing::None, RxRing::Slots, RxRing::Blocks] {

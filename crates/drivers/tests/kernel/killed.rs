@@ -194,7 +194,8 @@ fn a_lasting_tap() {
     let name = "killed1";
     ip(&format!("tuntap add dev {name} mode tap multi_queue"));
     ip(&format!("link set {name} up"));
-    // What else it shows is what its last user asked for, and the next one asks anew: offloads, and virtio headers.
+    // What else it shows is what its last user asked for, and the next one asks anew: offloads, and
+    // virtio headers.
     let queues = || {
         let line = said("ip", &["-d", "-o", "link", "show", "dev", name]);
         let mut words = line.split_whitespace();

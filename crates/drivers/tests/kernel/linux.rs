@@ -32,8 +32,8 @@ use support::{Port, TIMEOUT, behaviour};
 /// Set in the copy of this program that runs inside the namespace.
 const INSIDE: &str = "DOMINOES_TEST_INSIDE";
 
-/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE`, `tap:INTERFACE` or
-/// `xdp:INTERFACE`; or one that is to be killed: `flood:KIND:INTERFACE`.
+/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE`, `tap:INTERFACE`
+/// or `xdp:INTERFACE`; or one that is to be killed: `flood:KIND:INTERFACE`.
 const OPEN: &str = "DOMINOES_TEST_OPEN";
 
 pub(super) fn main() -> ExitCode {
@@ -41,7 +41,8 @@ pub(super) fn main() -> ExitCode {
         return open_and_report(&what);
     }
     let trapped = if env::var_os(INSIDE).is_some() {
-        // Interfaces of the kind used here may reorder what different cores send, so all stays on one.
+        // Interfaces of the kind used here may reorder what different cores send, so all stays on
+        // one.
         if let Some(core) = core_affinity::get_core_ids().and_then(|cores| cores.last().copied()) {
             core_affinity::set_for_current(core);
         }
@@ -403,7 +404,8 @@ fn trials(missing: &Missing) -> Vec<Trial> {
     trials
 }
 
-// What can run -------------------------------------------------------------------------------------------------------
+// What can run
+// -------------------------------------------------------------------------------------------------------
 
 /// Why tests cannot run here, if so.
 struct Missing {
@@ -558,7 +560,8 @@ fn wait_until_running(interface: &str) {
     }
 }
 
-// Interfaces ---------------------------------------------------------------------------------------------------------
+// Interfaces
+// ---------------------------------------------------------------------------------------------------------
 
 /// The kernel at the other end.
 struct Peer {
@@ -581,7 +584,8 @@ impl Peer {
 
     fn mac(&self) -> [u8; 6] {
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/address", self.kernels));
-        // The file system still shows the namespace that it was mounted in, so ask otherwise if need be.
+        // The file system still shows the namespace that it was mounted in, so ask otherwise if
+        // need be.
         let text = text.unwrap_or_else(|_| {
             let output = Command::new("ip")
                 .args(["-o", "link", "show", "dev", &self.kernels])
@@ -735,7 +739,8 @@ impl TapInterface {
     }
 }
 
-// Against the kernel's stack -----------------------------------------------------------------------------------------
+// Against the kernel's stack
+// -----------------------------------------------------------------------------------------
 
 fn the_kernel_asks_for_our_address(mut port: Port, peer: Peer) {
     let ours = peer.our_address();
@@ -797,7 +802,8 @@ fn one_frame_becomes_fifty_datagrams(mut port: Port, peer: Peer) {
     }
 }
 
-/// A TCP connection from the kernel to us: it sends a megabyte, we acknowledge and send one large frame back.
+/// A TCP connection from the kernel to us: it sends a megabyte, we acknowledge and send one large
+/// frame back.
 fn tcp_moves_in_large_frames_both_ways(port: Port, peer: Peer) {
     tcp_moves(port, peer, 40_000..=65_549);
 }
@@ -824,7 +830,8 @@ fn tcp_arrives_merged_by_our_interface() -> Result<(), String> {
     Ok(())
 }
 
-/// A megabyte from the kernel, in frames of which the longest is one of `longest`; and an answer in one frame.
+/// A megabyte from the kernel, in frames of which the longest is one of `longest`; and an answer in
+/// one frame.
 fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
     const BYTES: usize = 1 << 20;
     const ANSWER: usize = 40 * 1460;
@@ -1032,7 +1039,8 @@ fn a_deleted_interface_is_gone(mut port: Port, peer: Peer) {
     assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Err(gone));
 }
 
-// AF_PACKET ----------------------------------------------------------------------------------------------------------
+// AF_PACKET
+// ----------------------------------------------------------------------------------------------------------
 
 fn an_address_of_the_kernel_is_refused() {
     let veth = Veth::new();
@@ -1222,7 +1230,8 @@ fn a_vlan_tag_is_kept(ring: RxRing) {
     );
 }
 
-// Mapped rings -------------------------------------------------------------------------------------------------------
+// Mapped rings
+// -------------------------------------------------------------------------------------------------------
 
 /// A device with a ring as small as they get, its interfaces, and a device at the other end.
 fn small_ring(ring: RxRing) -> (Veth, Port, Port) {
@@ -1467,7 +1476,8 @@ fn flows_stay_with_one_of_several_queues() {
     assert!(used.count() > 1, "all flows share a queue: {seen:?}");
 }
 
-// AF_XDP -------------------------------------------------------------------------------------------------------------
+// AF_XDP
+// -------------------------------------------------------------------------------------------------------------
 
 fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
     let device = AfXdp::open(interface, options).unwrap();
@@ -1517,7 +1527,8 @@ fn a_guarded_address_may_be_the_kernels() {
         assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
         port.claim_exactly(1, |frame| packet::is_arp_request(frame, address));
     }
-    // The kernel answers for the address that is not guarded, and did not for the one asked for before.
+    // The kernel answers for the address that is not guarded, and did not for the one asked for
+    // before.
     right.claim_while(|frame| {
         assert!(
             !is_arp_reply(&frame, guarded),
@@ -1724,7 +1735,8 @@ fn what_cannot_be_had_is_named() {
     assert!(matches!(error, DeviceError::NoSuchInterface { .. }));
 }
 
-// TAP ----------------------------------------------------------------------------------------------------------------
+// TAP
+// ----------------------------------------------------------------------------------------------------------------
 
 fn a_second_opening_finds_it_busy() {
     let (_tap, interface) = TapInterface::new(Tap::options());
@@ -1818,7 +1830,8 @@ fn addresses_on_both_sides_differ() {
     assert_eq!(tap.caps.mtu, 1500);
 }
 
-// Privileges ---------------------------------------------------------------------------------------------------------
+// Privileges
+// ---------------------------------------------------------------------------------------------------------
 
 fn open_and_report(what: &str) -> ExitCode {
     let error = match what.split_once(':') {

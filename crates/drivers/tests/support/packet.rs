@@ -93,8 +93,8 @@ pub struct Tcp {
     pub flags: u8,
 }
 
-/// A TCP packet with a partial checksum, in segments of `size` payload bytes if it is given. A SYN offers segments of
-/// 1460 bytes and a window scale of 7.
+/// A TCP packet with a partial checksum, in segments of `size` payload bytes if it is given. A SYN
+/// offers segments of 1460 bytes and a window scale of 7.
 pub fn tcp(path: Path, tcp: Tcp, payload: &[u8], size: Option<u16>) -> Packet {
     let options: &[u8] = if tcp.flags & SYN != 0 {
         &[2, 4, 0x05, 0xb4, 1, 3, 3, 7]

@@ -13,10 +13,10 @@
 //! counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go on.
 //!
 //! By default a change is found when the next fingerprint is posted, and what the replica performed
-//! until then is done. With [`Layout::confirm`](crate::group::Layout) each position is posted, together
-//! with the effects of the request there, and a worker performs nothing that no majority agrees
-//! with. Then a changed state has no effect on the network or on an application. The price is the
-//! pace of the majority, and a fingerprint per request in each replica.
+//! until then is done. With [`Layout::confirm`](crate::group::Layout) each position is posted,
+//! together with the effects of the request there, and a worker performs nothing that no majority
+//! agrees with. Then a changed state has no effect on the network or on an application. The price
+//! is the pace of the majority, and a fingerprint per request in each replica.
 //!
 //! # What a fingerprint covers
 //!

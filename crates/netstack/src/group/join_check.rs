@@ -9,8 +9,8 @@
 //! that position and compares. Until then it performs nothing, gives its state to no other worker,
 //! and has no vote.
 //!
-//! With [`Layout::confirm`](crate::group::Layout), what the joiner computed on the way must be what the
-//! majority posted there, since it is going to perform it.
+//! With [`Layout::confirm`](crate::group::Layout), what the joiner computed on the way must be what
+//! the majority posted there, since it is going to perform it.
 //!
 //! If the source is gone, or another worker has its slot, it may have been found to be wrong. Then
 //! its snapshot is refused, and another worker is asked.

@@ -65,7 +65,8 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) epochs: Epochs,
     /// What it is doing in its group.
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout), the position up to which a majority has its state.
+    /// With [`Layout::confirm`](crate::group::Layout), the position up to which a majority has its
+    /// state.
     pub(crate) confirmed: Seq,
     /// Why it gets the state that it waits for.
     pub(crate) join_reason: JoinReason,

@@ -1,14 +1,16 @@
 //! Which connections go from a group whose core is full to one whose core is idle.
 //!
-//! Every group tells what part of its time it is busy, and each decides for itself. One that has been busy for nine tenths
-//! of [`FULL_INTERVALS`] looks, and sees a group that was busy for seven tenths of the time at most, weighs its connections: bytes in
-//! both directions, over [`WEIGH_TIME`]. Then it lets some go to the most idle one, light ones first, which are moved
-//! quickly and are disturbed most by a heavy one. So many go that the other group has no more to do than this one
-//! afterwards; or one, if the other group then has four fifths at most of what is too much here.
+//! Every group tells what part of its time it is busy, and each decides for itself. One that has
+//! been busy for nine tenths of [`FULL_INTERVALS`] looks, and sees a group that was busy for seven
+//! tenths of the time at most, weighs its connections: bytes in both directions, over
+//! [`WEIGH_TIME`]. Then it lets some go to the most idle one, light ones first, which are moved
+//! quickly and are disturbed most by a heavy one. So many go that the other group has no more to do
+//! than this one afterwards; or one, if the other group then has four fifths at most of what is too
+//! much here.
 //!
-//! Nothing goes back and forth: who gets a connection does not let one go for [`MIN_STAY`], and nobody is full only of what
-//! came. Who has had to look at its connections in vain does not do so again before twice as long, up to
-//! [`LONGEST_PAUSE`]: each look costs a walk over all of them.
+//! Nothing goes back and forth: who gets a connection does not let one go for [`MIN_STAY`], and
+//! nobody is full only of what came. Who has had to look at its connections in vain does not do so
+//! again before twice as long, up to [`LONGEST_PAUSE`]: each look costs a walk over all of them.
 //!
 //! A connection that fills its core by itself moves nowhere. What helps it is another replica, if
 //! its group has parked ones ([`Layout`](crate::group::Layout::autoscale)). One is
@@ -264,7 +266,8 @@ impl Balance {
         self.is_dominated && self.idle_group().is_some()
     }
 
-    /// Whether another group has too much to do, so that no second replica of this one should be in its way.
+    /// Whether another group has too much to do, so that no second replica of this one should be in
+    /// its way.
     pub(crate) fn should_park(&self) -> bool {
         self.others.some_full
     }

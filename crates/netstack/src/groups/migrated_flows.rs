@@ -4,11 +4,12 @@ use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
 use crate::log::request::Flow;
 
-/// Flows whose connections moved away from the group that the hash names: a small table that any thread may ask at any
-/// time, and that the pumps of the groups change, one at a time for each flow.
+/// Flows whose connections moved away from the group that the hash names: a small table that any
+/// thread may ask at any time, and that the pumps of the groups change, one at a time for each
+/// flow.
 ///
-/// Who asks while it changes may get the old answer, or no better one than the hash. The group that hears of such a flow
-/// knows whose it is.
+/// Who asks while it changes may get the old answer, or no better one than the hash. The group that
+/// hears of such a flow knows whose it is.
 pub(crate) struct MigratedFlows {
     /// So that nobody looks while it is empty.
     count: AtomicUsize,
@@ -59,14 +60,15 @@ impl MigratedFlows {
 
     #[cold]
     fn find_word(&self, word: u64) -> Option<u16> {
-        // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of one that took its
-        // place since.
+        // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of
+        // one that took its place since.
         let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word;
         let found = self.bucket(word).iter().find(is_it)?;
         Some(found.group.load(Ordering::Relaxed))
     }
 
-    /// From now on the connection of `flow` lives in `group`. Says whether there is room to remember that.
+    /// From now on the connection of `flow` lives in `group`. Says whether there is room to
+    /// remember that.
     pub(crate) fn set(&self, flow: &Flow, group: u16) -> bool {
         let word = Self::word(flow);
         let bucket = self.bucket(word);

@@ -1,7 +1,7 @@
 //! Copies of payload.
 //!
-//! `memcpy` is for any length; a segment is some 1,400 bytes. Vectors as wide as the processor has them, chosen as it
-//! runs, take two thirds of the instructions.
+//! `memcpy` is for any length; a segment is some 1,400 bytes. Vectors as wide as the processor has
+//! them, chosen as it runs, take two thirds of the instructions.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::{
@@ -92,7 +92,8 @@ impl NullaryFnOnce for Copied<'_, V4> {
     }
 }
 
-/// The first and the last vector wherever they lie, and those between where no store crosses a cache line.
+/// The first and the last vector wherever they lie, and those between where no store crosses a
+/// cache line.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn wide<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) {

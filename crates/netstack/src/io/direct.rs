@@ -1,8 +1,9 @@
-//! A thread that has the state to itself: what the pump brings is verified, applied and performed at once, without a log.
+//! A thread that has the state to itself: what the pump brings is verified, applied and performed
+//! at once, without a log.
 //!
-//! Where runs must not be merged, segments that are alike travel together as far as here all the same: each is a request of
-//! its own. As a rule what comes of them can be told at once ([`Row`]); if not, they are taken apart and applied one by
-//! one.
+//! Where runs must not be merged, segments that are alike travel together as far as here all the
+//! same: each is a request of its own. As a rule what comes of them can be told at once ([`Row`]);
+//! if not, they are taken apart and applied one by one.
 
 use core::slice;
 
@@ -36,8 +37,8 @@ struct Entry {
     apart: bool,
 }
 
-/// What one request asks for. Nearly every one with text asks first for its delivery, which has a place of its own:
-/// whoever performs it finds it without a search.
+/// What one request asks for. Nearly every one with text asks first for its delivery, which has a
+/// place of its own: whoever performs it finds it without a search.
 #[derive(Default)]
 struct RequestEffects {
     first: Option<Deliver>,
@@ -137,8 +138,9 @@ impl DirectLog {
         });
     }
 
-    /// Performs the waiting requests, one step after the other: all checksums first, as reading what a device wrote
-    /// goes fastest when nothing comes between. Returns how many requests that were.
+    /// Performs the waiting requests, one step after the other: all checksums first, as reading
+    /// what a device wrote goes fastest when nothing comes between. Returns how many requests that
+    /// were.
     pub(crate) fn work(
         &mut self,
         world: &World,
@@ -202,7 +204,8 @@ struct Performing<'a> {
     stats: &'a mut EffectStats,
     wakes: Wakes<'a>,
     entries: slice::Iter<'a, Entry>,
-    /// What is being applied. A run that is taken apart becomes one of its segments after the other.
+    /// What is being applied. A run that is taken apart becomes one of its segments after the
+    /// other.
     request: Request,
     /// Whether each of its segments is a request, and it is not taken apart yet.
     is_row: bool,

@@ -1,14 +1,16 @@
 //! From frames to runs.
 //!
-//! Segments are merged only where no protocol step could tell: one flow, consecutive sequence numbers, and the
-//! same acknowledgment, window, timestamps, flags and congestion mark; all but the last of equal length, PSH
-//! or FIN only on the last. Segments with options besides timestamps stay alone. The device vouches for all
-//! checksums of a run or for none, so that its word is the whole verdict.
+//! Segments are merged only where no protocol step could tell: one flow, consecutive sequence
+//! numbers, and the same acknowledgment, window, timestamps, flags and congestion mark; all but the
+//! last of equal length, PSH or FIN only on the last. Segments with options besides timestamps stay
+//! alone. The device vouches for all checksums of a run or for none, so that its word is the whole
+//! verdict.
 //!
-//! Acknowledgments without text are never merged, but up to seven of a flow share a request: each is applied by
-//! itself, and the core that takes them up has one request to fetch for all. The pump verifies them itself, as
-//! what there is to verify is the headers that it has just read, and gives their frames back at once.
-//! Where a run ends is part of the request, so it is the same in every replica.
+//! Acknowledgments without text are never merged, but up to seven of a flow share a request: each
+//! is applied by itself, and the core that takes them up has one request to fetch for all. The pump
+//! verifies them itself, as what there is to verify is the headers that it has just read, and gives
+//! their frames back at once. Where a run ends is part of the request, so it is the same in every
+//! replica.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 use std::vec;
@@ -85,8 +87,8 @@ impl Default for OpenRun {
 const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
-    /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many; what comes next has
-    /// to be parsed. Frames that nobody needs any more go to `done_with`.
+    /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many;
+    /// what comes next has to be parsed. Frames that nobody needs any more go to `done_with`.
     #[inline]
     pub(crate) fn follow(
         &mut self,
@@ -137,8 +139,8 @@ impl OpenRun {
         many
     }
 
-    /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody needs any more
-    /// comes back at once.
+    /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody
+    /// needs any more comes back at once.
     pub(crate) fn push(
         &mut self,
         tcp: &wire::Tcp,
@@ -234,8 +236,8 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
-    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none, but for a run of its
-    /// own: what it acknowledges, and its window.
+    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none,
+    /// but for a run of its own: what it acknowledges, and its window.
     #[inline]
     pub(crate) fn matches_template(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
         let next = self.next.as_ref()?;
@@ -251,8 +253,9 @@ impl OpenRun {
         follows.then_some((digest.seg_ack, digest.seg_wnd))
     }
 
-    /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length ends the run, says so. A
-    /// batch of frames ends this, so an acknowledgment waits for no more than those.
+    /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length
+    /// ends the run, says so. A batch of frames ends this, so an acknowledgment waits for no more
+    /// than those.
     #[inline]
     pub(crate) fn record_followed(&mut self) {
         let digest = &mut self.request.digest;
@@ -261,8 +264,8 @@ impl OpenRun {
         }
     }
 
-    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is none. If nobody needs the
-    /// frame any more, it goes to `done_with`.
+    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is
+    /// none. If nobody needs the frame any more, it goes to `done_with`.
     #[inline]
     pub(crate) fn repeat(
         &mut self,
@@ -290,9 +293,9 @@ impl OpenRun {
         }
     }
 
-    /// Ends the run: its frames, and its verdict if that is known without looking at the payload. Its request stays
-    /// in `request`, without time, credit, hint and cursors. `None` if there is none. `spare` gives an empty run
-    /// that takes the frames of the next one.
+    /// Ends the run: its frames, and its verdict if that is known without looking at the payload.
+    /// Its request stays in `request`, without time, credit, hint and cursors. `None` if there is
+    /// none. `spare` gives an empty run that takes the frames of the next one.
     #[inline]
     pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<u16>)> {
         if !self.begun {

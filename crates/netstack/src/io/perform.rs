@@ -1,7 +1,7 @@
 //! The other costly step: what `apply` asked for becomes copies, frames and news.
 //!
-//! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and nothing
-//! tells anything back to `apply`.
+//! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and
+//! nothing tells anything back to `apply`.
 
 mod datagrams;
 mod frames;
@@ -130,8 +130,8 @@ pub(crate) fn deliver_row(
     stream.stamp_row(row);
 }
 
-/// As [`deliver_row`], where the ring begins anew within the row; for an inline processor, which has each segment by
-/// itself; or for nobody.
+/// As [`deliver_row`], where the ring begins anew within the row; for an inline processor, which
+/// has each segment by itself; or for nobody.
 #[cold]
 fn deliver_one_by_one(
     world: &World,
@@ -151,7 +151,8 @@ fn deliver_one_by_one(
     }
 }
 
-/// Copies it out of several frames, or by way of the inline processor. `None` if they are not as the run says.
+/// Copies it out of several frames, or by way of the inline processor. `None` if they are not as
+/// the run says.
 #[inline(never)]
 fn copy_pieces(
     world: &World,
@@ -164,12 +165,14 @@ fn copy_pieces(
     let mut done = 0;
     while done < deliver.len {
         let at = deliver.run_offset + done;
-        // The last segment may be the longest only when it is the only one, so the index is always right.
+        // The last segment may be the longest only when it is the only one, so the index is always
+        // right.
         let index = ((at / seg_len) as usize).min(run.frames.len().saturating_sub(1));
         let within = (at - index as u32 * seg_len) as usize;
         let frame = run.frames.get(index)?.bytes();
         let payload = frame.get(payload_offset + within..)?;
-        // Behind the payload a short frame may carry padding: a run's segments but the last are `seg_len`.
+        // Behind the payload a short frame may carry padding: a run's segments but the last are
+        // `seg_len`.
         let left = (deliver.len - done) as usize;
         let here = if index + 1 < run.frames.len() {
             left.min(seg_len as usize - within)
@@ -189,7 +192,8 @@ fn copy_pieces(
     Some(())
 }
 
-/// Performs an effect that is neither a delivery nor a transmission: news for applications and the pump.
+/// Performs an effect that is neither a delivery nor a transmission: news for applications and the
+/// pump.
 pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
     match *effect {
         Effect::Deliver(_) | Effect::Transmit(_) | Effect::Queue(_) | Effect::Send(_) => {}

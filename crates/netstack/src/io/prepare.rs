@@ -1,7 +1,7 @@
 //! The first costly step: checksums, a pure function of a run's frames.
 //!
-//! It may be done twice, by anybody, ahead of everything else. Its answer is the verdict, one bit per
-//! segment, and the only thing about payload that `apply` gets to know.
+//! It may be done twice, by anybody, ahead of everything else. Its answer is the verdict, one bit
+//! per segment, and the only thing about payload that `apply` gets to know.
 
 use dominoes_drivers::{Frame, RxChecksum};
 
@@ -14,8 +14,9 @@ use crate::packet::checksum::Sum;
 
 const TCP: u8 = 6;
 
-/// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what was just summed is
-/// not fetched a second time. Says whether it did. Where the run has a place, nobody else may do so before or meanwhile.
+/// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what
+/// was just summed is not fetched a second time. Says whether it did. Where the run has a place,
+/// nobody else may do so before or meanwhile.
 pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (u16, bool) {
     let Some(place) = run.place else {
         return (prepare(request, run), false);
@@ -39,8 +40,8 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     }
 }
 
-/// Copies the end of a frame (Ethernet, IPv4, TCP) to `to`, and says whether its TCP checksum is right. `None` if it is not
-/// one that can be done in one pass.
+/// Copies the end of a frame (Ethernet, IPv4, TCP) to `to`, and says whether its TCP checksum is
+/// right. `None` if it is not one that can be done in one pass.
 #[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
     let covered = wire::checksummed_at_once(frame)?;

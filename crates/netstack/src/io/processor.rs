@@ -1,8 +1,8 @@
 //! Inline processors: work on every byte of a stream, done by primaries while they copy it.
 //!
-//! On receive a processor stands between a frame and the receive ring, on send between the send ring and a
-//! frame (Sizemore, *Parallel network protocol stacks using replication*, 2011, section 5.4.3: decryption by
-//! the primary). Checksums are over what is on the wire.
+//! On receive a processor stands between a frame and the receive ring, on send between the send
+//! ring and a frame (Sizemore, *Parallel network protocol stacks using replication*, 2011, section
+//! 5.4.3: decryption by the primary). Checksums are over what is on the wire.
 //!
 #![cfg_attr(feature = "search", doc = "```")]
 #![cfg_attr(not(feature = "search"), doc = "```ignore")]
@@ -72,26 +72,27 @@ pub use cipher::{Aes256Ctr, Aes256Gcm};
 #[cfg(feature = "search")]
 pub use search::{Needles, Search};
 
-/// One direction of one connection, as both ends see it where no address is translated between them.
+/// One direction of one connection, as both ends see it where no address is translated between
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId {
     /// Who sends it.
     pub source: SocketAddrV4,
     /// Who receives it.
     pub destination: SocketAddrV4,
-    /// The sender's initial sequence number (RFC 9293 section 3.4.1): tells connections between the same
-    /// ends apart, as far as 32 bits can.
+    /// The sender's initial sequence number (RFC 9293 section 3.4.1): tells connections between the
+    /// same ends apart, as far as 32 bits can.
     pub isn: u32,
 }
 
 /// Work on the bytes of streams.
 ///
-/// Offsets count the bytes of a stream since its initial sequence number: the byte after the SYN is 0.
-/// Calls come from all threads of the stack, in any order, and for the same bytes perhaps twice. They must not
-/// block, and cost what they cost on every segment.
+/// Offsets count the bytes of a stream since its initial sequence number: the byte after the SYN is
+/// 0. Calls come from all threads of the stack, in any order, and for the same bytes perhaps twice.
+/// They must not block, and cost what they cost on every segment.
 pub trait Processor: fmt::Debug + Send + Sync {
-    /// How many bytes belong together, 1 if they may be cut anywhere. Must not change. At most a quarter of
-    /// the smaller ring.
+    /// How many bytes belong together, 1 if they may be cut anywhere. Must not change. At most a
+    /// quarter of the smaller ring.
     fn unit(&self) -> u32 {
         1
     }
@@ -112,8 +113,9 @@ pub trait Processor: fmt::Debug + Send + Sync {
 
     /// Turns what the application wrote, `from`, into what goes out, `to`, which is as long.
     ///
-    /// With units, `offset` is where one begins, and `from` is all of it or only its beginning, when no more is
-    /// to be sent yet. What is sent of the beginning must be the same then as when the unit is complete.
+    /// With units, `offset` is where one begins, and `from` is all of it or only its beginning,
+    /// when no more is to be sent yet. What is sent of the beginning must be the same then as when
+    /// the unit is complete.
     fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]);
 }
 
@@ -207,8 +209,8 @@ impl Inline {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Stores `bytes`, the piece of `deliver` that begins `skip` bytes into it, processed. `frame` is what they
-    /// stand in, and `within` how far behind the beginning of its payload.
+    /// Stores `bytes`, the piece of `deliver` that begins `skip` bytes into it, processed. `frame`
+    /// is what they stand in, and `within` how far behind the beginning of its payload.
     pub(crate) fn receive(
         &self,
         world: &World,
@@ -417,7 +419,8 @@ mod tests {
     }
 
     proptest! {
-        /// Frames of any length, sent again from where an acknowledgment stands, over a ring that goes round.
+        /// Frames of any length, sent again from where an acknowledgment stands, over a ring that
+        /// goes round.
         #[test]
         fn what_leaves_at_a_position_is_the_same_however_often_and_however_cut(
             steps in proptest::collection::vec((1usize..400, 1usize..300, 0u64..300), 1..60),

@@ -1,8 +1,8 @@
 //! The two pumps. A pump is not a thread: any thread may take it for a moment.
 //!
-//! The receive pump is the only publisher of a group's log. It samples everything that `apply` must know and
-//! cannot compute: time, transmit credit, the applications' cursors, and where runs begin and end. The
-//! transmit pump hands frames to the device in the order of their numbers.
+//! The receive pump is the only publisher of a group's log. It samples everything that `apply` must
+//! know and cannot compute: time, transmit credit, the applications' cursors, and where runs begin
+//! and end. The transmit pump hands frames to the device in the order of their numbers.
 
 mod arp;
 mod datagrams;
@@ -690,7 +690,8 @@ impl RxPump {
         self.recycler.frames.push(frame);
     }
 
-    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench is ignored (RFC 6633).
+    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench
+    /// is ignored (RFC 6633).
     fn network_error(&mut self, now: Instant, error: &wire::TcpError, log: &mut impl Log) {
         self.stats.network_errors += 1;
         let what = match error.numbers {

@@ -15,11 +15,11 @@
 //! says which group has the connection now.
 //!
 //! # Access to bytes
-//! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's length.
-//! `apply` names each byte of a stream in exactly one [`Deliver`], and only bytes below
-//! `app_read + length`, where `app_read` is a cursor that the application has stored already. So a writer
-//! has exclusive access to its range: no other primary writes there, and the application has released it.
-//! The application reads below the end of the completed deliveries.
+//! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's
+//! length. `apply` names each byte of a stream in exactly one [`Deliver`], and only bytes below
+//! `app_read + length`, where `app_read` is a cursor that the application has stored already. So a
+//! writer has exclusive access to its range: no other primary writes there, and the application has
+//! released it. The application reads below the end of the completed deliveries.
 //!
 //! *Stored ahead.* The pump may let the payload of a run be stored while its checksums are
 //! verified, before `apply` names it. For that it reserves, for one run each, only bytes that no
@@ -116,8 +116,8 @@ pub(crate) fn prefetch_of<T>(value: &T) {
     let _ = value;
 }
 
-/// Bytes that a connection may write before its peer has acknowledged any: more than two first congestion windows of ten
-/// segments (RFC 6928).
+/// Bytes that a connection may write before its peer has acknowledged any: more than two first
+/// congestion windows of ten segments (RFC 6928).
 const FIRST_SEND: u64 = 64 << 10;
 
 /// Bytes shared between threads that agreed on who has which.
@@ -540,8 +540,9 @@ impl StreamTable {
     /// The stream with this number; `None` for [`UNMADE`] and other numbers outside the table.
     ///
     /// # Safety
-    /// A number that the row has was given by [`StreamTable::make`], and the caller knows it from there: by a Release and an
-    /// Acquire, or because it has stood in a place, a [`Handle`] or a message since.
+    /// A number that the row has was given by [`StreamTable::make`], and the caller knows it from
+    /// there: by a Release and an Acquire, or because it has stood in a place, a [`Handle`] or a
+    /// message since.
     #[inline]
     unsafe fn get(&self, number: u32) -> Option<&Stream> {
         let slot = self.slots.get(number as usize)?;
@@ -550,7 +551,8 @@ impl StreamTable {
         Some(unsafe { (*slot.0.get()).assume_init_ref() })
     }
 
-    /// Makes the stream of place `index` of a group, unless it was made. Returns its number; `None` if there is none.
+    /// Makes the stream of place `index` of a group, unless it was made. Returns its number; `None`
+    /// if there is none.
     #[cold]
     fn make(&self, group: u16, index: u32) -> Option<u32> {
         let number = u32::from(group) * self.made.each + index;
@@ -566,7 +568,8 @@ impl StreamTable {
     /// Those that are made.
     fn all(&self) -> impl Iterator<Item = &Stream> {
         let slots = self.made.once.iter().zip(&*self.slots);
-        // ORDERING: the Acquire in `is_completed` pairs with the Release that ends `call_once` in `make`.
+        // ORDERING: the Acquire in `is_completed` pairs with the Release that ends `call_once` in
+        // `make`.
         let made = slots.filter(|(once, _)| once.is_completed());
         // SAFETY: it was made.
         made.map(|(_, slot)| unsafe { (*slot.0.get()).assume_init_ref() })
@@ -642,8 +645,8 @@ impl Streams {
         }
     }
 
-    /// Units that may have a bit at a time: those that the ring holds, in whole or in part, and one more, so that
-    /// the reader has passed a unit before the next one with its bit can arrive.
+    /// Units that may have a bit at a time: those that the ring holds, in whole or in part, and one
+    /// more, so that the reader has passed a unit before the next one with its bit can arrive.
     fn split_bits(&self, unit: u64) -> u64 {
         self.receive_len as u64 / unit + 3
     }
@@ -718,8 +721,8 @@ impl Streams {
     /// Gives the place of `conn`, which no other thread knows yet, the stream with number `stream`,
     /// which [`Streams::stream_of`] of some group returned. Only the pump may call this.
     pub(crate) fn assign(&self, conn: ConnId, stream: u32) {
-        // SAFETY: `stream_of` gives numbers of streams that were made, and one that no row has; they reach other groups
-        // through a queue.
+        // SAFETY: `stream_of` gives numbers of streams that were made, and one that no row has;
+        // they reach other groups through a queue.
         let moved = unsafe { self.table.get(stream) };
         let (Some(place), Some(moved)) = (self.places.get(conn.index as usize), moved) else {
             return;
@@ -839,7 +842,8 @@ impl BorrowedPayload {
     /// The bytes.
     ///
     /// # Safety
-    /// The frame has not been sent while they are used, and the streams that they come from are not dropped.
+    /// The frame has not been sent while they are used, and the streams that they come from are not
+    /// dropped.
     #[inline]
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
         // SAFETY: they were a slice, and the caller guarantees that no thread writes or frees them.
@@ -939,8 +943,9 @@ impl<'a> StreamRef<'a> {
     #[inline]
     pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
         debug_assert!(skip as usize + from.len() <= deliver.len as usize);
-        // SAFETY: `apply` names each byte of a stream in exactly one Deliver, below `app_read` plus the
-        // ring's length, and a Deliver is performed by its request's only primary (module docs).
+        // SAFETY: `apply` names each byte of a stream in exactly one Deliver, below `app_read` plus
+        // the ring's length, and a Deliver is performed by its request's only primary (module
+        // docs).
         unsafe {
             self.incoming()
                 .ring
@@ -997,7 +1002,8 @@ impl<'a> StreamRef<'a> {
     ) {
         assert!(skip as usize + len <= deliver.len as usize);
         let offset = deliver.stream_offset + u64::from(skip);
-        // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends with it.
+        // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends
+        // with it.
         unsafe { self.incoming().ring.write_by(offset, len, fill) };
     }
 
@@ -1011,7 +1017,8 @@ impl<'a> StreamRef<'a> {
         let both = u64::from(stream.source.port()) << 16 | u64::from(stream.destination.port());
         ports.store(both, Ordering::Relaxed);
         let (word, bit) = self.split_bit(incoming, unit);
-        // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader looks at it first.
+        // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader
+        // looks at it first.
         word.fetch_or(bit, Ordering::Relaxed);
     }
 
@@ -1066,8 +1073,9 @@ impl<'a> StreamRef<'a> {
     /// The payload of a numbered frame in the send ring.
     #[inline]
     pub(crate) fn sending(&self, offset: u64, len: usize) -> Parts<'a> {
-        // SAFETY: the frame was numbered, so its bytes are written and published (the log carried the
-        // cursor), and not released before every frame numbered with them is sent (module docs).
+        // SAFETY: the frame was numbered, so its bytes are written and published (the log carried
+        // the cursor), and not released before every frame numbered with them is sent (module
+        // docs).
         unsafe { self.outgoing().read(offset, len) }
     }
 
@@ -1103,8 +1111,8 @@ impl<'a> StreamRef<'a> {
             known.fetch_max(limit, Ordering::Relaxed);
         }
         let word = &self.place.stack.advertised;
-        // A hint for when to raise the flag, no more: Relaxed, and the maximum because frames are built
-        // out of order.
+        // A hint for when to raise the flag, no more: Relaxed, and the maximum because frames are
+        // built out of order.
         if word.load(Ordering::Relaxed) < edge {
             word.fetch_max(edge, Ordering::Relaxed);
         }
@@ -1235,9 +1243,10 @@ impl<'a> StreamRef<'a> {
             if word.load(Ordering::Relaxed) & bit != 0 {
                 let len = unit as usize;
                 let mut processed = vec![0; len];
-                // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and stamped, and no
-                // Deliver names them again; it is not below `seen.end`, so it was not lent to the application. The
-                // reader is the only one to call this, with its `seen`.
+                // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and
+                // stamped, and no Deliver names them again; it is not below `seen.end`, so it was
+                // not lent to the application. The reader is the only one to call this, with its
+                // `seen`.
                 let (a, b) = unsafe { incoming.ring.read(seen.end, len) };
                 let from = [a, b].concat();
                 open(&self.origin(), seen.end, &from, &mut processed)
@@ -1285,8 +1294,9 @@ impl<'a> StreamRef<'a> {
             return (&[], &[]);
         };
         let from = self.place.app.read.load(Ordering::Relaxed);
-        // SAFETY: bytes below `seen.end` are stamped, above `read` they are not given up; no Deliver names
-        // them again (module docs). The slices end before `read` moves, which takes `seen` mutably.
+        // SAFETY: bytes below `seen.end` are stamped, above `read` they are not given up; no
+        // Deliver names them again (module docs). The slices end before `read` moves, which takes
+        // `seen` mutably.
         unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
     }
 
@@ -1296,7 +1306,8 @@ impl<'a> StreamRef<'a> {
         let read = self.place.app.read.load(Ordering::Relaxed) + len as u64;
         // The memory above `seen.end` is still written to, so this is checked for every caller.
         assert!(read <= seen.end, "more is given back than was received");
-        // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before it.
+        // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before
+        // it.
         self.place.app.read.store(read, Ordering::Release);
         let size = u64::from(self.place.stack.limit.load(Ordering::Relaxed));
         let advertised = self.place.stack.advertised.load(Ordering::Relaxed);
@@ -1307,9 +1318,10 @@ impl<'a> StreamRef<'a> {
 
     /// Bytes that may be written now.
     ///
-    /// A connection may hold [`FIRST_SEND`] bytes and twice what its peer has acknowledged so far, up to the ring's
-    /// length. In slow start the congestion window is at most the first window and what was acknowledged, so this is always
-    /// more than two windows; a peer that reads nothing costs no more than the first bytes.
+    /// A connection may hold [`FIRST_SEND`] bytes and twice what its peer has acknowledged so far,
+    /// up to the ring's length. In slow start the congestion window is at most the first window and
+    /// what was acknowledged, so this is always more than two windows; a peer that reads nothing
+    /// costs no more than the first bytes.
     pub(crate) fn writable(&self) -> usize {
         // ORDERING: Acquire, pairs with the Release in `release`.
         let released = self.place.stack.released.load(Ordering::Acquire);
@@ -1328,8 +1340,8 @@ impl<'a> StreamRef<'a> {
         }
         let len = from.len().min(self.writable());
         let written = self.place.app.written.load(Ordering::Relaxed);
-        // SAFETY: above `written` and below `released` plus the ring's length no frame refers to anything,
-        // and the connection's one writer is here.
+        // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
+        // anything, and the connection's one writer is here.
         unsafe { self.outgoing().write(written, &from[..len]) };
         // ORDERING: Release, pairs with the Acquire in `progress`.
         self.place
@@ -1380,7 +1392,8 @@ impl<'a> StreamRef<'a> {
             | if what.orphan { ORPHAN } else { 0 }
             | if what.abort { ABORT } else { 0 }
             | if what.set { SET } else { 0 };
-        // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen with it.
+        // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen
+        // with it.
         self.place.app.requests.fetch_or(bits, Ordering::Release);
     }
 
@@ -1419,7 +1432,8 @@ impl<'a> StreamRef<'a> {
         let dirty = &self.place.app.dirty;
         let [down, up] = [false, true].map(|raised| flag(self.generation, raised));
         // Stored although it is up, or else the pump could lower it without seeing what is new.
-        // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the cursors.
+        // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the
+        // cursors.
         let raised = dirty.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |found| {
             (found == down || found == up).then_some(up)
         });
@@ -1428,10 +1442,11 @@ impl<'a> StreamRef<'a> {
 
     // What the pump does.
 
-    /// Lowers the flag and reads what the application stored: read and write cursor, and what it asked.
+    /// Lowers the flag and reads what the application stored: read and write cursor, and what it
+    /// asked.
     pub(crate) fn progress(&self) -> (u64, u64, AppRequest) {
-        // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a later
-        // store raises it again.
+        // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a
+        // later store raises it again.
         let down = flag(self.generation, false);
         self.place.app.dirty.swap(down, Ordering::AcqRel);
         // ORDERING: Acquire, pairs with the Release in `request`. Read before the cursors: an
@@ -1459,8 +1474,8 @@ impl<'a> StreamRef<'a> {
     /// Read and write cursor.
     #[inline]
     pub(crate) fn cursors(&self) -> (u64, u64) {
-        // ORDERING: Acquire both, pair with the Release in `read` and in `write`: frames that the log
-        // lets be numbered see the bytes, deliveries that it lets be named see them given up.
+        // ORDERING: Acquire both, pair with the Release in `read` and in `write`: frames that the
+        // log lets be numbered see the bytes, deliveries that it lets be named see them given up.
         (
             self.place.app.read.load(Ordering::Acquire),
             self.place.app.written.load(Ordering::Acquire),
@@ -1964,7 +1979,8 @@ mod loom_models {
         generation: 0,
     };
 
-    /// One stream of rings of two bytes, which are made, so that no thread waits in std while another makes them.
+    /// One stream of rings of two bytes, which are made, so that no thread waits in std while
+    /// another makes them.
     fn streams() -> Arc<Streams> {
         let limits = Limits {
             connections: 1,
@@ -2075,7 +2091,8 @@ mod loom_models {
         });
     }
 
-    /// Catches: bytes written over while a frame is built from them, because `release` or `writable` is Relaxed.
+    /// Catches: bytes written over while a frame is built from them, because `release` or
+    /// `writable` is Relaxed.
     #[test]
     fn what_was_released_is_written_over() {
         model(|| {
@@ -2092,7 +2109,8 @@ mod loom_models {
         });
     }
 
-    /// Catches: the end of the stream, or of the connection, seen without what was stored before it.
+    /// Catches: the end of the stream, or of the connection, seen without what was stored before
+    /// it.
     #[test]
     fn how_much_arrived_before_a_reset_is_known_with_it() {
         model(|| {

@@ -1,11 +1,11 @@
 //! Atomics of the transmit slots and of the streams.
 //!
-//! Normally these are the ones of `core`. Under `cfg(netstack_loom)` they are loom's (other crates know
-//! `cfg(loom)`, and mean their own atomics by it), so that the models at the
-//! foot of `tx.rs` and `stream.rs` run the code as shipped under every outcome that the memory model
-//! allows. In unit tests each access is a step, and a test can let another claimer run before any of
-//! them (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on
-//! every machine.
+//! Normally these are the ones of `core`. Under `cfg(netstack_loom)` they are loom's (other crates
+//! know `cfg(loom)`, and mean their own atomics by it), so that the models at the foot of `tx.rs`
+//! and `stream.rs` run the code as shipped under every outcome that the memory model allows. In
+//! unit tests each access is a step, and a test can let another claimer run before any of them
+//! (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on every
+//! machine.
 
 #[cfg(not(any(netstack_loom, test)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -18,8 +18,8 @@ pub(crate) use self::steps::{AtomicU32, AtomicU64, fence, interrupted};
 
 /// Tells loom which of some places in memory are read and written. Nothing in a normal build.
 ///
-/// The memory itself is contiguous in every build, because threads are lent slices of it; loom watches
-/// this shadow instead.
+/// The memory itself is contiguous in every build, because threads are lent slices of it; loom
+/// watches this shadow instead.
 #[cfg(not(netstack_loom))]
 pub(crate) struct Shadow;
 
@@ -88,9 +88,9 @@ mod steps {
         }
     }
 
-    /// Calls `work`, and `other` in the middle of it: before access number `step` that `work` makes to an
-    /// atomic of this module. Returns what both returned; `None` for `other` if `work` made no more
-    /// than `step` accesses, and `other` was not called.
+    /// Calls `work`, and `other` in the middle of it: before access number `step` that `work` makes
+    /// to an atomic of this module. Returns what both returned; `None` for `other` if `work` made
+    /// no more than `step` accesses, and `other` was not called.
     pub(crate) fn interrupted<A, B: 'static>(
         step: usize,
         other: impl FnOnce() -> B + 'static,

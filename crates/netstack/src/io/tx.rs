@@ -1,8 +1,8 @@
 //! Numbered transmit slots: outgoing frame k is built in slot k modulo their number.
 //!
-//! `apply` numbers frames, and never one at or past `sent` plus the number of slots, where `sent` is a count
-//! that the transmit pump has published. So the slot of a numbered frame is free when somebody comes to
-//! build it, and nobody waits. Each slot has a stamp:
+//! `apply` numbers frames, and never one at or past `sent` plus the number of slots, where `sent`
+//! is a count that the transmit pump has published. So the slot of a numbered frame is free when
+//! somebody comes to build it, and nobody waits. Each slot has a stamp:
 //!
 //! ```text
 //! Free(k)  --claim, a CAS by whoever builds frame k-->  Taken(k)  --publish-->  Ready(k)
@@ -12,13 +12,13 @@
 //!
 //! # Sending past a hole
 //!
-//! A frame whose builder was interrupted in the middle holds up those behind it, of other connections, too.
-//! When enough of them are ready, the transmitter sends past it: to the receiver that is a reordering, which
-//! TCP bears. A frame sent so is `Sent(k)` until all before it have left, and is not sent again; `sent`, and
-//! so credit and the use of slots, count the prefix alone.
+//! A frame whose builder was interrupted in the middle holds up those behind it, of other
+//! connections, too. When enough of them are ready, the transmitter sends past it: to the receiver
+//! that is a reordering, which TCP bears. A frame sent so is `Sent(k)` until all before it have
+//! left, and is not sent again; `sent`, and so credit and the use of slots, count the prefix alone.
 //!
-//! A second builder of the same frame finds the stamp moved on. That is no race for memory but a sign that
-//! two replicas did not agree, and [`TxRing::claim`] says so.
+//! A second builder of the same frame finds the stamp moved on. That is no race for memory but a
+//! sign that two replicas did not agree, and [`TxRing::claim`] says so.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
@@ -69,8 +69,9 @@ pub(crate) struct TxRing {
     shadow: Shadow,
 }
 
-// SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken, and read
-// only by the one `Transmitter` after it saw Ready. What frames carry besides may be read by any thread.
+// SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken,
+// and read only by the one `Transmitter` after it saw Ready. What frames carry besides may be read
+// by any thread.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
@@ -80,7 +81,8 @@ unsafe impl Send for TxRing {}
 pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
-    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends them.
+    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends
+    /// them.
     pub(crate) fn new(slots: usize, slot_len: usize) -> (Arc<TxRing>, Transmitter) {
         assert!(slots.is_power_of_two());
         let slot_len = slot_len.next_multiple_of(64);
@@ -131,8 +133,8 @@ impl TxRing {
             .compare_exchange(
                 stamp(frame, FREE),
                 stamp(frame, TAKEN),
-                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`: the device has done
-                // with what the slot held before.
+                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`: the device has
+                // done with what the slot held before.
                 Ordering::Acquire,
                 Ordering::Relaxed,
             )
@@ -147,8 +149,8 @@ impl TxRing {
     /// Frames 0 up to this have been taken by the device.
     #[inline]
     pub(crate) fn sent(&self) -> u64 {
-        // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: whoever learns of this count,
-        // be it through the log, finds the slots free.
+        // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: whoever learns of
+        // this count, be it through the log, finds the slots free.
         self.sent.load(Ordering::Acquire)
     }
 
@@ -195,8 +197,8 @@ impl TxClaim<'_> {
     #[inline]
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         self.ring.shadow.write(self.ring.index(self.frame), 1);
-        // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory is
-        // `slot_len` bytes within the ring's, and initialised since `new`.
+        // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory
+        // is `slot_len` bytes within the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.frame), self.ring.slot_len) }
     }
 
@@ -264,8 +266,8 @@ pub(crate) struct Transmitter {
     next: u64,
     /// Frames that must be ready behind a hole before they are sent past it.
     past: u64,
-    /// Calls that must find a hole before anything behind it is looked at: most are filled within a moment, and
-    /// work that is late is taken by others, which is better.
+    /// Calls that must find a hole before anything behind it is looked at: most are filled within a
+    /// moment, and work that is late is taken by others, which is better.
     calls: u32,
     hole: Hole,
     /// Frames behind the prefix that are sent.
@@ -277,8 +279,8 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
-    /// Sends past a hole once `calls` calls have found it and `frames` frames are ready behind it; the default is
-    /// never.
+    /// Sends past a hole once `calls` calls have found it and `frames` frames are ready behind it;
+    /// the default is never.
     pub(crate) fn send_past(&mut self, frames: u64, calls: u32) {
         self.past = frames.max(1);
         self.calls = calls;
@@ -289,8 +291,8 @@ impl Transmitter {
         self.passed
     }
 
-    /// Notes frames from now on, as the device takes them: their numbers, `None` for one that has none. Returns those
-    /// noted so far.
+    /// Notes frames from now on, as the device takes them: their numbers, `None` for one that has
+    /// none. Returns those noted so far.
     pub(crate) fn journal(&mut self) -> Vec<Option<u64>> {
         self.journal.replace(Vec::new()).unwrap_or_default()
     }
@@ -302,8 +304,8 @@ impl Transmitter {
         }
     }
 
-    /// Frames below `below` that are ready, from the first unsent one on: as many as `out` holds, up to the first that is
-    /// not.
+    /// Frames below `below` that are ready, from the first unsent one on: as many as `out` holds,
+    /// up to the first that is not.
     pub(crate) fn ready<'a, const N: usize>(
         &'a self,
         below: u64,
@@ -345,8 +347,8 @@ impl Transmitter {
     #[inline(always)]
     fn frame<'a>(&'a self, slot: &'a Slot, frame: u64) -> TxFrame<'a> {
         self.ring.shadow.read(self.ring.index(frame), 1);
-        // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this handle mutably;
-        // until then nobody writes the slot.
+        // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this
+        // handle mutably; until then nobody writes the slot.
         let (built, bytes) = unsafe {
             let built = *slot.built.get();
             let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
@@ -354,8 +356,8 @@ impl Transmitter {
         };
         let (head, mut payload) = bytes.split_at(built.head as usize);
         if let Some(carried) = built.payload {
-            // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are part of the world, and
-            // whoever has this handle has the world.
+            // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are
+            // part of the world, and whoever has this handle has the world.
             payload = unsafe { carried.bytes() };
         }
         TxFrame {
@@ -372,7 +374,8 @@ impl Transmitter {
         slot.stamp.load(Ordering::Acquire) == stamp(self.next, READY)
     }
 
-    /// `ready` found nothing. Looks at some of the slots behind, and says whether this is a hole to send past.
+    /// `ready` found nothing. Looks at some of the slots behind, and says whether this is a hole to
+    /// send past.
     pub(crate) fn look_behind(&mut self) -> bool {
         let hole = &mut self.hole;
         if hole.at != self.next {
@@ -682,8 +685,8 @@ mod loom_models {
         sent
     }
 
-    /// Catches: a slot taken without its compare-and-swap; a frame sent before it is written, because
-    /// `publish` or `ready` is Relaxed.
+    /// Catches: a slot taken without its compare-and-swap; a frame sent before it is written,
+    /// because `publish` or `ready` is Relaxed.
     #[test]
     fn two_builders_of_one_frame_and_the_transmitter() {
         loom::model(|| {
@@ -720,8 +723,8 @@ mod loom_models {
         });
     }
 
-    /// Catches: what a builder that gave up had written being written over by the next one at the same time,
-    /// because the end of a claim is Relaxed.
+    /// Catches: what a builder that gave up had written being written over by the next one at the
+    /// same time, because the end of a claim is Relaxed.
     #[test]
     fn a_claim_that_is_given_up_is_taken_over() {
         loom::model(|| {

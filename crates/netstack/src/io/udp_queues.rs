@@ -1,8 +1,9 @@
 //! The rings of UDP sockets, as applications, pump and primaries share them.
 //!
-//! They are those of connections with records in them ([`crate::udp::record`]): the same rules say who may touch which
-//! byte, and the same stamps tell the application how far its queue reaches. What a connection's life is to a stream,
-//! an error that somebody reported is to a queue: one word, taken by the next call.
+//! They are those of connections with records in them ([`crate::udp::record`]): the same rules say
+//! who may touch which byte, and the same stamps tell the application how far its queue reaches.
+//! What a connection's life is to a stream, an error that somebody reported is to a queue: one
+//! word, taken by the next call.
 
 use crate::state::ports::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -86,8 +87,8 @@ impl Queues {
         }
     }
 
-    /// Hands a place on until its owner is `socket`; for replaying, which knows no end of a socket but the next one's
-    /// beginning.
+    /// Hands a place on until its owner is `socket`; for replaying, which knows no end of a socket
+    /// but the next one's beginning.
     pub(crate) fn recycle_for(&self, socket: ConnId) {
         let last = ConnId {
             generation: socket.generation.wrapping_sub(1),
@@ -98,8 +99,8 @@ impl Queues {
         }
     }
 
-    /// Hands a place to its next socket, whose name this returns. To be called by the pump alone, when all work of the
-    /// former one is done.
+    /// Hands a place to its next socket, whose name this returns. To be called by the pump alone,
+    /// when all work of the former one is done.
     pub(crate) fn recycle(&self, socket: ConnId) -> ConnId {
         self.streams.recycle(socket);
         if let Some(place) = self.pending_errors.get(socket.index as usize) {
@@ -112,7 +113,8 @@ impl Queues {
     }
 }
 
-/// Which places and ports are taken. Asked when a socket begins or ends, and never on the way of a datagram.
+/// Which places and ports are taken. Asked when a socket begins or ends, and never on the way of a
+/// datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
     ports: HashSet<u16>,
@@ -127,8 +129,9 @@ pub(crate) struct Bindings {
 }
 
 impl Bindings {
-    /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random` says: a hash of how
-    /// many were chosen before, that an outsider cannot know (RFC 6056 section 3.3.1).
+    /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random`
+    /// says: a hash of how many were chosen before, that an outsider cannot know (RFC 6056 section
+    /// 3.3.1).
     pub(crate) fn bind(
         &mut self,
         port: u16,

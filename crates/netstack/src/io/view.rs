@@ -1,7 +1,7 @@
 //! What a running stack shows of itself: what each of its threads did, and its connections.
 //!
-//! Counts are posted now and then by the thread that keeps them, and read by anyone. Connections are listed only
-//! when somebody asks, by a thread that has the state, between two of its turns.
+//! Counts are posted now and then by the thread that keeps them, and read by anyone. Connections
+//! are listed only when somebody asks, by a thread that has the state, between two of its turns.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::net::SocketAddrV4;
@@ -102,8 +102,8 @@ impl View {
         self.listed.notify_all();
     }
 
-    /// Asks for a list of at most `most` connections, calls `ring` to wake whoever makes it, and waits for it, but not
-    /// longer than `patience`: then it is an older one.
+    /// Asks for a list of at most `most` connections, calls `ring` to wake whoever makes it, and
+    /// waits for it, but not longer than `patience`: then it is an older one.
     pub(crate) fn ask(
         &self,
         most: usize,

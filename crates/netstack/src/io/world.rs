@@ -1,7 +1,7 @@
 //! What applications, pumps and primaries share, in every variant: streams, transmit slots, queues.
 //!
-//! Nothing here is protocol state. The queues are the few places where several threads meet; none of them is
-//! on the path of a data frame.
+//! Nothing here is protocol state. The queues are the few places where several threads meet; none
+//! of them is on the path of a data frame.
 
 use core::net::SocketAddrV4;
 #[cfg(feature = "testkit")]
@@ -149,8 +149,8 @@ impl Mailbox {
 
     /// Tells the pump that there is something in a queue.
     pub(crate) fn wake(&self) {
-        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the queue's new
-        // entry, or we see that it sleeps.
+        // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the
+        // queue's new entry, or we see that it sleeps.
         core::sync::atomic::fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             self.waker.wake();
@@ -338,7 +338,8 @@ impl Drop for Wakes<'_> {
 }
 
 impl World {
-    /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others, and the secret, too.
+    /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others,
+    /// and the secret, too.
     pub(crate) fn random_port(&self, domain: Domain, count: u64) -> u64 {
         self.keys.of(domain, [self.salt, count])
     }
@@ -565,7 +566,8 @@ impl World {
         self.device_refuses.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the state.
+    /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the
+    /// state.
     pub(crate) fn has_work(&self) -> bool {
         !self.commands.is_empty()
             || !self.mailbox.dirty.is_empty()

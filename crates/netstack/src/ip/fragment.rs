@@ -50,7 +50,8 @@ pub(crate) fn piece(i: u32, len: u32, mtu: u16) -> Piece {
     }
 }
 
-/// Cuts a frame of ours, whose IPv4 header has no options, into frames of packets of at most `mtu` bytes.
+/// Cuts a frame of ours, whose IPv4 header has no options, into frames of packets of at most `mtu`
+/// bytes.
 pub(crate) fn cut_frame(frame: Vec<u8>, mtu: u16) -> Vec<Vec<u8>> {
     let payload = frame.get(IP_HEADERS..).unwrap_or_default();
     let len = payload.len() as u32;

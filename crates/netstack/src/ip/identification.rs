@@ -8,11 +8,12 @@ use crate::keys::{Domain, Keys};
 /// Counts of packets, each for many destinations; a power of two.
 const COUNTERS: usize = 256;
 
-/// Numbers the packets to every destination such that none comes twice while the first may still be under way (RFC 6864
-/// section 4.2), and that nobody learns from those that he gets how many others get (RFC 7739 section 5).
+/// Numbers the packets to every destination such that none comes twice while the first may still be
+/// under way (RFC 6864 section 4.2), and that nobody learns from those that he gets how many others
+/// get (RFC 7739 section 5).
 ///
-/// Packets are counted, each with others of some destinations. What leaves is the count behind a permutation of the 16
-/// bits that is keyed for the destination and the protocol.
+/// Packets are counted, each with others of some destinations. What leaves is the count behind a
+/// permutation of the 16 bits that is keyed for the destination and the protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identifications {
     key: [u64; 2],
@@ -24,7 +25,8 @@ pub(crate) struct Identifications {
 }
 
 impl Identifications {
-    /// `index` below `of`: what the others of these count never meets what this one does, for the next 65,536 / `of` packets.
+    /// `index` below `of`: what the others of these count never meets what this one does, for the
+    /// next 65,536 / `of` packets.
     pub(crate) fn new(keys: &Keys, index: u16, of: u16) -> Self {
         Identifications {
             key: keys.derive(Domain::Identification),

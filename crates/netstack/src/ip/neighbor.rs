@@ -1,10 +1,12 @@
 //! Who has which link-layer address (RFC 826), and who waits to know.
 //!
-//! Not replicated: the pump keeps it, answers requests, and writes what connections need into the log.
+//! Not replicated: the pump keeps it, answers requests, and writes what connections need into the
+//! log.
 //!
-//! A neighbour is *reachable* for a while after it was heard of, and *stale* from then on: who is needed then is used
-//! as before, and asked by itself whether it is still there (RFC 1122 section 2.3.2.1, mechanisms 1 and 2). One that does
-//! not answer is forgotten, and asked for anew when it is needed again.
+//! A neighbour is *reachable* for a while after it was heard of, and *stale* from then on: who is
+//! needed then is used as before, and asked by itself whether it is still there (RFC 1122 section
+//! 2.3.2.1, mechanisms 1 and 2). One that does not answer is forgotten, and asked for anew when it
+//! is needed again.
 
 use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
@@ -14,10 +16,12 @@ use crate::ip::rate_limit::TokenBucket;
 use crate::packet::flow::Mac;
 use crate::time::{Duration, Instant};
 
-/// Neighbours that are remembered; above this, those that were not needed for longest are forgotten.
+/// Neighbours that are remembered; above this, those that were not needed for longest are
+/// forgotten.
 const MAX_NEIGHBORS: usize = 1024;
-/// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table, and anybody on the link
-/// can claim to be a new neighbour with every frame: so one frame in so many pays for it.
+/// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table,
+/// and anybody on the link can claim to be a new neighbour with every frame: so one frame in so
+/// many pays for it.
 const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
 /// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
 const REACHABLE: Duration = Duration::from_secs(60);
@@ -30,8 +34,8 @@ const MAX_FRAMES: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 /// A neighbour's address changes no more often: who is right is heard again.
 const MOVE_INTERVAL: Duration = Duration::from_secs(1);
-/// Addresses of neighbours that may change in a row, and how long until one more may. Every replica looks at all
-/// connections for each, and anybody on the link can claim to be anybody.
+/// Addresses of neighbours that may change in a row, and how long until one more may. Every replica
+/// looks at all connections for each, and anybody on the link can claim to be anybody.
 const MOVES: (u64, Duration) = (16, Duration::from_millis(100));
 /// Requests that go unanswered before a neighbour counts as unreachable.
 const MAX_TRIES: u32 = 3;
@@ -110,7 +114,8 @@ pub(crate) struct Learned {
     pub(crate) frames: VecDeque<Vec<u8>>,
     /// The link-layer address that it was known by before.
     pub(crate) moved: Option<Mac>,
-    /// The message said that it has another one, too soon after others did; nobody believes that yet.
+    /// The message said that it has another one, too soon after others did; nobody believes that
+    /// yet.
     pub(crate) is_move_rejected: bool,
 }
 
@@ -217,7 +222,8 @@ impl Neighbors {
         }
     }
 
-    /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC 1122 section 2.3.2.2).
+    /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC
+    /// 1122 section 2.3.2.2).
     pub(crate) fn queue_frames(
         &mut self,
         next_hop: Ipv4Addr,
@@ -253,8 +259,8 @@ impl Neighbors {
         held
     }
 
-    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error hands the
-    /// open back if too many wait.
+    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error
+    /// hands the open back if too many wait.
     pub(crate) fn wait_for(
         &mut self,
         next_hop: Ipv4Addr,
@@ -406,7 +412,8 @@ mod tests {
         let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
         let host = |i: u32| Ipv4Addr::from(0x0a00_0000 + i);
         (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
-        // A thousand messages a second for ten seconds, about one host at first, then about a hundred.
+        // A thousand messages a second for ten seconds, about one host at first, then about a
+        // hundred.
         let mut moves = |hosts: u32, from: u64| {
             (0..10_000u32)
                 .filter(|i| {

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use crate::keys::{Domain, Keys};
 use crate::time::{Duration, Instant};
 
-/// Counts of destinations; a power of two. Each destination belongs to one of them for a second, and to another one in the
-/// next.
+/// Counts of destinations; a power of two. Each destination belongs to one of them for a second,
+/// and to another one in the next.
 const BUCKETS: usize = 1024;
 
 /// How many answers of one kind may leave in a second.
@@ -19,18 +19,21 @@ pub(crate) struct Rate {
     pub(crate) per_destination: u32,
 }
 
-/// Answers of one kind: ICMP errors (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.8), resets, or challenge
-/// acknowledgments (RFC 5961 section 7). In each second, so many may leave to each destination, and so many to all.
+/// Answers of one kind: ICMP errors (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.8), resets, or
+/// challenge acknowledgments (RFC 5961 section 7). In each second, so many may leave to each
+/// destination, and so many to all.
 ///
-/// A limit that all destinations share, and that an outsider knows, tells that outsider which of the packets that he sent
-/// in another's name were answered: he sends himself what has to be answered, and counts. So ports of UDP sockets were
-/// found (Man et al., *DNS Cache Poisoning Attack Reloaded*, CCS 2020), and connections (Cao et al., *Off-Path TCP
-/// Exploits*, USENIX Security 2016). So
+/// A limit that all destinations share, and that an outsider knows, tells that outsider which of
+/// the packets that he sent in another's name were answered: he sends himself what has to be
+/// answered, and counts. So ports of UDP sockets were found (Man et al., *DNS Cache Poisoning
+/// Attack Reloaded*, CCS 2020), and connections (Cao et al., *Off-Path TCP Exploits*, USENIX
+/// Security 2016). So
 ///
-/// - what leaves to one destination hardly ever keeps from another what it is due: the limit of one destination is
-///   reached long before that of all, and where two share a count, they do so for a second;
-/// - every limit is another one in every second, between half and one and a half of what is configured, as a keyed hash
-///   says. Who counts learns about that number.
+/// - what leaves to one destination hardly ever keeps from another what it is due: the limit of one
+///   destination is reached long before that of all, and where two share a count, they do so for a
+///   second;
+/// - every limit is another one in every second, between half and one and a half of what is
+///   configured, as a keyed hash says. Who counts learns about that number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimit {
     /// Of this kind alone.
@@ -220,8 +223,8 @@ mod tests {
 
     #[test]
     fn what_one_host_is_sent_does_not_show_in_what_another_gets() {
-        // Whoever asks sends a hundred packets of his own each second, after 1,000 in the name of a victim, of which one
-        // more or less is answered.
+        // Whoever asks sends a hundred packets of his own each second, after 1,000 in the name of a
+        // victim, of which one more or less is answered.
         let mut differences = 0;
         for secret in 0..20 {
             let [mut all_closed, mut one_open] = [limit(secret), limit(secret)];
@@ -237,7 +240,8 @@ mod tests {
 
     #[test]
     fn not_even_the_limit_of_all_tells_whether_one_more_was_answered() {
-        // Here he spreads 1,000 packets over as many names, as near to the limit as he can know, before he asks himself.
+        // Here he spreads 1,000 packets over as many names, as near to the limit as he can know,
+        // before he asks himself.
         let mut differences = 0;
         for secret in 0..20 {
             let [mut all_closed, mut one_open] = [limit(secret), limit(secret)];

@@ -1,19 +1,22 @@
 //! Fragments of IPv4 datagrams, until they are whole (RFC 791 section 3.2, RFC 815).
 //!
-//! Not replicated: the pump keeps it, and only whole datagrams go on. Everything in it is bounded, and what is
-//! oldest makes room for what is new: a flood of fragments costs honest datagrams only what was under way, and the
-//! first one after it is served. A single source has a bound of its own, so that it displaces itself first.
+//! Not replicated: the pump keeps it, and only whole datagrams go on. Everything in it is bounded,
+//! and what is oldest makes room for what is new: a flood of fragments costs honest datagrams only
+//! what was under way, and the first one after it is served. A single source has a bound of its
+//! own, so that it displaces itself first.
 //!
-//! Fragments that overlap make their datagram suspect. It is dropped, with all that still arrives of it (RFC 5722
-//! section 3); only an exact copy of a fragment is what a network does by itself, and ignored.
+//! Fragments that overlap make their datagram suspect. It is dropped, with all that still arrives
+//! of it (RFC 5722 section 3); only an exact copy of a fragment is what a network does by itself,
+//! and ignored.
 
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::time::{Duration, Instant};
 
-/// How long a datagram may take to become whole. RFC 1122 section 3.3.2 wants 60 s to 120 s; what is slower than this
-/// on today's networks is lost, and its identification may come again (RFC 4963).
+/// How long a datagram may take to become whole. RFC 1122 section 3.3.2 wants 60 s to 120 s; what
+/// is slower than this on today's networks is lost, and its identification may come again (RFC
+/// 4963).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes that a fragmented datagram may carry: 65,535 less the header.
@@ -46,13 +49,15 @@ pub struct Fragment<'a> {
     pub more: bool,
     /// Its ECN field (RFC 3168 section 5).
     pub ecn: u8,
-    /// What stands before the payload in its frame: that of the first fragment is kept for the whole.
+    /// What stands before the payload in its frame: that of the first fragment is kept for the
+    /// whole.
     pub head: &'a [u8],
     /// What it carries.
     pub payload: &'a [u8],
 }
 
-/// Bounds on all that is kept. All fields are public: `ReassemblyLimits { bytes: 1 << 20, ..Default::default() }`.
+/// Bounds on all that is kept. All fields are public:
+/// `ReassemblyLimits { bytes: 1 << 20, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyLimits {
     /// Bytes, with what it costs to keep them. Default 4 MiB.
@@ -92,7 +97,8 @@ pub enum Reassembled {
     Overlapping,
     /// Its datagram is in more pieces than are kept.
     TooManyPieces,
-    /// Congestion was marked on a part of what does not understand such marks (RFC 3168 section 5.3).
+    /// Congestion was marked on a part of what does not understand such marks (RFC 3168 section
+    /// 5.3).
     Congested,
 }
 
@@ -107,8 +113,8 @@ pub struct Datagram {
     pub ce: bool,
 }
 
-/// A datagram that took too long, of which the first fragment is there: who sent it is to be told (RFC 1122 section
-/// 3.3.2).
+/// A datagram that took too long, of which the first fragment is there: who sent it is to be told
+/// (RFC 1122 section 3.3.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expired {
     /// The first fragment's frame as far as an error quotes it.
@@ -307,7 +313,8 @@ impl Reassembly {
         core::mem::take(&mut self.expired)
     }
 
-    /// Bytes that are kept, with what that costs; at most [`ReassemblyLimits::bytes`] between two calls.
+    /// Bytes that are kept, with what that costs; at most [`ReassemblyLimits::bytes`] between two
+    /// calls.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -362,7 +369,8 @@ impl Reassembly {
         what
     }
 
-    /// Drops the oldest until the rest is within the limits. The newest stays unless it alone is too large.
+    /// Drops the oldest until the rest is within the limits. The newest stays unless it alone is
+    /// too large.
     fn make_room(&mut self) {
         let limits = self.limits;
         while self.bytes > limits.bytes || self.partial.len() > limits.datagrams.max(1) {
@@ -705,7 +713,8 @@ mod tests {
             prop_assert_eq!(r.bytes(), 0);
         }
 
-        /// Against a plain oracle: a map from byte to value, and whether any fragment ever disagreed.
+        /// Against a plain oracle: a map from byte to value, and whether any fragment ever
+        /// disagreed.
         #[test]
         fn random_fragments_are_put_together_as_an_oracle_does(
             fragments in proptest::collection::vec((0_u32..6, 1_usize..4, any::<bool>(), 0_u8..2), 1..24),
@@ -721,7 +730,8 @@ mod tests {
             }
         }
 
-        /// Whatever arrives, what is kept stays within the limits, and what is whole is made of what arrived.
+        /// Whatever arrives, what is kept stays within the limits, and what is whole is made of
+        /// what arrived.
         #[test]
         fn nothing_breaks_the_limits(
             fragments in proptest::collection::vec(

@@ -63,8 +63,8 @@ impl Site {
         }
     }
 
-    /// Who gets frames for `remote`, if anybody does: itself on our own network, or the gateway of the longest prefix
-    /// that fits.
+    /// Who gets frames for `remote`, if anybody does: itself on our own network, or the gateway of
+    /// the longest prefix that fits.
     pub(crate) fn next_hop(&self, remote: Ipv4Addr) -> Option<Ipv4Addr> {
         let fits = |at: Ipv4Addr, prefix| network(remote, prefix) == network(at, prefix);
         let routed = self
@@ -78,9 +78,10 @@ impl Site {
         }
     }
 
-    /// Whether no packet can truly come from `source` to `destination` over a link (RFC 1122 section 3.2.1.3, RFC 1812
-    /// section 5.3.7, RFC 6890): from nobody, from this host, from several hosts, or from addresses that are not in use.
-    /// Only a host that does not know its address yet may leave that out, in what it sends to everybody.
+    /// Whether no packet can truly come from `source` to `destination` over a link (RFC 1122
+    /// section 3.2.1.3, RFC 1812 section 5.3.7, RFC 6890): from nobody, from this host, from
+    /// several hosts, or from addresses that are not in use. Only a host that does not know its
+    /// address yet may leave that out, in what it sends to everybody.
     #[inline]
     pub(crate) fn is_martian(&self, (source, destination): (Ipv4Addr, Ipv4Addr)) -> bool {
         match source.octets()[0] {
@@ -97,7 +98,8 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there is no way for them.
+    /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there
+    /// is no way for them.
     pub(crate) fn is_ourselves(&self, address: Ipv4Addr) -> bool {
         address == self.address || address.is_loopback()
     }

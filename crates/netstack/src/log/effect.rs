@@ -13,8 +13,8 @@ use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 
-/// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to the sink alone, so
-/// skipping it cannot change state.
+/// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
+/// the sink alone, so skipping it cannot change state.
 pub trait EffectSink {
     /// Adds `effect` behind those that are there.
     fn push(&mut self, effect: Effect);
@@ -50,8 +50,8 @@ impl EffectSink for Vec<Effect> {
 /// Acknowledgments of a row, at most: every second segment has one.
 pub const MAX_ROW_ACKS: usize = 8;
 
-/// What segments that came in a row asked for, each for itself: a delivery each, and acknowledgments that are alike but for
-/// what they tell.
+/// What segments that came in a row asked for, each for itself: a delivery each, and
+/// acknowledgments that are alike but for what they tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Of the first segment. The others follow, each with the next number.
@@ -127,7 +127,8 @@ impl Row {
 /// Something to be done outside the protocol state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Copy received bytes into the stream. Every byte of a stream is named by exactly one of these.
+    /// Copy received bytes into the stream. Every byte of a stream is named by exactly one of
+    /// these.
     Deliver(Deliver),
     /// Build and send numbered frames.
     Transmit(Transmit),
@@ -174,14 +175,16 @@ pub enum Effect {
         /// Whether it begins or ends.
         open: bool,
     },
-    /// The connection is over. Its place becomes free when all earlier work is done and its socket gone.
+    /// The connection is over. Its place becomes free when all earlier work is done and its socket
+    /// gone.
     Retire {
         /// The connection.
         conn: ConnId,
         /// Whether an application was ever told of it; if not, there is no socket to wait for.
         held: bool,
     },
-    /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is none.
+    /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is
+    /// none.
     MigrationReserved {
         /// Who asked.
         request_id: u64,
@@ -190,7 +193,8 @@ pub enum Effect {
     },
     /// Some bytes of a connection that left for another group, or that it stays.
     Serialized(SerializedPart),
-    /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one of these.
+    /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one
+    /// of these.
     Queue(Queue),
     /// Build and send numbered frames of datagrams.
     Send(SendDatagrams),
@@ -273,7 +277,8 @@ pub struct Queue {
     pub delivery: u64,
 }
 
-/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or fragments of one.
+/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or
+/// fragments of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendDatagrams {
     /// Whose send ring holds them.
@@ -321,10 +326,11 @@ pub struct Deliver {
     pub last: bool,
 }
 
-/// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and length.
+/// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and
+/// length.
 ///
-/// Frame i carries the bytes from `payload_offset + i * frame_len` on, `frame_len` of them but for the
-/// last. A frame longer than `mss` is for the device to cut.
+/// Frame i carries the bytes from `payload_offset + i * frame_len` on, `frame_len` of them but for
+/// the last. A frame longer than `mss` is for the device to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmit {
     /// Number of the first frame.
@@ -347,12 +353,13 @@ pub struct Transmit {
     pub mss: u16,
     /// Window field, scaled already.
     pub wnd: u16,
-    /// How far that lets the peer send: offset in the receive stream. For the application's reader, which
-    /// tells of room only where it matters; 0 without a connection.
+    /// How far that lets the peer send: offset in the receive stream. For the application's reader,
+    /// which tells of room only where it matters; 0 without a connection.
     pub window_end: u64,
     /// Bytes that may lie unread, for the same reader.
     pub window_limit: u32,
-    /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`, `ttl` and `tos`.
+    /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`,
+    /// `ttl` and `tos`.
     pub header_version: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
@@ -370,7 +377,8 @@ pub struct Transmit {
     pub timestamps: Option<(u32, u32)>,
     /// Options of a SYN.
     pub syn: Option<SynOptions>,
-    /// What is there beyond `ack`, or came twice (RFC 2018, RFC 2883); never in a segment with text.
+    /// What is there beyond `ack`, or came twice (RFC 2018, RFC 2883); never in a segment with
+    /// text.
     pub sack: Option<Sack>,
 }
 

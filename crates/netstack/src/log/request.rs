@@ -1,8 +1,8 @@
 //! What the receive pump learned of a request, and all that `apply` may know of it.
 //!
-//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], is everything that an
-//! in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are plain
-//! values: no pointer, no payload byte, nothing that could differ between two replicas.
+//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], is everything that
+//! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
+//! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
 pub use crate::packet::flow::{Flow, Mac};
 use core::net::SocketAddrV4;
@@ -120,9 +120,10 @@ impl Kind {
 
 /// All that the pump learned of a run, in one cache line.
 ///
-/// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or one
-/// frame that the device had merged already. All segments but the last carry `seg_len` bytes. Or it is
-/// acknowledgments without text, which share a request and no more: each arrives by itself.
+/// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or
+/// one frame that the device had merged already. All segments but the last carry `seg_len` bytes.
+/// Or it is acknowledgments without text, which share a request and no more: each arrives by
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C, align(64))]
@@ -159,7 +160,8 @@ pub struct Digest {
     pub kind: Kind,
     /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does depends on it.
+    /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does
+    /// depends on it.
     pub primary: u8,
 }
 
@@ -174,9 +176,11 @@ impl Digest {
     pub const OPTIONS: u8 = 4;
     /// The network marked congestion on a segment of the run (RFC 3168).
     pub const CE: u8 = 8;
-    /// The run is acknowledgments without text, all but the first of which stand in [`Options::Acks`].
+    /// The run is acknowledgments without text, all but the first of which stand in
+    /// [`Options::Acks`].
     pub const ACKS: u8 = 16;
-    /// The run is full, and the pump holds segments already that go on right behind it: the next request has them.
+    /// The run is full, and the pump holds segments already that go on right behind it: the next
+    /// request has them.
     pub const FOLLOWED: u8 = 32;
 
     /// A digest that carries nothing but time and credit.
@@ -220,11 +224,13 @@ pub enum Options {
     Syn(SynOptions),
     /// Selective acknowledgments (RFC 2018).
     Sack(Sack),
-    /// None; but the run has more acknowledgments without text, as many as the digest counts segments.
+    /// None; but the run has more acknowledgments without text, as many as the digest counts
+    /// segments.
     Acks(Acks),
 }
 
-/// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section 3).
+/// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section
+/// 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Sack {
@@ -293,8 +299,8 @@ pub struct SynOptions {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded, parameter problem
-    /// (RFC 1122 section 4.2.3.9).
+    /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded,
+    /// parameter problem (RFC 1122 section 4.2.3.9).
     Unreachable,
     /// Nobody speaks TCP there, or nobody is at the port.
     Refused,
@@ -472,8 +478,8 @@ pub enum Body {
         /// The socket.
         socket: ConnId,
     },
-    /// UDP datagrams to one destination, as many as the digest counts. None: the send ring below `offset` is not
-    /// needed any more.
+    /// UDP datagrams to one destination, as many as the digest counts. None: the send ring below
+    /// `offset` is not needed any more.
     Sends {
         /// The socket.
         socket: ConnId,
@@ -546,8 +552,8 @@ impl Request {
         }
     }
 
-    /// Where the payload of a run lies: bytes in every segment but the last, and bytes of each frame
-    /// before its payload.
+    /// Where the payload of a run lies: bytes in every segment but the last, and bytes of each
+    /// frame before its payload.
     #[inline]
     pub const fn layout(&self) -> (u32, usize) {
         match self.body {

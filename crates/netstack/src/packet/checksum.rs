@@ -1,7 +1,8 @@
 //! The Internet checksum (RFC 1071), alone and together with a copy.
 //!
-//! The loops are compiled for AVX2 and AVX-512 besides the baseline, and chosen by what the processor has. `pulp`
-//! keeps that free of `unsafe`: its tokens [`V3`] and [`V4`] are the proof that the instructions are there.
+//! The loops are compiled for AVX2 and AVX-512 besides the baseline, and chosen by what the
+//! processor has. `pulp` keeps that free of `unsafe`: its tokens [`V3`] and [`V4`] are the proof
+//! that the instructions are there.
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
@@ -13,8 +14,8 @@ pub(crate) use wide::Vectors;
 
 /// A running one's-complement sum over 16-bit words, not folded yet.
 ///
-/// Words are added in the machine's byte order, which RFC 1071 section 2(B) allows; [`Sum::finish`] gives
-/// the number back in network order.
+/// Words are added in the machine's byte order, which RFC 1071 section 2(B) allows; [`Sum::finish`]
+/// gives the number back in network order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum(u64);
 
@@ -71,8 +72,8 @@ impl Sum {
         Sum(fold64(sum.0, second.behind(a.len()).0))
     }
 
-    /// This sum, for bytes that follow `len` others: behind an odd number every byte stands in the other
-    /// half of its word (RFC 1071 section 2(B)).
+    /// This sum, for bytes that follow `len` others: behind an odd number every byte stands in the
+    /// other half of its word (RFC 1071 section 2(B)).
     #[inline]
     #[must_use]
     fn behind(self, len: usize) -> Sum {
@@ -182,8 +183,9 @@ fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
 mod narrow {
     /// Words of eight bytes summed side by side.
     ///
-    /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words. This shape,
-    /// with four words, is one that compilers turn into vector code for every target; wider ones they may not.
+    /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words.
+    /// This shape, with four words, is one that compilers turn into vector code for every target;
+    /// wider ones they may not.
     const LANES: usize = 4;
 
     pub(crate) fn sum(bytes: &[u8]) -> u64 {
@@ -274,7 +276,8 @@ mod tests {
         (0..len).map(|_| next()).collect()
     }
 
-    /// What every loop that this processor can run makes of `from`, copied to `to` besides where it can.
+    /// What every loop that this processor can run makes of `from`, copied to `to` besides where it
+    /// can.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().add(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
@@ -347,8 +350,8 @@ mod tests {
         }
     }
 
-    /// Carries are counted by means that are rounded: up where half the words are odd, down where all that is below
-    /// the highest word is full.
+    /// Carries are counted by means that are rounded: up where half the words are odd, down where
+    /// all that is below the highest word is full.
     #[test]
     fn words_whose_means_are_rounded_most_are_summed_right() {
         for size in [32, 64] {
@@ -417,7 +420,8 @@ mod tests {
         }
     }
 
-    /// 2^16 is worth one, so nothing that is carried may be lost: not in the last step of folding, where few sums carry.
+    /// 2^16 is worth one, so nothing that is carried may be lost: not in the last step of folding,
+    /// where few sums carry.
     #[test]
     fn every_carry_of_folding_counts() {
         let parts = [0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];

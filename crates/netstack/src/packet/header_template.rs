@@ -2,10 +2,12 @@
 
 use crate::packet::{ETHERNET_HEADER, Tcp};
 
-/// What the headers of a segment's successor look like, if it differs in identification, checksums and the numbers that
-/// change alone: nearly every segment of a bulk transfer is known by that, and needs no parsing.
+/// What the headers of a segment's successor look like, if it differs in identification, checksums
+/// and the numbers that change alone: nearly every segment of a bulk transfer is known by that, and
+/// needs no parsing.
 ///
-/// It is made of a frame that [`parse`](crate::packet::parse) understood. What agrees with it would be understood alike.
+/// It is made of a frame that [`parse`](crate::packet::parse) understood. What agrees with it would
+/// be understood alike.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeaderTemplate {
     /// The headers up to the sequence number, as words that begin at [`AT`].
@@ -26,11 +28,12 @@ pub(crate) struct HeaderTemplate {
 const HEAD: usize = ETHERNET_HEADER + 40;
 /// Where sequence and acknowledgment number stand.
 const NUMBERS: usize = ETHERNET_HEADER + 24;
-/// Where header length, flags and window stand. TCP checksum and urgent pointer come behind them; the latter counts for
-/// nothing.
+/// Where header length, flags and window stand. TCP checksum and urgent pointer come behind them;
+/// the latter counts for nothing.
 const KIND: usize = NUMBERS + 8;
 
-/// Where the words begin that all bytes before the numbers are compared in. The last overlaps the one before it.
+/// Where the words begin that all bytes before the numbers are compared in. The last overlaps the
+/// one before it.
 const AT: [usize; 5] = [0, 8, 16, 24, NUMBERS - 8];
 /// Ones where bytes have to agree: all but those of identification and IP checksum.
 const COMPARED: [u64; AT.len()] = ones_but(&[18, 19, 24, 25]);
@@ -57,7 +60,8 @@ fn bytes_at<const N: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
 }
 
 impl HeaderTemplate {
-    /// Of `frame`, whose headers say `tcp`; `None` unless they are as long as those of most segments.
+    /// Of `frame`, whose headers say `tcp`; `None` unless they are as long as those of most
+    /// segments.
     #[inline]
     pub(crate) fn new(frame: &[u8], tcp: &Tcp) -> Option<HeaderTemplate> {
         let (head, rest) = frame.split_first_chunk::<HEAD>()?;
@@ -87,7 +91,8 @@ impl HeaderTemplate {
         numbers == u64::from(seq) << 32 | u64::from(self.ack) && bytes_at(head, KIND) == self.kind
     }
 
-    /// As [`HeaderTemplate::matches`], whatever it acknowledges and however wide its window is: gives both.
+    /// As [`HeaderTemplate::matches`], whatever it acknowledges and however wide its window is:
+    /// gives both.
     #[inline]
     pub(crate) fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
         let head = self.same_headers(frame)?;
@@ -119,7 +124,8 @@ impl HeaderTemplate {
     }
 }
 
-/// The sum over an IP header without options, but for identification and checksum. Never 0, since the version is not.
+/// The sum over an IP header without options, but for identification and checksum. Never 0, since
+/// the version is not.
 fn sum_of_what_agrees(head: &[u8; HEAD]) -> u32 {
     let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<2>();
     let counts = words.iter().enumerate().filter(|(i, _)| *i != 2 && *i != 5);
@@ -141,7 +147,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken for the next segment by its looks, the parser takes for it too, whatever is damaged.
+        /// What is taken for the next segment by its looks, the parser takes for it too, whatever
+        /// is damaged.
         #[test]
         fn a_match_is_what_the_parser_reads(
             at in 0usize..80,

@@ -41,11 +41,12 @@ pub(crate) struct UdpError {
     pub(crate) remote: SocketAddrV4,
 }
 
-/// Bytes of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812 section 4.3.2.3).
+/// Bytes of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812
+/// section 4.3.2.3).
 const QUOTE: usize = 576 - 20 - 8;
 
-/// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may be longer than
-/// the MTU.
+/// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may
+/// be longer than the MTU.
 pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u16) -> Option<Vec<u8>> {
     let eth = sw::EthernetFrame::new_checked(frame).ok()?;
     let ip = sw::Ipv4Packet::new_checked(eth.payload()).ok()?;
@@ -75,9 +76,9 @@ pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u16) -> Option<V
     Some(reply)
 }
 
-/// The frame that reports `report` about `frame`, from us at `src`; `None` about what no error may be reported
-/// (RFC 1122 section 3.2.2): errors, later fragments, and what came from no single host. Whether it was sent to one
-/// host, the caller knows.
+/// The frame that reports `report` about `frame`, from us at `src`; `None` about what no error may
+/// be reported (RFC 1122 section 3.2.2): errors, later fragments, and what came from no single
+/// host. Whether it was sent to one host, the caller knows.
 pub(crate) fn error_about(
     frame: &[u8],
     report: Report,
@@ -154,7 +155,8 @@ fn about_udp(icmp: &[u8]) -> Option<UdpError> {
     })
 }
 
-/// Whether the frame holds an IPv4 packet for `address` that was sent to one host, so that an error may be reported.
+/// Whether the frame holds an IPv4 packet for `address` that was sent to one host, so that an error
+/// may be reported.
 pub(crate) fn was_sent_to(frame: &[u8], address: Ipv4Addr) -> bool {
     frame.get(ETHERNET_HEADER + 16..ETHERNET_HEADER + 20) == Some(&address.octets())
 }

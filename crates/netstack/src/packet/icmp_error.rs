@@ -5,14 +5,16 @@ use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
-/// An ICMP error that quotes the beginning of a TCP segment: 20 bytes of IPv4 header and 8 behind it, at least.
+/// An ICMP error that quotes the beginning of a TCP segment: 20 bytes of IPv4 header and 8 behind
+/// it, at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TcpError {
     /// Who is told.
     pub(crate) dst: Ipv4Addr,
     /// Type and code.
     pub(crate) numbers: [u8; 2],
-    /// The MTU that stops segments of this size, with type 3 and code 4; 0 from routers that do not say.
+    /// The MTU that stops segments of this size, with type 3 and code 4; 0 from routers that do not
+    /// say.
     pub(crate) mtu: u16,
     /// Who sent the segment.
     pub(crate) local: SocketAddrV4,

@@ -24,7 +24,8 @@ pub(crate) struct IpHeaders {
     pub(crate) ttl: u8,
     /// DSCP (RFC 2474) and ECN (RFC 3168).
     pub(crate) tos: u8,
-    /// Identification: the same in all fragments of a datagram, and in no other for long (RFC 6864).
+    /// Identification: the same in all fragments of a datagram, and in no other for long (RFC
+    /// 6864).
     pub(crate) ident: u16,
     /// Place of a fragment in its datagram, in bytes.
     pub(crate) offset: u32,
@@ -78,7 +79,8 @@ pub(crate) struct FragmentHeader {
     pub(crate) end: usize,
 }
 
-/// Reads the header of a fragment. `None` if the frame is not what [`crate::packet::parse`] called one.
+/// Reads the header of a fragment. `None` if the frame is not what [`crate::packet::parse`] called
+/// one.
 pub(crate) fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
     let ip = sw::Ipv4Packet::new_checked(frame.get(ETHERNET_HEADER..)?).ok()?;
     Some(FragmentHeader {
@@ -94,8 +96,8 @@ pub(crate) fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
     })
 }
 
-/// Makes the packet whose header is at the front of `frame` another piece of its datagram, or with offset 0 and nothing
-/// behind it the whole. `ce` marks congestion.
+/// Makes the packet whose header is at the front of `frame` another piece of its datagram, or with
+/// offset 0 and nothing behind it the whole. `ce` marks congestion.
 ///
 /// # Panics
 /// If `frame` is shorter than its headers.

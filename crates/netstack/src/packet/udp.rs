@@ -26,8 +26,8 @@ pub(crate) struct Udp {
     pub(crate) payload_len: u16,
 }
 
-/// The fast path: IPv4 without options, whole, with a UDP header that fits. Says the same as [`parse_udp`] or
-/// nothing.
+/// The fast path: IPv4 without options, whole, with a UDP header that fits. Says the same as
+/// [`parse_udp`] or nothing.
 #[inline]
 pub(crate) fn parse_plain(frame: &[u8]) -> Option<Udp> {
     let h: &[u8; IP_HEADERS + UDP_HEADER] = frame.first_chunk()?;
@@ -88,8 +88,8 @@ pub(crate) struct Datagram<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// Where the header of the UDP datagram in a frame begins and its payload ends. `None` if [`crate::packet::parse`] would not
-/// have called it one.
+/// Where the header of the UDP datagram in a frame begins and its payload ends. `None` if
+/// [`crate::packet::parse`] would not have called it one.
 fn extent(frame: &[u8]) -> Option<(usize, usize)> {
     let header_len = usize::from(*frame.get(ETHERNET_HEADER)? & 0xf) * 4;
     let at = ETHERNET_HEADER + header_len;
@@ -113,8 +113,9 @@ pub(crate) fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
     })
 }
 
-/// The pieces of a received datagram that its checksum covers: source and destination address, and header with payload.
-/// The outer `None` if there is no datagram; the inner one if its sender computed no checksum.
+/// The pieces of a received datagram that its checksum covers: source and destination address, and
+/// header with payload. The outer `None` if there is no datagram; the inner one if its sender
+/// computed no checksum.
 #[expect(clippy::type_complexity, reason = "named right above")]
 pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<([u8; 4], [u8; 4], &[u8])>> {
     let (at, end) = extent(frame)?;
@@ -126,7 +127,8 @@ pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<([u8; 4], [u8; 4], 
     Some(Some(([a, b, c, d], [e, f, g, h], &frame[at..end])))
 }
 
-/// A frame like this one with a part of the payload, and no checksum. `None` if there is no such part.
+/// A frame like this one with a part of the payload, and no checksum. `None` if there is no such
+/// part.
 pub(crate) fn udp_piece(frame: &[u8], part: Range<usize>) -> Option<Vec<u8>> {
     let (at, end) = extent(frame)?;
     let head = at + UDP_HEADER;
@@ -161,8 +163,8 @@ pub(crate) fn emit_udp(buffer: &mut [u8], h: &UdpHeaders) {
     udp.set_checksum(0);
 }
 
-/// Stores the checksum in a header that [`emit_udp`] wrote; 0 means that there is none, so it is sent as its other
-/// form (RFC 768).
+/// Stores the checksum in a header that [`emit_udp`] wrote; 0 means that there is none, so it is
+/// sent as its other form (RFC 768).
 pub(crate) fn set_udp_checksum(header: &mut [u8], checksum: u16) {
     let sent = if checksum == 0 { 0xffff } else { checksum };
     header[6..8].copy_from_slice(&sent.to_be_bytes());
@@ -237,7 +239,8 @@ mod tests {
     }
 
     proptest! {
-        /// The fast path agrees with the slow one, or declines, whatever is damaged; and what parses can be read.
+        /// The fast path agrees with the slow one, or declines, whatever is damaged; and what
+        /// parses can be read.
         #[test]
         fn both_paths_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
             let mut frame = frame(b"hello, world");

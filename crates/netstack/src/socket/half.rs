@@ -11,7 +11,8 @@ use crate::io::stream::{AppRequest, Handle, StreamRef};
 use crate::io::world::World;
 use crate::log::request::Flow;
 
-/// What both halves of a connection share. When the last of them goes, so does the connection's holder.
+/// What both halves of a connection share. When the last of them goes, so does the connection's
+/// holder.
 pub(super) struct Half {
     /// The group that the connection began in.
     pub(super) world: Arc<World>,

@@ -21,7 +21,8 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Whether [`TcpListener::accept`] returns [`SocketError::WouldBlock`] where it would wait. Default: no.
+    /// Whether [`TcpListener::accept`] returns [`SocketError::WouldBlock`] where it would wait.
+    /// Default: no.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
@@ -116,7 +117,8 @@ impl Connecting {
     ///
     /// # Errors
     /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
-    /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing more to say.
+    /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing
+    /// more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         if self.opened.is_none() {
             let mut table = self.world.socket_table();

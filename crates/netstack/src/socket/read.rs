@@ -35,7 +35,8 @@ impl ReadHalf {
         self.wait.nonblocking = nonblocking;
     }
 
-    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for ever.
+    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
+    /// ever.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -48,8 +49,8 @@ impl ReadHalf {
         self.wait.timeout
     }
 
-    /// Nothing more will be read: from now on this is the end of the stream. The peer is not told; what it
-    /// sends meets a window that closes, and a reset once the connection is let go of.
+    /// Nothing more will be read: from now on this is the end of the stream. The peer is not told;
+    /// what it sends meets a window that closes, and a reset once the connection is let go of.
     pub fn shutdown(&mut self) {
         self.shut = true;
     }
@@ -66,8 +67,9 @@ impl ReadHalf {
         Ok(part)
     }
 
-    /// All received bytes in place: those that lie in a row, and those behind the place where the ring begins
-    /// anew. Both are empty at the end of the stream. [`ReadHalf::consume`] counts them as one.
+    /// All received bytes in place: those that lie in a row, and those behind the place where the
+    /// ring begins anew. Both are empty at the end of the stream. [`ReadHalf::consume`] counts them
+    /// as one.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -78,8 +80,9 @@ impl ReadHalf {
         Ok((a, b))
     }
 
-    /// The first `len` bytes of what the last call lent or showed have been used: of [`ReadHalf::try_fill`],
-    /// [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or one of the waiting ones. Several calls may share them.
+    /// The first `len` bytes of what the last call lent or showed have been used: of
+    /// [`ReadHalf::try_fill`], [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or one of the
+    /// waiting ones. Several calls may share them.
     ///
     /// # Panics
     /// If there were not so many.

@@ -1,8 +1,8 @@
 //! UDP sockets (RFC 768, RFC 1122 section 4.1).
 //!
-//! As streams do, they move cursors of shared rings and publish nothing. What a socket sends is on its way when the call
-//! returns, in the order of the calls; what arrives waits in a bounded queue, and is dropped and counted when that is
-//! full.
+//! As streams do, they move cursors of shared rings and publish nothing. What a socket sends is on
+//! its way when the call returns, in the order of the calls; what arrives waits in a bounded queue,
+//! and is dropped and counted when that is full.
 
 use core::net::SocketAddrV4;
 use std::io;
@@ -33,7 +33,8 @@ impl Sockets {
         let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
-        // While the socket table is held, so that what begins and ends reaches the pump in this order.
+        // While the socket table is held, so that what begins and ends reaches the pump in this
+        // order.
         world.command(Command::Bind { socket, port });
         drop(table);
         let shared = Arc::new(UdpShared {
@@ -119,8 +120,8 @@ impl Drop for UdpShared {
 
 /// A socket: datagrams in and out.
 ///
-/// Datagrams for everybody on the link arrive as others do, unless the socket is connected to somebody else. Dropping
-/// it sends what is under way, and forgets what arrived.
+/// Datagrams for everybody on the link arrive as others do, unless the socket is connected to
+/// somebody else. Dropping it sends what is under way, and forgets what arrived.
 pub struct UdpSocket {
     receiver: UdpReceiver,
     sender: UdpSender,
@@ -300,8 +301,9 @@ impl UdpReceiver {
     /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or [`SocketError::Unreachable`] if the
-    /// network said so of what a connected socket sent; [`SocketError::Down`].
+    /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or
+    /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
+    /// [`SocketError::Down`].
     pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
         let queue = self.shared.queue()?;
         self.shared.world.queues.take_error(self.shared.socket)?;
@@ -337,8 +339,8 @@ impl UdpReceiver {
         }
     }
 
-    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What `into` has no room for is
-    /// lost.
+    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
+    /// `into` has no room for is lost.
     ///
     /// # Errors
     /// As [`UdpReceiver::try_peek`].
@@ -359,7 +361,8 @@ impl UdpReceiver {
     /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
     ///
     /// # Errors
-    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the socket does not block.
+    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
+    /// socket does not block.
     pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddrV4)> {
         let place = Arc::clone(&self.shared);
         let patience = self.wait;
@@ -368,12 +371,12 @@ impl UdpReceiver {
 }
 
 impl UdpSender {
-    /// Sends to `remote` what names nobody, takes datagrams from nobody else any more, and tells of errors that the
-    /// network reports (RFC 1122 section 4.1.3.3). What has arrived already stays.
+    /// Sends to `remote` what names nobody, takes datagrams from nobody else any more, and tells of
+    /// errors that the network reports (RFC 1122 section 4.1.3.3). What has arrived already stays.
     ///
     /// # Errors
-    /// [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0, [`SocketError::NotAllowed`] for a
-    /// broadcast address.
+    /// [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0,
+    /// [`SocketError::NotAllowed`] for a broadcast address.
     pub fn connect(&mut self, remote: SocketAddrV4) -> Result<(), SocketError> {
         self.check(remote)?;
         self.remote = Some(remote);
@@ -419,9 +422,10 @@ impl UdpSender {
     /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507 bytes or the send
-    /// ring's length, [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0,
-    /// [`SocketError::NotAllowed`] for a broadcast address without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
+    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
+    /// bytes or the send ring's length, [`SocketError::Unreachable`] if there is no way,
+    /// [`SocketError::Invalid`] for port 0, [`SocketError::NotAllowed`] for a broadcast address
+    /// without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
         self.check(remote)?;
         self.put(from, remote)
@@ -465,12 +469,13 @@ impl UdpSender {
         Ok(())
     }
 
-    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of it
-    /// ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records included. They lie there
-    /// already, so nothing is copied: for measuring.
+    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of
+    /// it ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records
+    /// included. They lie there already, so nothing is copied: for measuring.
     ///
     /// # Errors
-    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as the queue holds.
+    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
+    /// the queue holds.
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
         let remote = self.remote.ok_or(SocketError::NotConnected)?;
         if !self.shared.queue()?.was_filled() {
@@ -493,7 +498,8 @@ impl UdpSender {
     /// As [`UdpSender::try_send_to`], waiting for room.
     ///
     /// # Errors
-    /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does not block.
+    /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does
+    /// not block.
     pub fn send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> io::Result<()> {
         let place = Arc::clone(&self.shared);
         let patience = self.wait;

@@ -30,7 +30,8 @@ impl WriteHalf {
         self.wait.nonblocking = nonblocking;
     }
 
-    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for ever.
+    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
+    /// ever.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -51,7 +52,8 @@ impl WriteHalf {
     /// Writes as much as there is room for, at least one byte.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the connection ended.
+    /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the
+    /// connection ended.
     pub fn try_write(&mut self, from: &[u8]) -> Result<usize, SocketError> {
         let stream = self.check()?;
         let len = stream.write(from);
@@ -84,9 +86,9 @@ impl WriteHalf {
     }
 
     /// Writes up to `len` bytes again that this connection wrote one length of the send buffer
-    /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) before. They lie in the ring already, so nothing is copied:
-    /// for measuring. Returns how many there was room for; 0 until the connection has written as much as the buffer
-    /// holds.
+    /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) before. They lie in the ring already,
+    /// so nothing is copied: for measuring. Returns how many there was room for; 0 until the
+    /// connection has written as much as the buffer holds.
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`], but for `WouldBlock`.

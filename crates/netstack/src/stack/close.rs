@@ -1,8 +1,9 @@
 //! How a stack ends: [`Stack::close`] in order, everything else at once.
 //!
-//! A host that goes on runs its connections to their end when their programs are gone. This stack goes with its
-//! program, so somebody has to wait: whoever closes it says for how long. What is still there then is reset, so that
-//! no peer waits for somebody who is gone (RFC 9293 section 3.10.5).
+//! A host that goes on runs its connections to their end when their programs are gone. This stack
+//! goes with its program, so somebody has to wait: whoever closes it says for how long. What is
+//! still there then is reset, so that no peer waits for somebody who is gone (RFC 9293 section
+//! 3.10.5).
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -13,15 +14,17 @@ use crate::io::stream::{AppRequest, ConnectionStatus, Handle};
 use crate::io::world::{Command, Ready, World};
 use crate::socket::WaitUntil;
 
-/// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up the end for longer.
+/// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up
+/// the end for longer.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 impl Stack {
-    /// Ends the stack in order. Nobody can listen, accept, connect or write any more; connections that nobody accepted
-    /// are reset; every other one says FIN behind what was written, as [`TcpStream::shutdown_write`] does, and may
-    /// still be read. Waits until all of that is acknowledged and all datagrams for neighbours that answer have left,
-    /// for `patience` at most. Then connections whose peers still talk are reset, since nobody is there to hear them,
-    /// and the threads end. That takes 100 ms more, at most.
+    /// Ends the stack in order. Nobody can listen, accept, connect or write any more; connections
+    /// that nobody accepted are reset; every other one says FIN behind what was written, as
+    /// [`TcpStream::shutdown_write`] does, and may still be read. Waits until all of that is
+    /// acknowledged and all datagrams for neighbours that answer have left, for `patience` at most.
+    /// Then connections whose peers still talk are reset, since nobody is there to hear them, and
+    /// the threads end. That takes 100 ms more, at most.
     ///
     /// # Errors
     /// [`CloseError::Unacknowledged`]: `patience` was over before, and some connections were cut short.
@@ -47,9 +50,9 @@ impl Stack {
         }
     }
 
-    /// Ends the stack at once: every blocked call returns an error, and every connection is reset, also those whose
-    /// sockets were dropped and that still have something to send. As dropping the stack does; [`Stack::close`] waits
-    /// for them.
+    /// Ends the stack at once: every blocked call returns an error, and every connection is reset,
+    /// also those whose sockets were dropped and that still have something to send. As dropping the
+    /// stack does; [`Stack::close`] waits for them.
     pub fn shutdown(mut self) {
         self.stop();
     }
@@ -110,8 +113,8 @@ impl Stack {
         }
     }
 
-    /// Lets nothing begin any more, asks this of every connection that is established and not over, and says which those
-    /// are.
+    /// Lets nothing begin any more, asks this of every connection that is established and not over,
+    /// and says which those are.
     fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, Handle)> {
         self.begin_close();
         let worlds = self.sockets.worlds().iter();
@@ -134,7 +137,8 @@ impl World {
         asked.collect()
     }
 
-    /// Waits until who has `handle` is gone, or `is_so` of its life. Returns whether that happened in time.
+    /// Waits until who has `handle` is gone, or `is_so` of its life. Returns whether that happened
+    /// in time.
     fn await_status(
         &self,
         handle: Handle,

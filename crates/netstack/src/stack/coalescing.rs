@@ -1,18 +1,21 @@
 //! When a thread that has nothing to do sleeps for a moment, instead of looking for the next frame.
 //!
-//! Who looks all the time finds every frame of a bulk transfer alone: acknowledges it alone, which is a system call or
-//! two, and tells the application of it alone. It also keeps a core that the application or the sender may need. So
-//! while bytes come fast, the thread sleeps for less than a tenth of a millisecond and finds several frames then, as network
-//! cards that moderate their interrupts have it. Who sends fast does not: there it is the peer that should not wait.
+//! Who looks all the time finds every frame of a bulk transfer alone: acknowledges it alone, which
+//! is a system call or two, and tells the application of it alone. It also keeps a core that the
+//! application or the sender may need. So while bytes come fast, the thread sleeps for less than a
+//! tenth of a millisecond and finds several frames then, as network cards that moderate their
+//! interrupts have it. Who sends fast does not: there it is the peer that should not wait.
 //!
-//! A peer that waits for our answer must not wait for this. It shows itself: no frame arrives while we sleep. After
-//! that the thread stays awake for a number of idle moments, which doubles each time this happens.
+//! A peer that waits for our answer must not wait for this. It shows itself: no frame arrives while
+//! we sleep. After that the thread stays awake for a number of idle moments, which doubles each
+//! time this happens.
 
 use core::time::Duration;
 
 use crate::time::Instant;
 
-/// How long a delay is at least. Kernels add up to 50 us to that (see `PR_SET_TIMERSLACK` in prctl(2)).
+/// How long a delay is at least. Kernels add up to 50 us to that (see `PR_SET_TIMERSLACK` in
+/// prctl(2)).
 pub(super) const MIN_DELAY: Duration = Duration::from_micros(20);
 
 /// Nanoseconds for each byte, at most, where delays are worth it: 1 Gbit/s.

@@ -560,7 +560,8 @@ impl Replica {
         })
     }
 
-    /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the connection.
+    /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the
+    /// connection.
     fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
         let clock = (self.now.as_nanos() / 4_000) as u32;
         let hash = self.keys.of_flow(Domain::InitialSequenceNumber, flow, 0);
@@ -1155,7 +1156,8 @@ mod tests {
             self.effects.iter().filter_map(transmit).collect()
         }
 
-        /// Opens a connection from `from`; returns its name and our first sequence number after the SYN.
+        /// Opens a connection from `from`; returns its name and our first sequence number after the
+        /// SYN.
         pub(crate) fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
             self.open_with(from, seq, None)
         }

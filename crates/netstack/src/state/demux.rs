@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use crate::keys::{Domain, Keys, TableKey};
 use crate::log::request::{ConnId, Flow};
 
-/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell something about it.
+/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell
+/// something about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grouping {
     key: [u64; 2],
@@ -22,8 +23,8 @@ impl Grouping {
         }
     }
 
-    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who could aim would
-    /// overload one group, and no more than that.
+    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who
+    /// could aim would overload one group, and no more than that.
     #[inline]
     pub(crate) fn group(&self, flow: &Flow) -> u16 {
         let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
@@ -38,7 +39,8 @@ impl Grouping {
     }
 }
 
-/// The table of connections by flow. It is only ever asked, and never walked for what it says: its order means nothing.
+/// The table of connections by flow. It is only ever asked, and never walked for what it says: its
+/// order means nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demux {
     table: HashMap<Flow, ConnId, TableKey>,

@@ -1,6 +1,7 @@
 //! Ports for connections and sockets that name none.
 
-/// First of the ports that are given to who names none (RFC 6056 section 3.2 asks for a wide range).
+/// First of the ports that are given to who names none (RFC 6056 section 3.2 asks for a wide
+/// range).
 pub(crate) const EPHEMERAL: u16 = 32_768;
 
 /// All ports that are given to who names none, from one that `start` says.

@@ -1,4 +1,5 @@
-//! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after it.
+//! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after
+//! it.
 
 use super::receive_space::{AckDue, SHIFT_MAX};
 use super::send_space::Due;

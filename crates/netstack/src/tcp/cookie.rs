@@ -7,13 +7,15 @@
 //!
 //! # A cookie is valid for one initial number of the peer
 //!
-//! The number before the first byte of a segment is the peer's initial one only if the segment is the first behind the
-//! SYN. A connection that begins with any other segment would skip the bytes between, and acknowledge them. So a
-//! cookie is `irs + hash(flow) + period * 2^26 + (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24 bits of `low`
-//! are a hash of flow, period and block, plus the index of the MSS times 2^21. Take a number that is wrong, by less than
-//! 2^17. If its block is the right one, it shifts the sum by less than two indices are apart. If not, the block is the
-//! next one, and the sums of the two are 2^24 apart at least, as those of two periods are. So it does not decode. A
-//! number that is wrong by more meets another hash.
+//! The number before the first byte of a segment is the peer's initial one only if the segment is
+//! the first behind the SYN. A connection that begins with any other segment would skip the bytes
+//! between, and acknowledge them. So a cookie is
+//! `irs + hash(flow) + period * 2^26 + (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24
+//! bits of `low` are a hash of flow, period and block, plus the index of the MSS times 2^21. Take a
+//! number that is wrong, by less than 2^17. If its block is the right one, it shifts the sum by
+//! less than two indices are apart. If not, the block is the next one, and the sums of the two are
+//! 2^24 apart at least, as those of two periods are. So it does not decode. A number that is wrong
+//! by more meets another hash.
 //!
 //! Segments of a peer whose first segment was lost or is late are recognized: data within the
 //! window of the SYN-ACK, and a keepalive probe from one byte before. Their sender has reason to
@@ -74,8 +76,8 @@ const fn period(now: Instant) -> u32 {
     (now.as_nanos() / PERIOD.as_nanos()) as u32
 }
 
-/// The cookies of one period for peers whose initial numbers are in one block, without hash(0) and those numbers: one
-/// for each MSS.
+/// The cookies of one period for peers whose initial numbers are in one block, without hash(0) and
+/// those numbers: one for each MSS.
 fn sums(block: u32, period: u32, hash: &impl Fn(u64) -> u64) -> [u32; MSS.len()] {
     let tail = hash(1 + u64::from(period) + (u64::from(block) << 33)) as u32;
     let high = PERIOD_STEP.wrapping_mul(period) + BLOCK_STEP * (block % 2);

@@ -50,8 +50,8 @@ pub(crate) fn first_difference<T: Fields>(a: &T, b: &T) -> Option<&'static str> 
     found.or(ours.next().map(|(name, _)| name))
 }
 
-/// One step of a fixed integer hash: one-to-one in both arguments, so that what differs in one part only differs in the
-/// end.
+/// One step of a fixed integer hash: one-to-one in both arguments, so that what differs in one part
+/// only differs in the end.
 const fn fold(h: u64, value: u64) -> u64 {
     (h.rotate_left(26) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -131,7 +131,8 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// Lists the variants of an enum without fields, in order. A flipped bit makes it another one of them.
+/// Lists the variants of an enum without fields, in order. A flipped bit makes it another one of
+/// them.
 macro_rules! field_variants {
     ($type:ident { $($variant:ident),* $(,)? }) => {
         impl $crate::tcp::fields::Fields for $type {

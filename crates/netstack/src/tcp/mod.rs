@@ -40,31 +40,37 @@
 //! # Departures from the RFCs
 //!
 //! - The retransmission timeout may fall to 200 ms; RFC 6298 section 2.4 says 1 s ([`RTO_MIN`]).
-//! - A segment without text that begins right at the edge of a window that is not closed is acceptable,
-//!   though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the acknowledgments of a peer
-//!   that has filled the window.
-//! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most, counts if it is news,
-//!   though the same table drops it: who has sent more than the window seems to hold speaks from its edge (an older window
-//!   may overtake a newer one, and the byte of a probe lies behind every edge). When both sides do, neither would listen.
-//! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in the
-//!   same section drops it, but devices merge segments.
-//! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new applications
-//!   should not use it).
+//! - A segment without text that begins right at the edge of a window that is not closed is
+//!   acceptable, though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the
+//!   acknowledgments of a peer that has filled the window.
+//! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most,
+//!   counts if it is news, though the same table drops it: who has sent more than the window seems
+//!   to hold speaks from its edge (an older window may overtake a newer one, and the byte of a
+//!   probe lies behind every edge). When both sides do, neither would listen.
+//! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in
+//!   the same section drops it, but devices merge segments.
+//! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new
+//!   applications should not use it).
 //! - Data on a SYN is not taken; the peer sends it again after the handshake.
-//! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section 3.10.4
-//!   deletes the connection; when nobody holds the connection any more it is deleted.
-//! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what waits for
-//!   its acknowledgment takes a place of the SYN queue, and most that wait so long were forged.
-//! - An open ends when the network says that the peer cannot be reached and three repetitions of the SYN brought no
-//!   answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461 section 4 describes both).
-//! - An ICMP error about a question to an idle peer counts, though RFC 5927 section 4.1 wants its number at or after
-//!   SND.UNA, and the question has the one before: nothing else would say why nobody answers.
-//! - A timeout that was none leaves the retransmission timer as the next measurements make it; RFC 4015 section 3.3 would
-//!   begin the estimate anew.
-//! - After a timeout, what is lost leaves again at once, where F-RTO would try new text first (RFC 5682 section 3.1, step
-//!   2.b); and it takes SACK.
-//! - Without timestamps too little is measured for HyStart++ (RFC 9406): slow start ends with a loss then.
-//! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait forever.
+//! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section
+//!   3.10.4 deletes the connection; when nobody holds the connection any more it is deleted.
+//! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what
+//!   waits for its acknowledgment takes a place of the SYN queue, and most that wait so long were
+//!   forged.
+//! - An open ends when the network says that the peer cannot be reached and three repetitions of
+//!   the SYN brought no answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461
+//!   section 4 describes both).
+//! - An ICMP error about a question to an idle peer counts, though RFC 5927 section 4.1 wants its
+//!   number at or after SND.UNA, and the question has the one before: nothing else would say why
+//!   nobody answers.
+//! - A timeout that was none leaves the retransmission timer as the next measurements make it; RFC
+//!   4015 section 3.3 would begin the estimate anew.
+//! - After a timeout, what is lost leaves again at once, where F-RTO would try new text first (RFC
+//!   5682 section 3.1, step 2.b); and it takes SACK.
+//! - Without timestamps too little is measured for HyStart++ (RFC 9406): slow start ends with a
+//!   loss then.
+//! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait
+//!   forever.
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
 //! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
@@ -153,8 +159,8 @@ pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
 pub(crate) use row::Lengths;
 pub use send::Finish;
 
-/// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes two
-/// minutes and leaves it to experience.
+/// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes
+/// two minutes and leaves it to experience.
 pub const MSL: Duration = Duration::from_secs(30);
 
 /// How long an acknowledgment may wait for a second segment, 40 ms (RFC 9293 section 3.8.6.3 allows
@@ -164,14 +170,15 @@ pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// How long a connection without a socket stays in FIN-WAIT-2, 60 s.
 pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
 
-/// Transmissions of a SYN beyond the first before the open fails, after 183 s (RFC 9293 section 3.8.3: at least
-/// three minutes).
+/// Transmissions of a SYN beyond the first before the open fails, after 183 s (RFC 9293 section
+/// 3.8.3: at least three minutes).
 pub const SYN_RETRIES: u8 = 7;
 
 /// Transmissions of a SYN-ACK beyond the first before a half-open connection is closed, after 63 s.
 pub const SYN_ACK_RETRIES: u8 = 5;
 
-/// Transmissions of a byte beyond the first before the connection fails: R2 of RFC 9293 section 3.8.3.
+/// Transmissions of a byte beyond the first before the connection fails: R2 of RFC 9293 section
+/// 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
 
 /// The most challenge acknowledgments (RFC 5961) of one connection within a second.
@@ -319,8 +326,8 @@ impl State {
         State::TimeWait,
     ];
 
-    /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10 add:
-    /// every connection may be reset or aborted).
+    /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10
+    /// add: every connection may be reset or aborted).
     pub const fn may_enter(self, next: State) -> bool {
         use State::{
             CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen,

@@ -34,8 +34,8 @@ const PLATEAUS: [u16; 10] = [
 /// accepts (RFC 791), the minimum.
 const BASES: [(u8, u16); 3] = [(3, 1200), (6, 576), (9, MIN_PACKET)];
 
-/// How long a smaller size is kept before a larger one is tried: PMTU_RAISE_TIMER of RFC 8899 section 5.1.1, and RFC
-/// 1191 section 6.3.
+/// How long a smaller size is kept before a larger one is tried: PMTU_RAISE_TIMER of RFC 8899
+/// section 5.1.1, and RFC 1191 section 6.3.
 const RAISE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Retransmissions of a SYN before a soft error fails the open (RFC 5461 section 4).

@@ -19,8 +19,8 @@ use crate::time::{Duration, Instant};
 /// Retransmission timeout before there is a measurement, 1 s (RFC 6298 section 2.1).
 pub const RTO_INITIAL: Duration = Duration::from_secs(1);
 
-/// Shortest retransmission timeout, 200 ms. RFC 6298 section 2.4 says 1 s, from a time of coarse clocks;
-/// this is still five times the longest wait of our own delayed acknowledgments.
+/// Shortest retransmission timeout, 200 ms. RFC 6298 section 2.4 says 1 s, from a time of coarse
+/// clocks; this is still five times the longest wait of our own delayed acknowledgments.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
 
 /// Longest retransmission timeout and longest pause between two window probes, 60 s (RFC 6298
@@ -278,7 +278,8 @@ impl Retransmit {
         }
     }
 
-    /// RFC 6298 sections 2.2 and 2.3, with alpha 1/8, beta 1/4, and a clock granularity of one tick.
+    /// RFC 6298 sections 2.2 and 2.3, with alpha 1/8, beta 1/4, and a clock granularity of one
+    /// tick.
     fn sample(&mut self, rtt: Duration) {
         // A peer that echoes arbitrary values must not raise the timeout without bound.
         let rtt = rtt.as_nanos().min(RTO_MAX.as_nanos());
@@ -310,7 +311,8 @@ impl Retransmit {
         self.retries = 0;
     }
 
-    /// The pause before the next window probe, doubling up to [`RTO_MAX`] (RFC 9293 section 3.8.6.1).
+    /// The pause before the next window probe, doubling up to [`RTO_MAX`] (RFC 9293 section
+    /// 3.8.6.1).
     pub(super) fn probe_pause(&self) -> Duration {
         self.rto
             .times(1 << u64::from(self.probes.min(10)))

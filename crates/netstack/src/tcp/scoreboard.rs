@@ -64,8 +64,8 @@ impl SentRange {
     }
 }
 
-/// Everything between SND.UNA and SND.NXT, as ranges in the order of sequence numbers, without gaps. The first ones
-/// may be acknowledged already.
+/// Everything between SND.UNA and SND.NXT, as ranges in the order of sequence numbers, without
+/// gaps. The first ones may be acknowledged already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Scoreboard {

@@ -195,8 +195,8 @@ impl SendSpace {
         self.max.min(self.una + self.wnd)
     }
 
-    /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's algorithm
-    /// (section 3.7.4) holds a small segment only behind another small one.
+    /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's
+    /// algorithm (section 3.7.4) holds a small segment only behind another small one.
     ///
     /// `pipe` bytes are in flight, without those that are lost or known to have arrived.
     pub(super) fn allowed(&self, cwnd: u32, pipe: u32) -> Allowed {

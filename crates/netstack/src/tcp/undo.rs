@@ -3,10 +3,11 @@
 //! Late or reordered segments look lost for a while. After a retransmission, three things can show
 //! that the first copy has arrived:
 //!
-//! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC 3522).
+//! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC
+//!   3522).
 //! - The peer reports that everything that left again came twice (D-SACK, RFC 3708).
-//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave again (F-RTO with SACK,
-//!   RFC 5682 section 3).
+//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave
+//!   again (F-RTO with SACK, RFC 5682 section 3).
 //!
 //! Then the windows and the CUBIC curve are restored (RFC 4015 section 3.2, RFC 9438 section 4.9),
 //! ranges that count as lost are in flight again, and RACK knows that this path reorders.

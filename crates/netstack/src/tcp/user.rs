@@ -90,8 +90,8 @@ impl Tcb {
         tcb
     }
 
-    /// SEND and RECEIVE (sections 3.10.2 and 3.10.3): the application has read and written up to these
-    /// offsets of its streams. Cursors never go back; older ones are ignored.
+    /// SEND and RECEIVE (sections 3.10.2 and 3.10.3): the application has read and written up to
+    /// these offsets of its streams. Cursors never go back; older ones are ignored.
     #[inline]
     pub fn progress<S: EffectSink>(&mut self, app_read: u64, app_written: u64, cx: &mut Cx<'_, S>) {
         if app_read > self.rcv.read {

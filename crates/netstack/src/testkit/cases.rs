@@ -9,8 +9,8 @@ use crate::hash::mix;
 
 /// Runs a test for many seeds.
 ///
-/// `NAME_SEED=0x...` in the environment repeats one of them, `NAME_CASES=10000` runs so many, and `NAME_FIRST=0x...`
-/// begins elsewhere, for fresh ones; NAME is what [`Cases::new`] was given.
+/// `NAME_SEED=0x...` in the environment repeats one of them, `NAME_CASES=10000` runs so many, and
+/// `NAME_FIRST=0x...` begins elsewhere, for fresh ones; NAME is what [`Cases::new`] was given.
 #[derive(Clone, Debug)]
 pub struct Cases {
     name: &'static str,
@@ -19,7 +19,8 @@ pub struct Cases {
 }
 
 impl Cases {
-    /// `count` cases unless the environment says otherwise; `command` is what repeats one with the variable set.
+    /// `count` cases unless the environment says otherwise; `command` is what repeats one with the
+    /// variable set.
     pub const fn new(name: &'static str, command: &'static str, count: u64) -> Self {
         Cases {
             name,
@@ -31,7 +32,8 @@ impl Cases {
     /// Runs them on all cores, each on one thread, and returns what they returned, in no order.
     ///
     /// # Panics
-    /// With the line that repeats it, if a case returns an error or panics, or if a variable is no number.
+    /// With the line that repeats it, if a case returns an error or panics, or if a variable is no
+    /// number.
     pub fn run<T: Send>(&self, case: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
         if let Some(seed) = self.number("SEED") {
             match case(seed) {

@@ -3,8 +3,9 @@
 //! ```text
 //! 0..4 address  4..6 port  6..8 payload bytes  8 TTL  9 DSCP and ECN  10..16 zero  16.. payload, padding
 //! ```
-//! The other end's address and port, payload bytes and all that the application may know or choose of its packet.
-//! Everything is in network order; a record takes a multiple of [`HEADER`], so no header wraps around the ring's end.
+//! The other end's address and port, payload bytes and all that the application may know or choose
+//! of its packet. Everything is in network order; a record takes a multiple of [`HEADER`], so no
+//! header wraps around the ring's end.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 

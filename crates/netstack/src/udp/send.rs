@@ -34,8 +34,8 @@ pub(super) struct Sends {
 }
 
 impl Sends {
-    /// Of what is left, what one effect may name: datagrams that fit a packet each, or fragments of one that does not.
-    /// At most `room` frames, at least one.
+    /// Of what is left, what one effect may name: datagrams that fit a packet each, or fragments of
+    /// one that does not. At most `room` frames, at least one.
     fn take(&mut self, socket: ConnId, port: u16, mtu: u16, room: u64) -> SendDatagrams {
         let next = usize::from(self.next);
         let frames_of = |len: u16| cut::count(8 + u32::from(len), mtu);

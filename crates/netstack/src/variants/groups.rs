@@ -1,8 +1,9 @@
 //! Groups side by side: a stack of several, each with connections of its own, over one device.
 //!
-//! A group is a stack in itself, `single` or replicated. A connection belongs to the group that a keyed hash of its flow
-//! names, and so do its segments, which [`split`] hands to that group's part of the device. Groups share nothing but the
-//! socket table where connections are opened and accepted, so light connections spread over cores without meeting.
+//! A group is a stack in itself, `single` or replicated. A connection belongs to the group that a
+//! keyed hash of its flow names, and so do its segments, which [`split`] hands to that group's part
+//! of the device. Groups share nothing but the socket table where connections are opened and
+//! accepted, so light connections spread over cores without meeting.
 //!
 //! ```text
 //!              +-> part 0 -> group 0: its pumps, state, streams --+
@@ -11,12 +12,13 @@
 //!              +-> all parts: ARP, ICMP errors, fragments         +
 //! ```
 //!
-//! - A connection that we open is given a port whose flow belongs to the group that opens it, so the answers come there;
-//!   groups take turns.
-//! - What is not of a connection reaches all groups (each knows its own neighbours, and takes part in path MTU
-//!   discovery) and is answered by the first alone. So are echo requests; UDP sockets are the first group's.
-//! - Fragments reach all groups, since only the first one of a datagram names its flow. A datagram that was put together is
-//!   dropped where it does not belong.
+//! - A connection that we open is given a port whose flow belongs to the group that opens it, so
+//!   the answers come there; groups take turns.
+//! - What is not of a connection reaches all groups (each knows its own neighbours, and takes part
+//!   in path MTU discovery) and is answered by the first alone. So are echo requests; UDP sockets
+//!   are the first group's.
+//! - Fragments reach all groups, since only the first one of a datagram names its flow. A datagram
+//!   that was put together is dropped where it does not belong.
 //!
 //! Limits hold for each group.
 //!
@@ -54,8 +56,9 @@ pub use dominoes_drivers::split::INBOX;
 /// Groups that a stack may have.
 pub const MAX_GROUPS: usize = 64;
 
-/// Divides what one group would have among `groups`: each has the setup it is made with, and its part of the device, whose
-/// inbox holds `inbox` frames ([`INBOX`] will do). A stack of several groups by hand:
+/// Divides what one group would have among `groups`: each has the setup it is made with, and its
+/// part of the device, whose inbox holds `inbox` frames ([`INBOX`] will do). A stack of several
+/// groups by hand:
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -74,7 +77,8 @@ pub const MAX_GROUPS: usize = 64;
 /// ```
 ///
 /// # Errors
-/// If there are no groups or more than [`MAX_GROUPS`], or several are to be recorded: each has a log of its own.
+/// If there are no groups or more than [`MAX_GROUPS`], or several are to be recorded: each has a
+/// log of its own.
 pub fn divide(
     mut setup: Setup,
     groups: usize,

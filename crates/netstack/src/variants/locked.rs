@@ -1,26 +1,29 @@
 //! One state, one lock around it, and any thread may process any packet.
 //!
-//! The baseline of lock-based parallel stacks: packet-level parallelism with one lock for a connection's state,
-//! "TCP-1" of E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network
-//! protocols* (OSDI 1994), section 3, which was faster there than every finer division. The state machine is the one
-//! of the other variants. Checksums are verified before the lock, payload is copied and frames are built
-//! behind it:
+//! The baseline of lock-based parallel stacks: packet-level parallelism with one lock for a
+//! connection's state, "TCP-1" of E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance
+//! issues in parallelized network protocols* (OSDI 1994), section 3, which was faster there than
+//! every finer division. The state machine is the one of the other variants. Checksums are verified
+//! before the lock, payload is copied and frames are built behind it:
 //!
-//! 1. a [`Worker`] takes the receive pump, if it is free, and carries away at most 32 frames as requests;
+//! 1. a [`Worker`] takes the receive pump, if it is free, and carries away at most 32 frames as
+//!    requests;
 //! 2. it verifies their checksums ([`Worker::prepare`]);
-//! 3. it takes the lock and applies them ([`Worker::apply`]): here frames and deliveries get their numbers, so
-//!    that what follows needs no ticket to keep its order;
+//! 3. it takes the lock and applies them ([`Worker::apply`]): here frames and deliveries get their
+//!    numbers, so that what follows needs no ticket to keep its order;
 //! 4. it performs what they asked for ([`Worker::perform`]), while others hold the lock;
 //! 5. if it held the transmit pump last, or has nothing to do, it sends what is ready.
 //!
-//! Batches may overtake each other between 1 and 3. That is the *misordering* of the paper's Table 1: TCP sees
-//! segments out of order that the network did not reorder. [`LockStats`] counts it, and waiting.
+//! Batches may overtake each other between 1 and 3. That is the *misordering* of the paper's Table
+//! 1: TCP sees segments out of order that the network did not reorder. [`LockStats`] counts it, and
+//! waiting.
 //!
 //! # What bounds the rest
-//! A request enters only if everything a [`Layout::window`] before it is done with. So while delivery j is not
-//! stamped, at most two windows of requests are applied after it: those that entered before its request and had not
-//! been applied, and those that may enter after it. There are twice as many delivery slots as requests in the
-//! window, hence none is stamped a round too early. A preempted carrier delays the others once the window is used up.
+//! A request enters only if everything a [`Layout::window`] before it is done with. So while
+//! delivery j is not stamped, at most two windows of requests are applied after it: those that
+//! entered before its request and had not been applied, and those that may enter after it. There
+//! are twice as many delivery slots as requests in the window, hence none is stamped a round too
+//! early. A preempted carrier delays the others once the window is used up.
 
 mod batch;
 mod lock;
@@ -79,8 +82,8 @@ pub struct Layout {
     pub window: usize,
     /// How long the lock is held. Default: for a batch.
     pub hold: Hold,
-    /// Whether the order in which requests went through the lock is kept, for [`Group::order`]. It grows without bound;
-    /// for tests. Default: no.
+    /// Whether the order in which requests went through the lock is kept, for [`Group::order`]. It
+    /// grows without bound; for tests. Default: no.
     pub keep_order: bool,
 }
 
@@ -129,11 +132,13 @@ pub struct LockStats {
     pub acquisitions: u64,
     /// ... of which somebody else held it.
     pub contended: u64,
-    /// Nanoseconds that it waited in these. A free lock is not timed; a taken one costs two looks at the clock.
+    /// Nanoseconds that it waited in these. A free lock is not timed; a taken one costs two looks
+    /// at the clock.
     pub waited_ns: u64,
     /// Segments that it applied.
     pub segments: u64,
-    /// ... of which a segment that the pump took later, of any connection, had gone through the lock before.
+    /// ... of which a segment that the pump took later, of any connection, had gone through the
+    /// lock before.
     pub misordered: u64,
 }
 
@@ -270,8 +275,8 @@ pub struct Group<K: LockKind> {
 impl<K: LockKind> Group<K> {
     /// A group over `device`.
     ///
-    /// A recording ([`Setup::recorder`]) has requests in the order of the pump; with several workers the lock may see
-    /// another one, see [`Group::order`].
+    /// A recording ([`Setup::recorder`]) has requests in the order of the pump; with several
+    /// workers the lock may see another one, see [`Group::order`].
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -318,8 +323,8 @@ impl<K: LockKind> Group<K> {
         self.workers
     }
 
-    /// One turn of each worker, in order. Returns how much was done; 0 means that nothing will happen before
-    /// [`Group::next_deadline`] unless a frame or an application comes.
+    /// One turn of each worker, in order. Returns how much was done; 0 means that nothing will
+    /// happen before [`Group::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
@@ -340,15 +345,16 @@ impl<K: LockKind> Group<K> {
         self.shared.state.with(|state| look(&state.replica))
     }
 
-    /// Positions of the applied requests in the order of the pump (0 on), listed in the order in which they went through
-    /// the lock; empty without [`Layout::keep_order`].
+    /// Positions of the applied requests in the order of the pump (0 on), listed in the order in
+    /// which they went through the lock; empty without [`Layout::keep_order`].
     pub fn order(&self) -> Vec<u64> {
         self.shared
             .state
             .with(|state| state.order.clone().unwrap_or_default())
     }
 
-    /// The recording so far, which ends with this; `None` without one, or while somebody holds the pump.
+    /// The recording so far, which ends with this; `None` without one, or while somebody holds the
+    /// pump.
     pub fn take_recorder(&mut self) -> Option<crate::io::record::Recorder> {
         self.shared.rx.try_take()?.pump.take_recorder()
     }
@@ -367,8 +373,9 @@ pub struct Worker<K: LockKind> {
 }
 
 impl<K: LockKind> Worker<K> {
-    /// Everything that can be done now, once. Returns how much that was; 0 means that nothing will happen before
-    /// [`Worker::next_deadline`] unless a frame, an application or another worker does something.
+    /// Everything that can be done now, once. Returns how much that was; 0 means that nothing will
+    /// happen before [`Worker::next_deadline`] unless a frame, an application or another worker
+    /// does something.
     ///
     /// Waits for nothing but the lock.
     pub fn turn(&mut self, now: Instant) -> usize {
@@ -404,8 +411,8 @@ impl<K: LockKind> Worker<K> {
         done
     }
 
-    /// Carries away what the receive pump has, as many batches as `single` works on at a time; `None` if somebody else
-    /// holds it, or this worker still carries something.
+    /// Carries away what the receive pump has, as many batches as `single` works on at a time;
+    /// `None` if somebody else holds it, or this worker still carries something.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         if !self.batch.is_empty() {
             return None;
@@ -422,7 +429,8 @@ impl<K: LockKind> Worker<K> {
         Some(pump.turns(now, deadline, &mut intake))
     }
 
-    /// Verifies the checksums of the next request that this worker carries. Says whether there was one.
+    /// Verifies the checksums of the next request that this worker carries. Says whether there was
+    /// one.
     pub fn prepare(&mut self) -> bool {
         self.batch.prepare_one()
     }
@@ -451,7 +459,8 @@ impl<K: LockKind> Worker<K> {
 
     /// As in `replicated`: the last holder sends, others only if they are idle.
     fn send_in_turn(&mut self, idle: bool) -> usize {
-        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role decides.
+        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role
+        // decides.
         let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
         if !holder && !idle {
             return 0;
@@ -468,9 +477,10 @@ impl<K: LockKind> Worker<K> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// When time has to be told at the latest: to the state, as of the last release of the lock, and to the receive pump,
-    /// which waits for neighbours to answer and for fragments to arrive. Of a pump that another worker holds at this moment
-    /// it says nothing: that worker asks after its turn.
+    /// When time has to be told at the latest: to the state, as of the last release of the lock,
+    /// and to the receive pump, which waits for neighbours to answer and for fragments to arrive.
+    /// Of a pump that another worker holds at this moment it says nothing: that worker asks after
+    /// its turn.
     pub fn next_deadline(&self) -> Instant {
         let side = self.shared.rx.try_take();
         let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());

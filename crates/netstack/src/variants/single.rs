@@ -1,4 +1,5 @@
-//! One thread, no log, direct calls. The baseline of every measurement and the oracle of every test.
+//! One thread, no log, direct calls. The baseline of every measurement and the oracle of every
+//! test.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use crate::variants::Setup;
 
-/// Deliveries are performed at once and in order: as many slots do as there may be of them before the application looks.
+/// Deliveries are performed at once and in order: as many slots do as there may be of them before
+/// the application looks.
 const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.
@@ -58,8 +60,8 @@ impl Single {
         })
     }
 
-    /// One turn: news, frames in, frames out. Returns how much was done; 0 means that nothing will happen
-    /// before [`Single::next_deadline`] unless a frame or an application comes.
+    /// One turn: news, frames in, frames out. Returns how much was done; 0 means that nothing will
+    /// happen before [`Single::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
         let done = self.rx.turns(now, deadline, &mut self.direct);
@@ -87,8 +89,8 @@ impl Single {
 
     /// Applies an entry of a recorded log as if it came from the pump, and sends what it asks for.
     ///
-    /// What the application wrote is put into the send rings first; what it had read by then is up to the
-    /// caller, who reads through the sockets.
+    /// What the application wrote is put into the send rings first; what it had read by then is up
+    /// to the caller, who reads through the sockets.
     pub fn replay(&mut self, entry: &Entry) {
         let run = entry.prepare_world(&self.world);
         self.direct.publish(&entry.request, entry.verdict, run);

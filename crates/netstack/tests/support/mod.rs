@@ -1,4 +1,5 @@
-//! What tests of a group and a peer that are driven by hand share: a connection whose bytes are known.
+//! What tests of a group and a peer that are driven by hand share: a connection whose bytes are
+//! known.
 
 use std::net::SocketAddrV4;
 
@@ -38,7 +39,8 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// From the stack with the sockets `peer` to 10.0.0.1, whose sockets are `ours`, while `step` lets both go on.
+    /// From the stack with the sockets `peer` to 10.0.0.1, whose sockets are `ours`, while `step`
+    /// lets both go on.
     pub(crate) fn open(ours: &Sockets, peer: &Sockets, mut step: impl FnMut()) -> Ends {
         let listener = ours.listen(7, 4).unwrap();
         let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);

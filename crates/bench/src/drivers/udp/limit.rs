@@ -1,6 +1,6 @@
-//! The same copies and checksums with no protocol: a driver takes the next chunk of frames, verifies eight of them and
-//! copies their payloads, and so on; or it fills the next chunk of transmit slots. The only things shared are the device
-//! and the chunk counter, held once a chunk.
+//! The same copies and checksums with no protocol: a driver takes the next chunk of frames,
+//! verifies eight of them and copies their payloads, and so on; or it fills the next chunk of
+//! transmit slots. The only things shared are the device and the chunk counter, held once a chunk.
 
 use std::sync::{Arc, Mutex};
 

@@ -24,8 +24,8 @@ pub enum Role {
     Receiver,
     /// Both at once, on the same connections.
     Both,
-    /// The peer sends frames of no connection: without handshake, as fast as they are claimed. Of what it is sent it
-    /// reads only the headers. For loops without a TCP.
+    /// The peer sends frames of no connection: without handshake, as fast as they are claimed. Of
+    /// what it is sent it reads only the headers. For loops without a TCP.
     Free,
 }
 
@@ -33,12 +33,12 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Payload {
-    /// All segments carry these bytes, repeated up to the length of a segment, but for the first four: they are the
-    /// offset of the segment in the stream, modulo 2^32 and in network order.
+    /// All segments carry these bytes, repeated up to the length of a segment, but for the first
+    /// four: they are the offset of the segment in the stream, modulo 2^32 and in network order.
     Marked(Vec<u8>),
-    /// The payload of the first segment of each connection, of the second, and so on; after the last one the first
-    /// follows again. Each is as long as a segment. For payload that depends on its place in the stream, as that of a
-    /// cipher does. At most 65,536.
+    /// The payload of the first segment of each connection, of the second, and so on; after the
+    /// last one the first follows again. Each is as long as a segment. For payload that depends on
+    /// its place in the stream, as that of a cipher does. At most 65,536.
     Round(Vec<Vec<u8>>),
 }
 
@@ -49,15 +49,16 @@ impl Default for Payload {
     }
 }
 
-/// What the stack does to the bytes of [`PeerConfig::expected`] before it sends them, for example encryption.
+/// What the stack does to the bytes of [`PeerConfig::expected`] before it sends them, for example
+/// encryption.
 #[derive(Clone)]
 pub struct Encoding(Arc<Encode>);
 
 type Encode = dyn Fn(u64, &[u8], &mut [u8]) + Send + Sync;
 
 impl Encoding {
-    /// `encode` gets the offset of some bytes in their stream, the bytes, and a buffer of the same length for what the
-    /// stack sends in their place.
+    /// `encode` gets the offset of some bytes in their stream, the bytes, and a buffer of the same
+    /// length for what the stack sends in their place.
     pub fn new(encode: impl Fn(u64, &[u8], &mut [u8]) + Send + Sync + 'static) -> Self {
         Encoding(Arc::new(encode))
     }
@@ -94,34 +95,36 @@ impl fmt::Debug for Encoding {
 pub struct PeerConfig {
     /// What the peer does.
     pub role: Role,
-    /// Payload bytes of a segment that the peer sends, and that it announces as MSS: 4 to 65,483. The MTU of the device
-    /// grows with it beyond 1500. Default 1448.
+    /// Payload bytes of a segment that the peer sends, and that it announces as MSS: 4 to 65,483.
+    /// The MTU of the device grows with it beyond 1500. Default 1448.
     pub segment_bytes: usize,
-    /// Connections, which the peer opens one after the other: 1 to 32,768, from the port of [`ends`](Self::ends) on.
-    /// Default 1.
+    /// Connections, which the peer opens one after the other: 1 to 32,768, from the port of
+    /// [`ends`](Self::ends) on. Default 1.
     pub connections: usize,
-    /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of a round. They take
-    /// [`buffer_bytes`](Self::buffer_bytes) each; a pool larger than a cache leaves it, as the frames of a network card
-    /// do. Default 1024.
+    /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of a
+    /// round. They take [`buffer_bytes`](Self::buffer_bytes) each; a pool larger than a cache
+    /// leaves it, as the frames of a network card do. Default 1024.
     pub pool_frames: usize,
-    /// Bytes of the buffer of each of these frames: at least those of the frame and 113, at most 131,072. `None`, the
-    /// default: whole cache lines with what the allocator usually keeps beside them.
+    /// Bytes of the buffer of each of these frames: at least those of the frame and 113, at most
+    /// 131,072. `None`, the default: whole cache lines with what the allocator usually keeps beside
+    /// them.
     pub buffer_bytes: Option<usize>,
     /// Whether segments carry timestamps (RFC 7323), both ways. Default: no.
     pub timestamps: bool,
-    /// Whether the device vouches for the checksums of what it delivers, and takes partial ones, as a card with checksum
-    /// offload does. Default: no, the stack verifies and computes them.
+    /// Whether the device vouches for the checksums of what it delivers, and takes partial ones, as
+    /// a card with checksum offload does. Default: no, the stack verifies and computes them.
     pub checksum_offload: bool,
     /// What the peer sends.
     pub payload: Payload,
-    /// What the stack sends on every connection, again and again. Empty, the default: payload is not compared.
+    /// What the stack sends on every connection, again and again. Empty, the default: payload is
+    /// not compared.
     pub expected: Vec<u8>,
     /// What the stack does to it before it sends it. Default: nothing.
     pub encoding: Option<Encoding>,
-    /// Whether the TCP checksum of every segment is compared with that of the expected bytes, also while
-    /// [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer knows their sums beforehand, so it does not
-    /// read the payload. Not for [`Role::Free`] or with an encoding, whose sums it does not know; partial checksums are
-    /// skipped. Default: no, at no cost.
+    /// Whether the TCP checksum of every segment is compared with that of the expected bytes, also
+    /// while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer knows their sums
+    /// beforehand, so it does not read the payload. Not for [`Role::Free`] or with an encoding,
+    /// whose sums it does not know; partial checksums are skipped. Default: no, at no cost.
     pub verify_checksums: bool,
     /// Addresses of the peer, the sender here, and of the stack.
     pub ends: Ends,

@@ -21,9 +21,11 @@ pub(super) struct Shared {
 /// What both halves share of one connection.
 #[derive(Debug, Default)]
 pub(super) struct SharedConnection {
-    /// The stack's first sequence number, in the low half; the high half is not zero once it is known.
+    /// The stack's first sequence number, in the low half; the high half is not zero once it is
+    /// known.
     pub(super) syn: CachePadded<AtomicU64>,
-    /// As the stack's newest frame says: its timestamp (high half) and the right edge of its window (low half).
+    /// As the stack's newest frame says: its timestamp (high half) and the right edge of its window
+    /// (low half).
     pub(super) window: CachePadded<AtomicU64>,
     /// Payload bytes that the stack sent, in order.
     pub(super) received: CachePadded<AtomicU64>,
@@ -44,7 +46,8 @@ pub(super) struct Faults {
     pub(super) unexpected: AtomicU64,
 }
 
-/// Reports what a peer received and what was wrong with it, from any thread. Clones report of the same peer.
+/// Reports what a peer received and what was wrong with it, from any thread. Clones report of the
+/// same peer.
 #[derive(Clone, Debug)]
 pub struct PeerHandle {
     pub(super) shared: Arc<Shared>,
@@ -53,16 +56,17 @@ pub struct PeerHandle {
 }
 
 impl PeerHandle {
-    /// Payload bytes of a connection that arrived at the peer in order; connections are counted from 0, as they are
-    /// opened. 0 for a connection that does not exist.
+    /// Payload bytes of a connection that arrived at the peer in order; connections are counted
+    /// from 0, as they are opened. 0 for a connection that does not exist.
     pub fn received_bytes(&self, connection: usize) -> u64 {
         let connection = self.shared.connections.get(connection);
         // ORDERING: Relaxed, a count.
         connection.map_or(0, |it| it.received.load(Ordering::Relaxed))
     }
 
-    /// Turns two checks on or off: of the payload, if the peer expects any, and of the checksum over the frame that
-    /// arrived. On at first; they cost time, so a benchmark turns them off before it measures.
+    /// Turns two checks on or off: of the payload, if the peer expects any, and of the checksum
+    /// over the frame that arrived. On at first; they cost time, so a benchmark turns them off
+    /// before it measures.
     pub fn verify(&self, on: bool) {
         let frames = if on { VERIFY_FRAMES } else { 0 };
         // ORDERING: Relaxed, frames on their way may be compared or not.
@@ -71,21 +75,22 @@ impl PeerHandle {
             .store(self.always | frames, Ordering::Relaxed);
     }
 
-    /// Segments that the stack sent again. Nothing is lost here, so it has no reason to, unless one of its threads was
-    /// held up for longer than a retransmission timeout.
+    /// Segments that the stack sent again. Nothing is lost here, so it has no reason to, unless one
+    /// of its threads was held up for longer than a retransmission timeout.
     pub fn sent_again(&self) -> u64 {
         // ORDERING: Relaxed, a count.
         self.shared.faults.sent_again.load(Ordering::Relaxed)
     }
 
-    /// Segments that the stack sent before one that belongs before them. It may, where several cores build frames and
-    /// one of them is late.
+    /// Segments that the stack sent before one that belongs before them. It may, where several
+    /// cores build frames and one of them is late.
     pub fn out_of_order(&self) -> u64 {
         // ORDERING: Relaxed, a count.
         self.shared.faults.out_of_order.load(Ordering::Relaxed)
     }
 
-    /// Whether anything was wrong, besides [`sent_again`](Self::sent_again) and [`out_of_order`](Self::out_of_order).
+    /// Whether anything was wrong, besides [`sent_again`](Self::sent_again) and
+    /// [`out_of_order`](Self::out_of_order).
     ///
     /// # Errors
     /// The first kind of fault that was seen, in the order of [`PeerFault`].
@@ -96,8 +101,8 @@ impl PeerHandle {
         }
     }
 
-    /// As [`check`](Self::check), of a stack that may reorder what arrives. It repeats acknowledgments then (RFC 5681
-    /// section 4.2), and they are no fault.
+    /// As [`check`](Self::check), of a stack that may reorder what arrives. It repeats
+    /// acknowledgments then (RFC 5681 section 4.2), and they are no fault.
     ///
     /// # Errors
     /// As there.

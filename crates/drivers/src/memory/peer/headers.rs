@@ -1,9 +1,9 @@
 //! Ethernet, IPv4, TCP and UDP headers of prebuilt frames, and their checksums.
 //!
-//! A simulated peer builds each kind of frame once, with [`tcp_frame`] or [`udp_frame`], and sends copies of it. The
-//! few fields that differ from copy to copy are stored by a [`Patch`], which also updates the checksum as RFC 1624
-//! says: it knows the sum over everything that is fixed, and adds the changed words. [`TcpHeader`] reads what the stack
-//! sends back.
+//! A simulated peer builds each kind of frame once, with [`tcp_frame`] or [`udp_frame`], and sends
+//! copies of it. The few fields that differ from copy to copy are stored by a [`Patch`], which also
+//! updates the checksum as RFC 1624 says: it knows the sum over everything that is fixed, and adds
+//! the changed words. [`TcpHeader`] reads what the stack sends back.
 
 use crate::ETHERNET_HEADER_LEN as ETHERNET;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -36,8 +36,8 @@ pub mod flags {
 
 /// Addresses of both ends of a connection, the sender of the frames first.
 ///
-/// The default is a peer at 10.0.0.2, port 40000, and a stack at 10.0.0.1, port 5001, with the Ethernet addresses
-/// 02:00:00:00:00:02 and 02:00:00:00:00:01.
+/// The default is a peer at 10.0.0.2, port 40000, and a stack at 10.0.0.1, port 5001, with the
+/// Ethernet addresses 02:00:00:00:00:02 and 02:00:00:00:00:01.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ends {
@@ -99,11 +99,12 @@ fn packet(ends: &Ends, protocol: u8, len: usize) -> Vec<u8> {
     f
 }
 
-/// A whole frame with sequence and acknowledgment number 0, the window field `wnd`, and right checksums.
+/// A whole frame with sequence and acknowledgment number 0, the window field `wnd`, and right
+/// checksums.
 ///
 /// # Panics
-/// If `options` are longer than 40 bytes or not a multiple of 4 (RFC 9293 section 3.1), or if the IPv4 packet would be
-/// longer than 65,535 bytes.
+/// If `options` are longer than 40 bytes or not a multiple of 4 (RFC 9293 section 3.1), or if the
+/// IPv4 packet would be longer than 65,535 bytes.
 pub fn tcp_frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &[u8]) -> Vec<u8> {
     assert!(
         options.len().is_multiple_of(4) && options.len() <= 40,
@@ -154,8 +155,8 @@ pub fn arp_reply(ends: &Ends) -> Vec<u8> {
     f
 }
 
-/// Stores `id` as the identification of an IPv4 frame. RFC 6864: the field has no use where fragments are forbidden, so
-/// it may say which of several prebuilt frames this is.
+/// Stores `id` as the identification of an IPv4 frame. RFC 6864: the field has no use where
+/// fragments are forbidden, so it may say which of several prebuilt frames this is.
 pub(super) fn identify(frame: &mut [u8], id: u16) {
     frame[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&id.to_be_bytes());
     frame[ETHERNET + 10..ETHERNET + 12].fill(0);
@@ -170,7 +171,8 @@ pub(super) fn identification(frame: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes([id[0], id[1]]))
 }
 
-/// The timestamps option (RFC 7323 section 3.2, laid out as in its appendix A) with TSval and TSecr.
+/// The timestamps option (RFC 7323 section 3.2, laid out as in its appendix A) with TSval and
+/// TSecr.
 pub fn timestamps(val: u32, ecr: u32) -> [u8; TIMESTAMPS_LEN] {
     let mut option = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
     option[4..8].copy_from_slice(&val.to_be_bytes());
@@ -178,8 +180,8 @@ pub fn timestamps(val: u32, ecr: u32) -> [u8; TIMESTAMPS_LEN] {
     option
 }
 
-/// Options of a SYN: MSS in bytes and window scale (RFC 9293 section 3.2, RFC 7323 section 2.2), and timestamps of zero
-/// if `stamped`.
+/// Options of a SYN: MSS in bytes and window scale (RFC 9293 section 3.2, RFC 7323 section 2.2),
+/// and timestamps of zero if `stamped`.
 pub fn syn_options(mss: u16, scale: u8, stamped: bool) -> Vec<u8> {
     let [high, low] = mss.to_be_bytes();
     let mut options = vec![2, 4, high, low, 1, 3, 3, scale];
@@ -189,7 +191,8 @@ pub fn syn_options(mss: u16, scale: u8, stamped: bool) -> Vec<u8> {
     options
 }
 
-/// Whether a frame with an IPv4 header without options has a right TCP checksum. No for a frame that is too short.
+/// Whether a frame with an IPv4 header without options has a right TCP checksum. No for a frame
+/// that is too short.
 pub fn checksum_is_good(frame: &[u8]) -> bool {
     frame.len() >= HEADERS_LEN && fold(segment_sum(frame)) == 0xffff
 }
@@ -243,7 +246,8 @@ pub struct Numbers {
     pub timestamps: (u32, u32),
 }
 
-/// Stores [`Numbers`] into copies of one TCP frame, and the checksum that belongs to them. Nothing of the copy is read.
+/// Stores [`Numbers`] into copies of one TCP frame, and the checksum that belongs to them. Nothing
+/// of the copy is read.
 ///
 /// ```
 /// use dominoes_drivers::memory::peer::headers::{self, Ends, Numbers, Patch, TcpHeader, flags};
@@ -303,8 +307,8 @@ impl Patch {
         self.store(frame, numbers, 0);
     }
 
-    /// Stores the numbers, and `mark` into the first four bytes of the payload, in network order. For a patch
-    /// [`with_mark`](Self::with_mark).
+    /// Stores the numbers, and `mark` into the first four bytes of the payload, in network order.
+    /// For a patch [`with_mark`](Self::with_mark).
     ///
     /// # Panics
     /// If `frame` is shorter than the headers and the mark.
@@ -357,8 +361,8 @@ pub struct TcpHeader {
 }
 
 impl TcpHeader {
-    /// Reads the first bytes of a frame; `None` for anything but TCP over IPv4 without IP options. Checksums are not
-    /// verified.
+    /// Reads the first bytes of a frame; `None` for anything but TCP over IPv4 without IP options.
+    /// Checksums are not verified.
     #[inline]
     pub fn read(head: &[u8]) -> Option<TcpHeader> {
         let head: &[u8; HEADERS_LEN] = head.first_chunk()?;
@@ -396,7 +400,8 @@ pub fn timestamp(mut options: &[u8]) -> u32 {
     }
 }
 
-/// The window scale among the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if there is none.
+/// The window scale among the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if there
+/// is none.
 pub fn window_scale(mut options: &[u8]) -> u8 {
     loop {
         match *options {

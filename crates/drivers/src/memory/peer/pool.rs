@@ -12,8 +12,8 @@ use crate::sys::prefetch;
 #[cfg(not(target_os = "linux"))]
 fn prefetch(_: &[u8]) {}
 
-/// Prebuilt frames that are alike but for their numbers. Only their buffers are kept, as in a card's ring; a buffer becomes
-/// a frame when it is taken.
+/// Prebuilt frames that are alike but for their numbers. Only their buffers are kept, as in a
+/// card's ring; a buffer becomes a frame when it is taken.
 #[derive(Debug)]
 pub(super) struct Pool {
     buffers: Buffers,
@@ -23,7 +23,8 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 enum Buffers {
-    /// So few that they stay in a cache, where order makes no difference; the one that was unused for longest first.
+    /// So few that they stay in a cache, where order makes no difference; the one that was unused
+    /// for longest first.
     Few(VecDeque<Box<[u8]>>),
     Many(InOrder),
 }
@@ -32,9 +33,9 @@ enum Buffers {
 const FEW: usize = 1 << 20;
 
 impl Pool {
-    /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do, so that the
-    /// headers are one line. For that the allocator is moved on until it gives such buffers, and asked for whole
-    /// lines from then on.
+    /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do,
+    /// so that the headers are one line. For that the allocator is moved on until it gives such
+    /// buffers, and asked for whole lines from then on.
     pub(super) fn new(bytes: &[u8], capacity: usize, count: usize, meta: RxMeta) -> Pool {
         let copy = || {
             let mut buffer = vec![0; capacity].into_boxed_slice();
@@ -84,8 +85,8 @@ impl Pool {
         }
     }
 
-    /// Fetches the first `len` bytes of the next `count` frames, as far as they are there, into a cache, where a network
-    /// card leaves them: the one of the core that takes them.
+    /// Fetches the first `len` bytes of the next `count` frames, as far as they are there, into a
+    /// cache, where a network card leaves them: the one of the core that takes them.
     #[inline(always)]
     pub(super) fn prefetch(&self, count: usize, len: usize) {
         let fetch = |buffer: &[u8]| prefetch(&buffer[..len]);
@@ -106,14 +107,15 @@ struct Stretch {
     first: usize,
 }
 
-/// Buffers that are taken in the order of their addresses, round and round, in whichever order they were given back. Reading
-/// buffers from all over the pool takes half as long again, and stacks whose cores finish in another order than they began
-/// would get them so after a while.
+/// Buffers that are taken in the order of their addresses, round and round, in whichever order they
+/// were given back. Reading buffers from all over the pool takes half as long again, and stacks
+/// whose cores finish in another order than they began would get them so after a while.
 #[derive(Debug)]
 struct InOrder {
     /// Those that are out are `None`.
     buffers: Vec<Option<Box<[u8]>>>,
-    /// Wherever they do not follow each other at the same distance: the address of a buffer, and which one it is.
+    /// Wherever they do not follow each other at the same distance: the address of a buffer, and
+    /// which one it is.
     stretches: Vec<(usize, usize)>,
     /// Of the buffer that was given back last.
     last: Stretch,
@@ -168,7 +170,8 @@ impl InOrder {
         }
     }
 
-    /// Puts a buffer back into its place. A buffer whose place is taken, or that has none, is freed.
+    /// Puts a buffer back into its place. A buffer whose place is taken, or that has none, is
+    /// freed.
     #[inline]
     fn give_back(&mut self, buffer: Box<[u8]>) {
         let place = self.place(address(&buffer));

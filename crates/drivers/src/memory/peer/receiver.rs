@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The half of a [`PeerDevice`](super::PeerDevice) that the stack sends to: the peer's receiver.
 ///
-/// It takes every frame at once; what is wrong with one is counted by [`PeerHandle`](super::PeerHandle). Of the
-/// [`stats`](DeviceTx::stats) only frames are counted.
+/// It takes every frame at once; what is wrong with one is counted by
+/// [`PeerHandle`](super::PeerHandle). Of the [`stats`](DeviceTx::stats) only frames are counted.
 #[derive(Debug)]
 pub struct PeerTx {
     shared: Arc<Shared>,
@@ -43,7 +43,8 @@ struct Receiving {
     received: u64,
     /// What was published of it.
     published: u64,
-    /// What arrived beyond `next`: sequence numbers of the first byte and of the one behind the last.
+    /// What arrived beyond `next`: sequence numbers of the first byte and of the one behind the
+    /// last.
     beyond: Vec<(u32, u32)>,
 }
 
@@ -123,7 +124,8 @@ impl PeerTx {
         let connection = &mut self.connections[index];
         if connection.received != connection.published {
             connection.published = connection.received;
-            // ORDERING: Release, pairs with the Acquires in `PeerRx::acknowledgments` and `segments`.
+            // ORDERING: Release, pairs with the Acquires in `PeerRx::acknowledgments` and
+            // `segments`.
             self.shared.connections[index]
                 .received
                 .store(connection.received, Ordering::Release);
@@ -157,7 +159,8 @@ impl PeerTx {
         if verify != 0 {
             self.verify(verify, index, frame);
         }
-        // A header that claims to be longer than its frame counts as no payload in order; `verify` tells.
+        // A header that claims to be longer than its frame counts as no payload in order; `verify`
+        // tells.
         let len = frame.len().wrapping_sub(header.headers_len);
         if self.role == Role::Free {
             let connection = &mut self.connections[index];
@@ -223,7 +226,8 @@ impl PeerTx {
         }
     }
 
-    /// Whether the payload of `frame` is what is expected at `offset` of the stream, and its checksum that of the frame.
+    /// Whether the payload of `frame` is what is expected at `offset` of the stream, and its
+    /// checksum that of the frame.
     fn is_right(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
         let whole = [frame.head, frame.payload].concat();
         let payload = &whole[headers_len..];
@@ -249,8 +253,8 @@ impl PeerTx {
         as_expected && checksum
     }
 
-    /// Whether the checksum of `frame` is that of its header and the payload that is expected at `offset` of the stream.
-    /// The payload is not read.
+    /// Whether the checksum of `frame` is that of its header and the payload that is expected at
+    /// `offset` of the stream. The payload is not read.
     fn has_expected_checksum(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
         let (Some(sums), TxChecksum::Done) = (&self.sums, frame.meta.checksum) else {
             return true;

@@ -1,4 +1,5 @@
-//! The half of the peer that sends: it patches the headers of the next prebuilt frames when they are claimed.
+//! The half of the peer that sends: it patches the headers of the next prebuilt frames when they
+//! are claimed.
 
 use super::config::{ACK_BUFFER, Payload, PeerConfig, Role};
 use super::handle::Shared;
@@ -29,8 +30,8 @@ enum Phase {
 
 /// The half of a [`PeerDevice`](super::PeerDevice) that the stack receives from: the peer's sender.
 ///
-/// A frame that is given back is sent again with other numbers, so it has to be given back as it was claimed. Of the
-/// [`stats`](DeviceRx::stats) only frames are counted.
+/// A frame that is given back is sent again with other numbers, so it has to be given back as it
+/// was claimed. Of the [`stats`](DeviceRx::stats) only frames are counted.
 #[derive(Debug)]
 pub struct PeerRx {
     shared: Arc<Shared>,
@@ -42,8 +43,8 @@ pub struct PeerRx {
     checksum: RxChecksum,
     /// Bytes at the beginning of a frame that are about to be patched.
     head: usize,
-    /// Frames with payload, for each prebuilt payload (one, if all are alike); the one that was unused for longest
-    /// first. Stacks give frames back in any order.
+    /// Frames with payload, for each prebuilt payload (one, if all are alike); the one that was
+    /// unused for longest first. Stacks give frames back in any order.
     data: Vec<Pool>,
     /// For each of them.
     data_patches: Vec<Patch>,
@@ -274,7 +275,8 @@ impl PeerRx {
         }
     }
 
-    /// Sends segments as far as the window goes, at most until `out` holds `max` frames. Returns how many.
+    /// Sends segments as far as the window goes, at most until `out` holds `max` frames. Returns
+    /// how many.
     fn segments(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) -> usize {
         let (edge, echo) = self.window(index);
         let clock = self.clock();

@@ -1,6 +1,7 @@
 //! Checksums of a stream that repeats, known beforehand.
 
-/// Sums of the beginnings of a stream's period. The sum of any stretch of the stream follows from two of them.
+/// Sums of the beginnings of a stream's period. The sum of any stretch of the stream follows from
+/// two of them.
 #[derive(Debug)]
 pub(super) struct Sums {
     /// Of the first 0, 1, 2, ... bytes of the period.
@@ -29,7 +30,8 @@ impl Sums {
         Sums { sums }
     }
 
-    /// The sum of `len` bytes from `offset` of the stream on, as 16-bit words in network order that begin there.
+    /// The sum of `len` bytes from `offset` of the stream on, as 16-bit words in network order that
+    /// begin there.
     pub(super) fn of(&self, offset: u64, len: usize) -> u16 {
         let period = self.sums.len() - 1;
         let mut from = (offset % period as u64) as usize;
@@ -37,7 +39,8 @@ impl Sums {
         while done < len {
             let to = period.min(from + (len - done));
             let part = add(self.sums[to], !self.sums[from]);
-            // Words of the period begin at even places of it, words of the stretch at even places of that.
+            // Words of the period begin at even places of it, words of the stretch at even places
+            // of that.
             let swapped = (from ^ done) % 2 == 1;
             sum = add(sum, if swapped { part.swap_bytes() } else { part });
             done += to - from;

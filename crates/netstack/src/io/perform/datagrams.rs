@@ -19,7 +19,8 @@ const HEADERS: usize = IP_HEADERS + UDP_HEADER;
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
 
-/// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's header.
+/// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's
+/// header.
 pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut EffectStats) {
     let Some(stream) = world.queues.streams.get(queue.socket) else {
         stats.diverged += 1;
@@ -168,8 +169,8 @@ fn ip_headers(
     }
 }
 
-/// Writes the UDP header and what of the payload the frame has room for. The checksum is that of the whole datagram;
-/// with `partial`, that of its pseudo header, for a device that adds the rest.
+/// Writes the UDP header and what of the payload the frame has room for. The checksum is that of
+/// the whole datagram; with `partial`, that of its pseudo header, for a device that adds the rest.
 fn first_piece(
     world: &World,
     port: u16,
@@ -204,8 +205,8 @@ fn first_piece(
     wire::set_udp_checksum(head, sum.finish());
 }
 
-/// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what [`build_datagram`] costs
-/// besides writing headers.
+/// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what
+/// [`build_datagram`] costs besides writing headers.
 pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(HEADERS);
     let [.., a, b, c, d, e, f, g, h] = head[..IP_HEADERS] else {

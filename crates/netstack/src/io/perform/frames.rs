@@ -18,8 +18,8 @@ const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
 const CHECKSUM_AT: u16 = 16;
 
-/// The headers of the frame that was built last, but for sequence and acknowledgment numbers, window and checksum: in a
-/// bulk transfer the next one has the same.
+/// The headers of the frame that was built last, but for sequence and acknowledgment numbers,
+/// window and checksum: in a bulk transfer the next one has the same.
 #[derive(Debug)]
 pub(crate) struct Template {
     key: Option<TemplateKey>,
@@ -365,8 +365,8 @@ fn blocks(sack: &Sack) -> SackBlocks {
     blocks
 }
 
-/// Adds a TCP header, of the values that it was written from: reading it back would wait until the slot's
-/// memory is there. One with other options than timestamps is read.
+/// Adds a TCP header, of the values that it was written from: reading it back would wait until the
+/// slot's memory is there. One with other options than timestamps is read.
 #[inline]
 fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted || h.sack.count > 0 {
@@ -384,8 +384,9 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     }
 }
 
-/// Copies `payload` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with options; the
-/// TCP checksum field is zero), and stores the checksum: what [`build`] costs besides writing headers.
+/// Copies `payload` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with
+/// options; the TCP checksum field is zero), and stores the checksum: what [`build`] costs besides
+/// writing headers.
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
     let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {

@@ -15,8 +15,9 @@ const NONCE: usize = 12;
 
 /// A key for counter mode, and one that makes nonces of streams' names.
 ///
-/// Which instances of the same key belong to which stream is decided by hashing the stream's name with a key that
-/// is itself made from the cipher's: both ends find the same number, nobody else can foresee it.
+/// Which instances of the same key belong to which stream is decided by hashing the stream's name
+/// with a key that is itself made from the cipher's: both ends find the same number, nobody else
+/// can foresee it.
 struct Keys {
     counter: EncryptingKey,
     names: [u8; 16],
@@ -52,7 +53,8 @@ fn counter_key(key: &[u8; 32]) -> EncryptingKey {
         .unwrap_or_else(|_| unreachable!("a key of 32 bytes is one of AES-256"))
 }
 
-/// XORs the key stream that begins with counter block `first` to `bytes` (NIST SP 800-38A section 6.5).
+/// XORs the key stream that begins with counter block `first` to `bytes` (NIST SP 800-38A section
+/// 6.5).
 fn keystream(key: &EncryptingKey, first: [u8; BLOCK], bytes: &mut [u8]) {
     let context = EncryptionContext::Iv128(FixedLength::from(first));
     let done = key.less_safe_encrypt(bytes, context);
@@ -61,16 +63,18 @@ fn keystream(key: &EncryptingKey, first: [u8; BLOCK], bytes: &mut [u8]) {
 
 /// AES-256 in counter mode (NIST SP 800-38A section 6.5): secrecy, no authenticity.
 ///
-/// The counter block of offset `o` is the stream's nonce plus `o / 16`: its upper 84 bits stand for the stream, the
-/// lower 44 count blocks, enough for 2^48 bytes. The bytes of a stream stand where the application put them, one
-/// for one, so the same position is never encrypted with another text.
+/// The counter block of offset `o` is the stream's nonce plus `o / 16`: its upper 84 bits stand for
+/// the stream, the lower 44 count blocks, enough for 2^48 bytes. The bytes of a stream stand where
+/// the application put them, one for one, so the same position is never encrypted with another
+/// text.
 ///
 /// # What it promises
-/// Streams get their nonce from addresses, ports and the sender's initial sequence number. Two streams of one key
-/// share a nonce if these are equal, or else with a chance of 2^-84: **change the key before a pair of ends may
-/// choose an initial sequence number again** (2^32 of them; by then somebody who recorded all has a good chance of
-/// two equal ones after some 2^16 connections between the same two ports). Whoever changes a bit on the way
-/// changes that bit of the text, unnoticed.
+/// Streams get their nonce from addresses, ports and the sender's initial sequence number. Two
+/// streams of one key share a nonce if these are equal, or else with a chance of 2^-84: **change
+/// the key before a pair of ends may choose an initial sequence number again** (2^32 of them; by
+/// then somebody who recorded all has a good chance of two equal ones after some 2^16 connections
+/// between the same two ports). Whoever changes a bit on the way changes that bit of the text,
+/// unnoticed.
 pub struct Aes256Ctr {
     keys: Keys,
 }
@@ -140,25 +144,27 @@ impl fmt::Debug for Aes256Ctr {
 
 /// AES-256-GCM (NIST SP 800-38D) in records of a fixed length: secrecy and authenticity.
 ///
-/// Record `r` is the bytes from `r * record` on. Its last 16 are the tag: what the application wrote there is
-/// ignored, and it reads zeros there. A record is one unit (see [`Processor::unit`]); make it as long as a segment's
-/// payload, which is the MTU less 40, or less 52 where timestamps are in use.
+/// Record `r` is the bytes from `r * record` on. Its last 16 are the tag: what the application
+/// wrote there is ignored, and it reads zeros there. A record is one unit (see
+/// [`Processor::unit`]); make it as long as a segment's payload, which is the MTU less 40, or less
+/// 52 where timestamps are in use.
 ///
 /// # What the application does
-/// It writes whole records, 16 bytes of each left to the tag, and ends the stream after one. An unfinished
-/// record is sent as far as it is written, but nobody can read it before the rest has come; a stream that ends within
-/// one ends for its reader with [`SocketError::Processing`](crate::SocketError::Processing).
+/// It writes whole records, 16 bytes of each left to the tag, and ends the stream after one. An
+/// unfinished record is sent as far as it is written, but nobody can read it before the rest has
+/// come; a stream that ends within one ends for its reader with
+/// [`SocketError::Processing`](crate::SocketError::Processing).
 ///
 /// # What it promises
-/// * The nonce is 56 bits that stand for the stream (hashed from addresses, ports and the sender's initial sequence
-///   number with a key) and 40 that count records. Text at a position never changes, and the tag is only made of a
-///   complete record; so under one nonce there is one text and one tag, however often and however cut it is
-///   sent.
-/// * Two streams of one key share a nonce if addresses, ports and number are equal, or else with a chance of
-///   2^-56. Change the key after 2^16 connections at the latest.
-/// * The application reads no byte of a record whose tag is wrong, and none behind it; the connection is reset.
-///   The position is part of the nonce, so a record that was moved or comes from another stream is not
-///   authentic either.
+/// * The nonce is 56 bits that stand for the stream (hashed from addresses, ports and the sender's
+///   initial sequence number with a key) and 40 that count records. Text at a position never
+///   changes, and the tag is only made of a complete record; so under one nonce there is one text
+///   and one tag, however often and however cut it is sent.
+/// * Two streams of one key share a nonce if addresses, ports and number are equal, or else with a
+///   chance of 2^-56. Change the key after 2^16 connections at the latest.
+/// * The application reads no byte of a record whose tag is wrong, and none behind it; the
+///   connection is reset. The position is part of the nonce, so a record that was moved or comes
+///   from another stream is not authentic either.
 pub struct Aes256Gcm {
     keys: Keys,
     sealing: LessSafeKey,
@@ -171,8 +177,8 @@ impl Aes256Gcm {
     /// Longest record in bytes.
     pub const MAX_RECORD: u32 = 65_536;
 
-    /// Seals what is sent, and opens what is received, with `key`, in records of `record` bytes, tag included.
-    /// `None` if that is not [`Self::MIN_RECORD`] to [`Self::MAX_RECORD`].
+    /// Seals what is sent, and opens what is received, with `key`, in records of `record` bytes,
+    /// tag included. `None` if that is not [`Self::MIN_RECORD`] to [`Self::MAX_RECORD`].
     pub fn new(key: &[u8; 32], record: u32) -> Option<Self> {
         let sealing = UnboundKey::new(&AES_256_GCM, key).ok()?;
         (Self::MIN_RECORD..=Self::MAX_RECORD)
@@ -222,7 +228,8 @@ impl Processor for Aes256Gcm {
 
     fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
         let Some(nonce) = self.nonce(stream, offset) else {
-            // A receiver refuses this position: nothing is given away under a nonce that was used before.
+            // A receiver refuses this position: nothing is given away under a nonce that was used
+            // before.
             return to.fill(0);
         };
         self.seal(nonce, self.record as usize - TAG, from, to);
@@ -245,7 +252,8 @@ impl Aes256Gcm {
                 Err(_) => unreachable!("a record is far below the 2^36 bytes of GCM"),
             }
         } else {
-            // GCM's text is in counter mode from its nonce and a counter of 2 on (SP 800-38D section 7.1).
+            // GCM's text is in counter mode from its nonce and a counter of 2 on (SP 800-38D
+            // section 7.1).
             let mut first = [0; BLOCK];
             first[..NONCE].copy_from_slice(&nonce);
             first[BLOCK - 1] = 2;
@@ -304,7 +312,8 @@ mod tests {
 
     #[test]
     fn records_and_their_beginnings_are_those_of_the_gcm_specification() {
-        // McGrew and Viega, The Galois/Counter Mode of Operation (GCM), 2005, appendix B, test case 15.
+        // McGrew and Viega, The Galois/Counter Mode of Operation (GCM), 2005, appendix B, test case
+        // 15.
         let half = "feffe9928665731c6d6a8f9467308308";
         let gcm = Aes256Gcm::new(&hex(&[half, half].concat()), 256).unwrap();
         let nonce = hex("cafebabefacedbaddecaf888");

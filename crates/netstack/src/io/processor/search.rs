@@ -1,4 +1,5 @@
-//! A string search on the way: bytes pass unchanged, and occurrences of a set of needles are counted.
+//! A string search on the way: bytes pass unchanged, and occurrences of a set of needles are
+//! counted.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +12,17 @@ use super::{Failure, Processor, StreamId};
 
 /// Counts occurrences of needles in what is received and in what is sent.
 ///
-/// It walks an Aho-Corasick automaton while it copies, which costs four memory operations per byte: it loads the
-/// byte, its class and the next state, and stores the byte. That is the load of Sizemore, *Parallel network
-/// protocol stacks using replication*, 2011, Fig. 5.4 ("a typical string search").
+/// It walks an Aho-Corasick automaton while it copies, which costs four memory operations per byte:
+/// it loads the byte, its class and the next state, and stores the byte. That is the load of
+/// Sizemore, *Parallel network protocol stacks using replication*, 2011, Fig. 5.4 ("a typical
+/// string search").
 ///
 /// # What is counted
-/// Every occurrence, overlapping ones too, that lies within the bytes of one segment and within one lap of the
-/// ring. One that reaches over the boundary of two segments is not found: the segments belong to different
-/// primaries, and neither waits for the other. Bytes that are processed twice, as in a retransmission, are
-/// counted twice; received bytes never are. So received counts are exact for needles whose places do not cross
-/// segments, and a lower bound otherwise.
+/// Every occurrence, overlapping ones too, that lies within the bytes of one segment and within one
+/// lap of the ring. One that reaches over the boundary of two segments is not found: the segments
+/// belong to different primaries, and neither waits for the other. Bytes that are processed twice,
+/// as in a retransmission, are counted twice; received bytes never are. So received counts are
+/// exact for needles whose places do not cross segments, and a lower bound otherwise.
 pub struct Search {
     automaton: DFA,
     start: StateID,
@@ -28,7 +30,8 @@ pub struct Search {
     sent: AtomicU64,
 }
 
-/// A set of needles that cannot be searched for: together they make too large an automaton, or one is empty.
+/// A set of needles that cannot be searched for: together they make too large an automaton, or one
+/// is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needles(String);
 

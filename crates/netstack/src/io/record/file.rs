@@ -1,7 +1,7 @@
 //! The log on file.
 //!
-//! A recording begins with a magic word and the [`Limits`], and goes on with one [`Entry`] per request, each
-//! behind its length.
+//! A recording begins with a magic word and the [`Limits`], and goes on with one [`Entry`] per
+//! request, each behind its length.
 
 use std::io::{self, Read, Write};
 

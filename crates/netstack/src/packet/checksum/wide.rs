@@ -1,8 +1,10 @@
-//! For x86-64 with AVX2 or AVX-512: little more than three instructions for a vector, than four with a copy.
+//! For x86-64 with AVX2 or AVX-512: little more than three instructions for a vector, than four
+//! with a copy.
 //!
-//! Bytes are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071 section 1), but is
-//! lost. How many there were is told by the size of what was added, which need not be known well for that: the mean of
-//! a group's highest words, one `vpavgw` for a vector, says it to far less than half a carry.
+//! Bytes are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071
+//! section 1), but is lost. How many there were is told by the size of what was added, which need
+//! not be known well for that: the mean of a group's highest words, one `vpavgw` for a vector, says
+//! it to far less than half a carry.
 
 use core::arch::x86_64::{__m256i, __m512i};
 
@@ -11,8 +13,8 @@ use pulp::x86::{V3, V4};
 
 /// Vectors of a group, whose mean is taken at once.
 const GROUP: usize = 4;
-/// Bytes after which the carries are counted. Half of one is 2^15 in the highest words, and what is added there of a
-/// vector is wrong by less than four: there may be thousands of them.
+/// Bytes after which the carries are counted. Half of one is 2^15 in the highest words, and what is
+/// added there of a vector is wrong by less than four: there may be thousands of them.
 const BLOCK: usize = 1 << 16;
 
 /// What a processor can do with `N` bytes at once, as 64-bit numbers side by side.
@@ -30,7 +32,8 @@ pub(crate) trait Vectors<const N: usize>: Copy {
     fn highest(self, vector: Self::Vector) -> Self::Vector;
     /// The highest 14 bits: what a number adds to the mean of a group.
     fn share(self, vector: Self::Vector) -> Self::Vector;
-    /// The sum of all that was added up in `sum`, where `means` are the sums of the highest words of each group's mean.
+    /// The sum of all that was added up in `sum`, where `means` are the sums of the highest words
+    /// of each group's mean.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
     /// Sums less than `N` bytes.
     fn sum_last(self, bytes: &[u8]) -> u64;

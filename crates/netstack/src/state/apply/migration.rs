@@ -3,8 +3,8 @@
 //!
 //! A connection leaves at one position of its group's log, identically in every replica: it is
 //! removed from all tables and serialized, and effects carry the bytes. Its place waits for
-//! [`Body::Free`](crate::log::request::Body::Free), as that of a closed connection. It arrives at one
-//! position of the other group's log, where it is built from bytes that requests carried, in a
+//! [`Body::Free`](crate::log::request::Body::Free), as that of a closed connection. It arrives at
+//! one position of the other group's log, where it is built from bytes that requests carried, in a
 //! place that was reserved for it. This module knows no threads; the pumps do the work between the
 //! two positions ([`crate::io::rx`]).
 //!

@@ -1,7 +1,8 @@
 //! CUBIC (RFC 9438), in integers: time in microseconds, windows in bytes.
 //!
-//! The window follows a cubic function of the time since it was last reduced: fast at first, flat where it was
-//! before, faster again beyond. Where that is slower than Reno would be, it follows Reno.
+//! The window follows a cubic function of the time since it was last reduced: fast at first, flat
+//! where it was before, faster again beyond. Where that is slower than Reno would be, it follows
+//! Reno.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,8 @@ const LONGEST: i128 = 1 << 31;
 pub(super) struct Cubic {
     /// W_max, bytes: the window before it was last reduced, or what fast convergence leaves of it.
     w_max: u32,
-    /// cwnd_prior, bytes: the window just before it was last reduced. Up to there W_est grows by alpha only.
+    /// cwnd_prior, bytes: the window just before it was last reduced. Up to there W_est grows by
+    /// alpha only.
     cwnd_prior: u32,
     /// W_est, bytes: the window that Reno would have.
     w_est: u32,
@@ -46,7 +48,8 @@ pub(super) struct Cubic {
     plateau: u32,
     /// K: microseconds from the epoch to there.
     k_us: u64,
-    /// When the current stage of congestion avoidance began; [`Instant::NEVER`]: with the next acknowledgment.
+    /// When the current stage of congestion avoidance began; [`Instant::NEVER`]: with the next
+    /// acknowledgment.
     epoch: Instant,
     /// Until when `needed` holds.
     until: Instant,
@@ -105,7 +108,8 @@ impl Cubic {
     fn update_curve(&mut self, cwnd: u32, ack: &Acked) {
         let t = ack.now.since(self.epoch);
         self.until = ack.now + STEP;
-        // Section 4.4: as far as the curve is a round trip from now, but half as much again at most.
+        // Section 4.4: as far as the curve is a round trip from now, but half as much again at
+        // most.
         let target = self.curve(t + ack.srtt, ack.mss);
         let target = target.min(cwnd.saturating_add(cwnd / 2));
         let ahead = target.saturating_sub(cwnd);
@@ -171,7 +175,8 @@ impl Algorithm for Cubic {
     }
 }
 
-/// K = cbrt(below / C) in microseconds, `below` bytes being missing to the plateau (RFC 9438 section 4.2).
+/// K = cbrt(below / C) in microseconds, `below` bytes being missing to the plateau (RFC 9438
+/// section 4.2).
 fn k_us(below: u32, mss: u32) -> u64 {
     let cube = u128::from(below) * (C.1 * CUBE_OF_A_SECOND) as u128;
     cube_root(cube / (u128::from(mss.max(1)) * C.0 as u128))
@@ -280,8 +285,8 @@ mod tests {
         let mut cubic = Cubic::default();
         let w_max = 20 * MSS;
         let cwnd = cubic.decrease(w_max, w_max, MSS);
-        // With 10 ms of round trip, K = cbrt(6 / 0.4) = 2.5 s are many rounds; W_est grows by 9/17 in each until the
-        // window is what it was, and by 1 from there.
+        // With 10 ms of round trip, K = cbrt(6 / 0.4) = 2.5 s are many rounds; W_est grows by 9/17
+        // in each until the window is what it was, and by 1 from there.
         let seen = grow(&mut cubic, cwnd, 1_000_000, 17, 10_000);
         let is = f64::from(seen[16]) / f64::from(MSS);
         assert!((is - 25.7).abs() < 2.0, "{is} segments");
@@ -291,7 +296,8 @@ mod tests {
     fn what_is_acknowledged_beyond_a_step_of_reno_counts_for_the_next_one() {
         let mut cubic = Cubic::default();
         cubic.decrease(20 * MSS, 20 * MSS, MSS);
-        // Section 4.3: W_est grows by alpha * acked / cwnd segments, 9/17 * 7/10 each time: 4.08 after eleven.
+        // Section 4.3: W_est grows by alpha * acked / cwnd segments, 9/17 * 7/10 each time: 4.08
+        // after eleven.
         let cwnd = 10 * MSS;
         for _ in 0..11 {
             cubic.increase(cwnd, &ack(Instant::from_millis(1), 7 * MSS, cwnd));

@@ -1,7 +1,8 @@
 //! Slow start that ends before it loses: HyStart++ (RFC 9406).
 //!
-//! When the round trip becomes longer from one round to the next, a queue builds up. Slow start goes on more slowly
-//! then, for five rounds, to see whether that lasts; if it does, the window is large enough.
+//! When the round trip becomes longer from one round to the next, a queue builds up. Slow start
+//! goes on more slowly then, for five rounds, to see whether that lasts; if it does, the window is
+//! large enough.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,8 @@ use crate::seqnum::SeqNum;
 use crate::tcp::fields::fields;
 use crate::time::Duration;
 
-/// MIN_RTT_THRESH and MAX_RTT_THRESH: by how much longer the round trip must be (RFC 9406 section 4.3).
+/// MIN_RTT_THRESH and MAX_RTT_THRESH: by how much longer the round trip must be (RFC 9406 section
+/// 4.3).
 const THRESHOLD: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
 
 /// MIN_RTT_DIVISOR: or by this part of it, between both.
@@ -83,7 +85,8 @@ impl HyStart {
         Some(ack.acked.min(LIMIT * ack.mss) / slower)
     }
 
-    /// What was in flight is acknowledged, and the next round ends at `nxt`. Returns whether there were enough.
+    /// What was in flight is acknowledged, and the next round ends at `nxt`. Returns whether there
+    /// were enough.
     fn begin_round(&mut self, nxt: SeqNum) -> bool {
         if self.baseline.is_some() {
             self.rounds += 1;
@@ -122,8 +125,8 @@ mod tests {
 
     const MSS: u32 = 1000;
 
-    /// A round of 20 acknowledgments of two segments each, all measured as `ms`. What the window grew by, or nothing if
-    /// slow start ended.
+    /// A round of 20 acknowledgments of two segments each, all measured as `ms`. What the window
+    /// grew by, or nothing if slow start ended.
     fn round(hystart: &mut HyStart, number: u32, ms: u64) -> Option<u32> {
         let mut grown = 0;
         for i in 0..20 {

@@ -1,8 +1,8 @@
 //! How much may be in flight for the network's sake (RFC 5681), in integers.
 //!
-//! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers without SACK,
-//! proportional rate reduction (RFC 6937) for the others. An [`Algorithm`] decides how fast the window opens and how
-//! far it falls: [`Reno`] or [`Cubic`].
+//! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers
+//! without SACK, proportional rate reduction (RFC 6937) for the others. An [`Algorithm`] decides
+//! how fast the window opens and how far it falls: [`Reno`] or [`Cubic`].
 
 mod cubic;
 mod hystart;
@@ -73,8 +73,8 @@ pub(super) struct Acked {
 
 /// How a congestion window opens, and how far it falls.
 trait Algorithm {
-    /// By how many bytes the window grows after `ack` in slow start; `None`: that is over. `initial`: nothing was ever
-    /// lost.
+    /// By how many bytes the window grows after `ack` in slow start; `None`: that is over.
+    /// `initial`: nothing was ever lost.
     fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
         // RFC 5681 section 3.1, at most L = 2 segments a time (RFC 3465 section 2.2).
         Some(ack.acked.min(2 * ack.mss))
@@ -238,8 +238,8 @@ impl Congestion {
         self.cwnd = if syn_lost { mss } else { Self::initial(mss) };
     }
 
-    /// Bytes that may be in flight. The first two duplicate acknowledgments let a new segment out each
-    /// (limited transmit, RFC 3042).
+    /// Bytes that may be in flight. The first two duplicate acknowledgments let a new segment out
+    /// each (limited transmit, RFC 3042).
     #[inline]
     pub(super) fn allowed(&self, mss: u32) -> u32 {
         if self.phase == Phase::Open {
@@ -255,8 +255,8 @@ impl Congestion {
         self.cwnd
     }
 
-    /// Whether the retransmission timer keeps running from before this acknowledgment: in fast recovery
-    /// it starts again at the first partial one only (RFC 6582 section 3.2, step 3).
+    /// Whether the retransmission timer keeps running from before this acknowledgment: in fast
+    /// recovery it starts again at the first partial one only (RFC 6582 section 3.2, step 3).
     pub(super) fn keeps_timer(&self) -> bool {
         self.phase == Phase::RecoveryPartial
     }
@@ -272,7 +272,8 @@ impl Congestion {
         self.recover
     }
 
-    /// Something new was acknowledged, `flight` bytes having been in flight; `ack` says what, if that matters.
+    /// Something new was acknowledged, `flight` bytes having been in flight; `ack` says what, if
+    /// that matters.
     #[inline(always)]
     pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
@@ -355,8 +356,8 @@ impl Congestion {
         };
     }
 
-    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 6937 section 3, if there is a recovery. At
-    /// least one segment leaves in it.
+    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 6937 section 3, if there
+    /// is a recovery. At least one segment leaves in it.
     pub(super) fn reduce(&mut self, delivered: u32, pipe: u32, mss: u32) {
         if self.phase != Phase::Reduction {
             return;
@@ -389,7 +390,8 @@ impl Congestion {
         }
     }
 
-    /// There was congestion, and nothing has to be sent again: the window falls, once for what was sent up to `nxt`.
+    /// There was congestion, and nothing has to be sent again: the window falls, once for what was
+    /// sent up to `nxt`.
     pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
         if self.phase == Phase::Open {
             self.reduce_window(self.cwnd, mss);
@@ -415,8 +417,9 @@ impl Congestion {
         self.before_reduction.is_some()
     }
 
-    /// There was no loss: all is as before (RFC 4015 section 3.2, RFC 9438 section 4.9). What the window may open more
-    /// than by `pipe` and an initial window comes by slow start, lest it all leave at once.
+    /// There was no loss: all is as before (RFC 4015 section 3.2, RFC 9438 section 4.9). What the
+    /// window may open more than by `pipe` and an initial window comes by slow start, lest it all
+    /// leave at once.
     pub(super) fn undo(&mut self, una: SeqNum, pipe: u32, mss: u32) {
         let Some(before) = self.before_reduction.take() else {
             return;
@@ -466,8 +469,8 @@ impl Congestion {
         AckAction::Resend
     }
 
-    /// The retransmission timer expired, for the `first` time for this segment (RFC 5681 section 3.1,
-    /// RFC 6582 section 3.2 step 4).
+    /// The retransmission timer expired, for the `first` time for this segment (RFC 5681 section
+    /// 3.1, RFC 6582 section 3.2 step 4).
     pub(super) fn on_timeout(&mut self, max: SeqNum, flight: u32, mss: u32, first: bool) {
         if first {
             self.reduce_window(flight, mss);
@@ -647,7 +650,8 @@ mod tests {
         assert_eq!(c.window(), pipe + 2 * MSS);
     }
 
-    /// RFC 4015 section 3.2: at most an initial window leaves at once, and what grew since the timeout stays.
+    /// RFC 4015 section 3.2: at most an initial window leaves at once, and what grew since the
+    /// timeout stays.
     #[test]
     fn a_loss_that_was_none_gives_back_what_may_leave_at_once_and_the_threshold() {
         let mut c = open();

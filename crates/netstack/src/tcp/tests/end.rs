@@ -188,7 +188,8 @@ impl End {
         self.tcb.as_ref().map_or(State::Closed, Tcb::state)
     }
 
-    /// One request: `what` happens, then the connection finishes. Checks all that must hold afterwards.
+    /// One request: `what` happens, then the connection finishes. Checks all that must hold
+    /// afterwards.
     pub(super) fn request(
         &mut self,
         now: Instant,

@@ -1,4 +1,5 @@
-//! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary segments.
+//! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary
+//! segments.
 
 mod arriving;
 mod end;

@@ -130,7 +130,8 @@ impl OneSide {
         self.end.arrive(self.now, &[(0, wire)], false);
     }
 
-    /// The other side says `count` segments of `len` bytes, which are one run; `followed`: another one is there already.
+    /// The other side says `count` segments of `len` bytes, which are one run; `followed`: another
+    /// one is there already.
     pub(super) fn receive_run(&mut self, seq: u32, count: u32, len: u32, followed: bool) {
         let wire = |i: u32| Wire {
             seq: Self::IRS + seq + i * len,

@@ -271,8 +271,8 @@ impl Pair {
             assert_eq!(end.seen.len() as u64, total);
             assert!(end.seen.iter().all(|&n| n == 1));
             assert!(end.events.contains(&Event::Established));
-            // A timeout without measurements may outlast the other end's TIME-WAIT: then a reset is all that
-            // comes for our FIN.
+            // A timeout without measurements may outlast the other end's TIME-WAIT: then a reset is
+            // all that comes for our FIN.
             let all = end.events.contains(&Event::AllAcknowledged);
             assert!(all || self.forgot[1 - side], "{:?}", end.events);
             assert!(end.events.contains(&Event::PeerFinished { end: total }));

@@ -1,5 +1,6 @@
-//! A peer that reports what it likes: SACK blocks from anywhere, in every state, while text is in flight, lost, and sent
-//! again. No call may panic, and what [`Subject::request`] checks must hold after each.
+//! A peer that reports what it likes: SACK blocks from anywhere, in every state, while text is in
+//! flight, lost, and sent again. No call may panic, and what [`Subject::request`] checks must hold
+//! after each.
 //!
 //! Here nothing catches a panic, and the profile of tests checks every addition for overflow.
 
@@ -149,8 +150,8 @@ fn offer(rng: &mut Rng) -> Options {
     })
 }
 
-/// One case: all states that it met, whether something was in flight when blocks came, and whether some of it was
-/// reported, lost, and sent again.
+/// One case: all states that it met, whether something was in flight when blocks came, and whether
+/// some of it was reported, lost, and sent again.
 fn case(seed: u64) -> (Vec<State>, [bool; 4]) {
     let mut named = Named {
         seed,
@@ -249,7 +250,8 @@ fn acknowledge(one_side: &mut OneSide, ack: u32, blocks: &[(u32, u32)]) {
     one_side.receive_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
 }
 
-/// Left and right edges, relative to the initial number, that report nothing: of 1..10001 in flight.
+/// Left and right edges, relative to the initial number, that report nothing: of 1..10001 in
+/// flight.
 const NOTHING: [(u32, u32); 14] = [
     // From where nothing was sent yet.
     (10_001, 10_001u32.wrapping_add(1 << 31)),
@@ -300,7 +302,8 @@ fn a_block_up_to_all_that_was_sent_counts() {
     assert_eq!(one_side.tcb().scoreboard.sacked(), 9999);
 }
 
-/// D-SACK blocks, relative to the initial number, that are none: 2001 is acknowledged, 10001 was sent.
+/// D-SACK blocks, relative to the initial number, that are none: 2001 is acknowledged, 10001 was
+/// sent.
 const NOT_TWICE: [(u32, u32); 7] = [
     // Empty, or backwards.
     (1001, 1001),

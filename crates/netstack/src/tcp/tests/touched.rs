@@ -37,7 +37,8 @@ fn outcome(
     (fast, held, out, fields(&tcb))
 }
 
-/// Fields that are written, and those of which some bit changes what comes of `seg` besides the field itself.
+/// Fields that are written, and those of which some bit changes what comes of `seg` besides the
+/// field itself.
 fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
     let tcb = one_side.tcb();
     let before = fields(tcb);

@@ -44,7 +44,8 @@ impl Batch {
         self.items.is_empty()
     }
 
-    /// Verifies the checksums of the next request that nobody vouched for. Says whether there was one left.
+    /// Verifies the checksums of the next request that nobody vouched for. Says whether there was
+    /// one left.
     pub(super) fn prepare_one(&mut self) -> bool {
         let Some(item) = self.items.get_mut(self.prepared) else {
             return false;
@@ -71,7 +72,8 @@ impl Batch {
         let stats = &mut self.lock_stats;
         let ((), waited) = timed(&*shared.state, |state: &mut State| {
             state.apply(items, effects, stats);
-            // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is checked by `apply`.
+            // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is
+            // checked by `apply`.
             let deadline = state.replica.next_deadline().as_nanos();
             shared.deadline.store(deadline, Ordering::Relaxed);
         });
@@ -137,12 +139,14 @@ impl<K: LockKind> Log for Intake<'_, K> {
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {
-            // ORDERING: Relaxed: only holders of the pump compare it with positions, and the pump's role hands it on.
-            // The Release that matters is the one that takes it back, in `Worker::finish`.
+            // ORDERING: Relaxed: only holders of the pump compare it with positions, and the pump's
+            // role hands it on. The Release that matters is the one that takes it back, in
+            // `Worker::finish`.
             self.shared.oldest_carried[self.id].store(position, Ordering::Relaxed);
         }
-        // Listening and not listening, opening and aborting, freeing a place: of two such commands the second may
-        // rest on the first, so they must not overtake each other on the way to the lock. They are rare.
+        // Listening and not listening, opening and aborting, freeing a place: of two such commands
+        // the second may rest on the first, so they must not overtake each other on the way to the
+        // lock. They are rare.
         let in_order =
             request.digest.kind == Kind::Command && !matches!(request.body, Body::Progress { .. });
         self.batch.items.push(Item {
@@ -170,7 +174,8 @@ impl<K: LockKind> Log for Intake<'_, K> {
 
     fn performed(&self) -> u64 {
         let carried = self.shared.oldest_carried.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::finish`: what it carried is performed.
+            // ORDERING: Acquire, pairs with the Release in `Worker::finish`: what it carried is
+            // performed.
             word.load(Ordering::Acquire)
         });
         let oldest = carried.min().unwrap_or(IDLE);

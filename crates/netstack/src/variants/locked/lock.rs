@@ -1,9 +1,10 @@
 //! The two locks that can stand around the state.
 //!
-//! E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network protocols*
-//! (OSDI 1994), section 4, compare them: a plain lock lets whoever comes first in, so packets overtake each
-//! other at it; the lock of J. M. Mellor-Crummey and M. L. Scott (*Algorithms for scalable synchronization on
-//! shared-memory multiprocessors*, TOCS 1991) admits in the order of arrival.
+//! E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network
+//! protocols* (OSDI 1994), section 4, compare them: a plain lock lets whoever comes first in, so
+//! packets overtake each other at it; the lock of J. M. Mellor-Crummey and M. L. Scott (*Algorithms
+//! for scalable synchronization on shared-memory multiprocessors*, TOCS 1991) admits in the order
+//! of arrival.
 
 use std::sync::{self, TryLockError};
 use std::time::Instant;
@@ -21,7 +22,8 @@ pub trait Lock<T>: Send + Sync {
     /// Does `what` to the value alone, as soon as nobody else has it.
     ///
     /// # Panics
-    /// If an earlier holder panicked and left the value half changed, as far as the kind of lock knows that.
+    /// If an earlier holder panicked and left the value half changed, as far as the kind of lock
+    /// knows that.
     fn with<R>(&self, what: impl FnOnce(&mut T) -> R) -> R;
 }
 
@@ -38,11 +40,11 @@ pub trait LockKind: 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Mutex;
 
-/// The queue lock of Mellor-Crummey and Scott, from the crate `mcslock`: first come, first served. Each waiter
-/// looks at a word of its own, with growing pauses, and at last yields its core.
+/// The queue lock of Mellor-Crummey and Scott, from the crate `mcslock`: first come, first served.
+/// Each waiter looks at a word of its own, with growing pauses, and at last yields its core.
 ///
-/// It hands the lock to the next in line even if that one does not run. With more threads than cores every
-/// such hand-over costs a time slice, or a yield at least: correct, and slow.
+/// It hands the lock to the next in line even if that one does not run. With more threads than
+/// cores every such hand-over costs a time slice, or a yield at least: correct, and slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Mcs;
 
