@@ -11,12 +11,11 @@
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
 //! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
-//! connection any more, sends FIN on every open one, resets after `--grace N` seconds (by default
-//! 1) those that are left, and exits with code
-//! 0. A second signal ends it at once. Here it serves over one end of a veth pair, whose other end
-//!    has a network
-//! namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer has to
-//! compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
+//! connection any more, sends FIN on every open one, resets those that are left after `--grace N`
+//! seconds (by default 1), and exits with code 0. A second signal ends it at once. Here it serves
+//! over one end of a veth pair, whose other end has a network namespace of its own; `--xdp` in the
+//! place of `--packet` uses AF_XDP, for which the peer has to compute checksums
+//! (`sudo ip netns exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer
