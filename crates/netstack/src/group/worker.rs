@@ -31,8 +31,8 @@ use crate::time::{Duration, Instant};
 const IDLE_TURNS: u32 = 16;
 /// Requests that a worker applies before it does other work.
 const APPLY_BATCH: usize = 64;
-/// If no frame was sent for so long, any worker sends, even a busy one. In that time a few chunks
-/// of frames are built.
+/// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
+/// chunks of frames takes about as long.
 const SEND_TAKEOVER: Duration = Duration::from_micros(50);
 
 /// What a worker is doing in its group.
@@ -68,13 +68,14 @@ pub struct Worker<T: FaultHooks = ()> {
     /// With [`Layout::confirm`](crate::group::Layout), the position up to which a majority has its
     /// state.
     pub(crate) confirmed: Seq,
-    /// Why it gets the state that it waits for.
+    /// Why it waits for a state. `Repair` while it does not wait.
     pub(crate) join_reason: JoinReason,
     /// Fingerprints of positions that it reached before the join check was over.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload bytes of requests that are prepared and not performed.
+    /// Payload bytes of this worker's requests from its cursor to `prepared`: they limit how far it
+    /// works ahead.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
@@ -174,7 +175,8 @@ impl<T: FaultHooks> Worker<T> {
     pub(crate) fn try_join(&mut self) -> bool {
         if self.state == WorkerState::Joining {
             let Some(snapshot) = self.shared.take_snapshot(self.id) else {
-                // Requests that it does not read would stay in the log.
+                // Skips to the end: the position of a reader that stands still keeps slots of the
+                // log from being used again.
                 let end = self.log.poll();
                 self.log.advance_to(end);
                 return false;
@@ -206,7 +208,8 @@ impl<T: FaultHooks> Worker<T> {
     #[cold]
     fn handle_notification(&mut self) -> bool {
         if self.is_parked() {
-            // A parked worker must not write the words that a solo worker has for itself.
+            // `return_to_log` stores atomics that belong to the solo worker, so a parked worker
+            // must not call it.
             return true;
         }
         // Leaves solo mode: a worker that is given a state may join and leave before the next turn.
@@ -382,7 +385,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// The first frame behind `frame`, which is this worker's, that another worker may be building.
+    /// The end of the frames from `frame` on that this worker may send: that of the chunk, or no
+    /// limit if the chunk has one owner.
     #[inline]
     fn own_frames_end(&self, frame: u64) -> u64 {
         let chunk = self.shared.frame_chunk_of(frame);
@@ -426,7 +430,7 @@ impl<T: FaultHooks> Worker<T> {
         now.since(*since) >= SEND_TAKEOVER
     }
 
-    /// A turn without the receive pump: everything that needs no clock.
+    /// A turn without the receive pump. The time is that of the last [`turn`](Self::turn).
     pub fn work(&mut self) -> usize {
         if self.handle_membership() {
             return 0;
@@ -574,7 +578,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Applies the next request, and prepares it if its primary is late. Returns whether it did.
+    /// If any worker is late: prepares the next request in the place of its primary, and applies
+    /// it. Returns whether it did.
     fn apply_for_straggler(&mut self) -> bool {
         self.stragglers.any && self.prepare_one(self.replica.position()) && self.apply_one()
     }
@@ -641,7 +646,7 @@ impl<T: FaultHooks> Worker<T> {
         let posts = &self.shared.posts;
         let mut print = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
-            // The next request may undo the change that this one's effects show.
+            // The next request may overwrite a wrong value in the state, so the effects count, too.
             print = print.rotate_left(1) ^ self.pending.fingerprint();
         }
         if self.state == WorkerState::JoinCheck {
@@ -736,7 +741,7 @@ impl<T: FaultHooks> Worker<T> {
 
     /// Reports how far this worker has performed its share.
     fn report_progress(&mut self) {
-        // The slot's share may be reported as done farther than this worker's cursor is.
+        // `reported` may be ahead of the cursor: an earlier worker of this slot stored it.
         if self.reported < self.cursor.seq {
             self.reported = self.cursor.seq;
             // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and
@@ -764,7 +769,8 @@ impl<T: FaultHooks> Worker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // A worker that is gone reports nothing, so this one reports that all is done.
+            // The pump cannot wait for reports of an empty slot, so this worker reports what it
+            // knows to be done.
             let reported = self.shared.membership.misses_a_replica() && self.report_verified();
             return usize::from(reported);
         }
@@ -849,10 +855,9 @@ impl<T: FaultHooks> Worker<T> {
         self.pending.effects.iter()
     }
 
-    /// The latest time at which the worker must be given the time: the state, as far as this worker
-    /// knows it, needs it then, or the receive pump, which waits for neighbours to answer and for
-    /// fragments to arrive. If another worker has the pump at this moment, that worker asks the
-    /// pump after its turn.
+    /// The latest time for the next [`turn`](Self::turn): the earlier one of the replica's next
+    /// deadline and the receive pump's, which waits for answers of neighbours and for fragments. If
+    /// another worker has the pump at this moment, that worker asks the pump after its turn.
     pub fn next_deadline(&self) -> Instant {
         let side = self.shared.rx.try_take();
         let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
@@ -874,7 +879,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Returns recycled frames to the device before this worker sleeps. If another worker has the
-    /// pump, it may sleep in the device for lack of these frames, so they are left for it to take.
+    /// pump, that worker may be blocked in the device for lack of frames, so these are left where
+    /// that worker finds them.
     pub(crate) fn put_back(&mut self) {
         if self.recycler.frames.is_empty() {
             return;
@@ -885,8 +891,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Whether effects are pending that others have begun, or are not late with yet: this worker
-    /// must check again.
+    /// Drops effects that are known to be done. Returns whether any are left, so that this worker
+    /// must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()

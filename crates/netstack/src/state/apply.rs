@@ -1,7 +1,7 @@
 //! The replicated state: all connections of a group, and what they share.
 //!
-//! A [`Replica`] is plain data. Only [`Replica::apply`] changes it, and the result depends on
-//! nothing but the request, its verdict and the state. Replicas that applied the same log are
+//! A [`Replica`] is plain data. Only applying a request changes it (apart from planned faults of
+//! tests), and the result depends on nothing but the request, its verdict and the state. Replicas that applied the same log are
 //! therefore equal.
 
 use crate::hash::mix;
@@ -110,8 +110,8 @@ impl Fields for Place {
     }
 }
 
-// The memory that a connection without loss takes in a replica: this, and some 50 bytes in the
-// table of flows and in the deadlines.
+// A connection without data out of order takes this much memory in a replica, and some 50 bytes in
+// the table of flows and in the deadlines.
 const _: () = assert!(size_of::<Place>() <= 1024);
 
 impl Place {
@@ -135,12 +135,12 @@ pub(crate) trait Requests<S> {
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
     fn current(&self) -> (&Request, u16);
-    /// Whether the current request stands for a row of requests, one for each segment of its run.
+    /// Whether the current request is a row: several requests of one segment each, bundled.
     fn is_row(&self) -> bool {
         false
     }
     /// The row cannot be applied at once: from now on its requests come one by one, beginning with
-    /// the first.
+    /// the first. Does nothing if the current request is no row.
     fn take_apart(&mut self) {}
     /// The current request was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
@@ -159,8 +159,8 @@ pub struct Replica {
     /// The place that was used last.
     touched: u32,
     next_deadline: Instant,
-    /// The number of sent frames at which the next waiting connection or socket can continue; 0
-    /// while one waits for its turn.
+    /// Waiting connections and sockets may continue once so many frames were sent; 0 if one can
+    /// continue with the next request.
     next_sent: u64,
     limits: Limits,
     address: Ipv4Addr,
@@ -186,8 +186,8 @@ pub struct Replica {
     /// The flows whose connections migrated to other groups, folded into one number.
     migrated_away: u64,
     stats: StateStats,
-    /// Number of the next frame when the fast path began. Meaningful within one request only, so
-    /// not part of the state.
+    /// Number of the next frame when the fast path began; isolation of panics goes back to it.
+    /// Meaningful within one request only, so not part of the state.
     next_before: u64,
     /// Whether the current work concerns more than one connection. Meaningful within one request
     /// only.
@@ -311,7 +311,8 @@ impl Replica {
     }
 
     /// The fast path, for a run that is as expected and whose connection the pump knew. Returns
-    /// false otherwise; then at most the application's cursors have been taken over.
+    /// false otherwise; then at most the application's cursors were updated, which the slow path
+    /// may do again.
     #[inline(always)]
     fn fast_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
         let digest = &request.digest;
@@ -482,8 +483,8 @@ impl Replica {
         }
     }
 
-    /// A run without a connection: a SYN for a listening port, or something to reset. `past` is the
-    /// end of the sequence numbers of the connection that this one would replace.
+    /// Handles a run of no known connection: its port's listener takes it, or a RST answers it.
+    /// `past` is the end of the sequence numbers of the connection that this one would replace.
     fn no_connection(
         &mut self,
         request: &Request,
@@ -503,7 +504,7 @@ impl Replica {
         });
     }
 
-    /// A segment that belongs to no connection.
+    /// Answers a segment of no connection with a RST, unless a limit forbids it.
     fn refuse(&mut self, flow: Flow, mac: Mac, segment: &Segment<'_>, out: &mut impl EffectSink) {
         self.stats.no_connection += 1;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
@@ -525,8 +526,8 @@ impl Replica {
         });
     }
 
-    /// Makes room when the table is nearly full. Connections in TIME-WAIT only guard against old
-    /// segments, so the oldest of them is closed first. Its place becomes free a little later.
+    /// Closes the oldest connection in TIME-WAIT, which only guards against old segments, when at
+    /// most an eighth of the table is free. Its place is usable after `Body::Free`.
     fn evict_time_wait(&mut self, out: &mut impl EffectSink) {
         let spare = self.limits.connections as usize / 8;
         if self.limits.connections as usize + self.free.len() > self.places.len() + spare {
@@ -574,8 +575,7 @@ impl Replica {
         self.keys.of_flow(Domain::Timestamp, flow, 0) as u32
     }
 
-    /// Finishes a request for a connection that received no segment: lets it send, and does the
-    /// work that follows.
+    /// Lets a connection that received no segment send, and updates its queues and its deadline.
     fn finish(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         self.with(conn, out, |_, _| ());
     }
@@ -653,8 +653,8 @@ impl Replica {
 
     /// Handles all deadlines that are due. Entries that were too early are put back.
     fn fire(&mut self, out: &mut impl EffectSink) {
-        // A deadline that moves is never due again at the same time, unless the state was
-        // corrupted. The bound keeps a corrupted state from looping for ever.
+        // A deadline that is due is normally armed again for later. The bound keeps a corrupted
+        // state from looping for ever.
         for _ in 0..2 * self.places.len() {
             let Some(index) = self.deadlines.pop_due(self.now) else {
                 break;
@@ -843,9 +843,9 @@ impl Replica {
         self.finish(conn, out);
     }
 
-    /// Our end of a new connection: `port`, or the first free port after one that a keyed hash
-    /// gives for this connection (RFC 6056 section 3.3.1), such that the peer's segments belong to
-    /// this group.
+    /// Our end of a new connection: `port`, or if that is 0 the first free port, from one that a
+    /// keyed hash gives (RFC 6056 section 3.3.1), with which the peer's segments belong to this
+    /// group.
     fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
         let flow = |port| Flow {
             local: SocketAddrV4::new(self.address, port),
@@ -878,8 +878,8 @@ impl Replica {
         self.position + self.applied_unlogged
     }
 
-    /// The requests applied from `position` on were in no log, so the next request of the log has
-    /// this position.
+    /// Resets the position of the log after working without a log: the requests that were applied
+    /// from `position` on count as unlogged.
     pub(crate) fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;
@@ -890,7 +890,7 @@ impl Replica {
         self.now
     }
 
-    /// The latest time at which a request has to be published, even if nothing else happens.
+    /// The latest time for the next request: deadlines need one then, if nothing else happens.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
@@ -980,14 +980,14 @@ impl Replica {
         h
     }
 
-    /// The same with the derived tables, in which connections and deadlines are found. A corruption
+    /// As [`fingerprint`](Self::fingerprint), plus the tables of flows and deadlines. A corruption
     /// may have left traces there although the corrupted value itself was overwritten.
     pub(crate) fn whole_fingerprint(&self) -> u64 {
         let tables = mix(self.demux.fingerprint()) ^ self.deadlines.fingerprint();
         mix(self.fingerprint() ^ tables)
     }
 
-    /// The name of the first field in which two replicas differ.
+    /// The name of the first difference between two replicas, with the values where they are short.
     pub fn first_difference(&self, other: &Replica) -> Option<String> {
         if self.applied() != other.applied() {
             return Some(format!("applied {} / {}", self.applied(), other.applied()));
@@ -1085,7 +1085,7 @@ mod tests {
     const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
     const PORT: u16 = 80;
 
-    /// A replica, the peer's next sequence number, and the effects since the last look.
+    /// A replica, the effects of the last request, and the time.
     pub(crate) struct Fixture {
         pub(crate) replica: Replica,
         pub(crate) effects: Vec<Effect>,
@@ -1347,7 +1347,7 @@ mod tests {
         assert_eq!(answers.count(), 1);
         assert_eq!(counted(&fixture), (2, 1, 4));
 
-        // A SYN for which the accept queue has no room is not the table's.
+        // A SYN for which the accept queue has no room does not count as `table_full`.
         let mut fixture = Fixture::listening(1);
         fixture.open(4000, 100);
         fixture.segment(5000, 100, 0, Flags::SYN);
