@@ -299,6 +299,7 @@ impl<S: Stack> Lane<S> {
 
     pub(super) fn with_setup(setting: Setting, setup: Setup) -> Self {
         let (device, link) = ScriptedDevice::new(setting.plan());
+        let ring = setup.limits.send_buffer as usize;
         let mut stack = S::make(setup, Box::new(device));
         let listener = stack.sockets().listen(PORT, 1).expect("the port is free");
         let mut now = Instant::ZERO;
@@ -307,7 +308,6 @@ impl<S: Stack> Lane<S> {
             stack.turn(now);
             if let Ok((stream, _)) = listener.try_accept() {
                 let (reader, writer) = stream.split();
-                let ring = writer.room().expect("the connection was just opened");
                 let app = App {
                     using: setting.using,
                     segment: setting.segment as usize,
