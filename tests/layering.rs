@@ -155,9 +155,11 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The files that may say `unsafe`.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 9] = [
+    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/ring.rs",
-    "crates/dominoes/src/cell.rs",
+    "crates/dominoes/src/slots.rs",
     "crates/netstack/src/io/stream.rs",
     "crates/netstack/src/io/tx.rs",
     "crates/drivers/src/sys.rs",
@@ -166,12 +168,15 @@ const UNSAFE: [&str; 7] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 36] = [
-    "crates/dominoes/src/cell.rs",
+const PATH_OF_A_FRAME: [&str; 39] = [
+    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
+    "crates/dominoes/src/slots.rs",
     "crates/dominoes/src/subscription.rs",
+    "crates/dominoes/src/verdicts.rs",
     "crates/dominoes/src/work.rs",
     "crates/netstack/src/packet/checksum.rs",
     "crates/netstack/src/packet/checksum/wide.rs",
