@@ -155,12 +155,16 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The files that may say `unsafe`.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 13] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/ring.rs",
     "crates/dominoes/src/slots.rs",
-    "crates/netstack/src/io/stream.rs",
+    "crates/netstack/src/io/prefetch.rs",
+    "crates/netstack/src/io/stream/byte_ring.rs",
+    "crates/netstack/src/io/stream/delivery.rs",
+    "crates/netstack/src/io/stream/send.rs",
+    "crates/netstack/src/io/stream/table.rs",
     "crates/netstack/src/io/tx.rs",
     "crates/drivers/src/sys.rs",
     "crates/drivers/src/umem.rs",
@@ -168,7 +172,7 @@ const UNSAFE: [&str; 9] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 39] = [
+const PATH_OF_A_FRAME: [&str; 46] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/log.rs",
@@ -192,7 +196,14 @@ const PATH_OF_A_FRAME: [&str; 39] = [
     "crates/netstack/src/io/processor/search.rs",
     "crates/netstack/src/state/apply.rs",
     "crates/netstack/src/state/apply/row.rs",
+    "crates/netstack/src/io/prefetch.rs",
     "crates/netstack/src/io/stream.rs",
+    "crates/netstack/src/io/stream/byte_ring.rs",
+    "crates/netstack/src/io/stream/delivery.rs",
+    "crates/netstack/src/io/stream/options.rs",
+    "crates/netstack/src/io/stream/send.rs",
+    "crates/netstack/src/io/stream/status.rs",
+    "crates/netstack/src/io/stream/table.rs",
     "crates/netstack/src/io/tx.rs",
     "crates/netstack/src/groups/classify.rs",
     "crates/netstack/src/udp.rs",
