@@ -172,7 +172,7 @@ const UNSAFE: [&str; 13] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 46] = [
+const PATH_OF_A_FRAME: [&str; 48] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/log.rs",
@@ -195,6 +195,8 @@ const PATH_OF_A_FRAME: [&str; 46] = [
     "crates/netstack/src/io/processor/cipher.rs",
     "crates/netstack/src/io/processor/search.rs",
     "crates/netstack/src/state/apply.rs",
+    "crates/netstack/src/state/apply/connections.rs",
+    "crates/netstack/src/state/apply/schedule.rs",
     "crates/netstack/src/state/apply/row.rs",
     "crates/netstack/src/io/prefetch.rs",
     "crates/netstack/src/io/stream.rs",
