@@ -155,7 +155,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The files that may say `unsafe`.
-const UNSAFE: [&str; 13] = [
+const UNSAFE: [&str; 20] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/ring.rs",
@@ -166,7 +166,14 @@ const UNSAFE: [&str; 13] = [
     "crates/netstack/src/io/stream/send.rs",
     "crates/netstack/src/io/stream/table.rs",
     "crates/netstack/src/io/tx.rs",
-    "crates/drivers/src/sys.rs",
+    "crates/drivers/src/sys/bpf.rs",
+    "crates/drivers/src/sys/interface.rs",
+    "crates/drivers/src/sys/memory.rs",
+    "crates/drivers/src/sys/mod.rs",
+    "crates/drivers/src/sys/packet.rs",
+    "crates/drivers/src/sys/tap.rs",
+    "crates/drivers/src/sys/wait.rs",
+    "crates/drivers/src/sys/xdp.rs",
     "crates/drivers/src/umem.rs",
     "crates/drivers/src/xsk_ring.rs",
 ];
