@@ -8,11 +8,11 @@
 
 use arrayvec::ArrayVec;
 
-use super::receive_space::{AckContents, AckDue, ReceiveSpace};
-use super::retransmit::Timer;
+use super::delayed_ack::AckDue;
+use super::receive_space::{AckContents, ReceiveSpace};
 use super::send::Outgoing;
 use super::send_space::SendSpace;
-use super::{Cx, DELAYED_ACK, Tcb, positions};
+use super::{Cx, Tcb, positions};
 use crate::config::Limits;
 use crate::log::effect::{Deliver, EffectSink, MAX_ROW_ACKS, Row, RowAck};
 use crate::log::request::{Flags, Segment};
@@ -115,9 +115,9 @@ impl Tcb {
         cx.frames.next += row.acks.len() as u64;
         if rcv.ack == AckDue::Delayed {
             // If the following segments were damaged, the timer triggers the acknowledgment.
-            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
+            self.start_delayed_ack(cx.now);
         } else {
-            self.timers.stop(Timer::DelayedAck);
+            self.stop_delayed_ack();
         }
         cx.out.push_row(row);
         true
