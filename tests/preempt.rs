@@ -240,13 +240,13 @@ fn layout(rng: &mut Rng, replicas: usize) -> Layout {
     let mut layout = Layout::default();
     layout.replicas = replicas;
     layout.primaries = Primaries::ALL[rng.index(Primaries::ALL.len())];
-    layout.log = 64 << rng.below(3);
-    layout.request_chunk = 1 << rng.below(5);
-    layout.frame_chunk = 1 << rng.below(5);
-    layout.steal_after = rng.index(16);
-    layout.patience = Duration::from_micros(rng.below(200));
-    layout.past_hole = 1 << rng.below(8);
-    layout.hole_turns = rng.below(64) as u32;
+    layout.tuning.log = 64 << rng.below(3);
+    layout.tuning.request_chunk = 1 << rng.below(5);
+    layout.tuning.frame_chunk = 1 << rng.below(5);
+    layout.tuning.steal_after = rng.index(16);
+    layout.tuning.patience = Duration::from_micros(rng.below(200));
+    layout.tuning.past_hole = 1 << rng.below(8);
+    layout.tuning.hole_turns = rng.below(64) as u32;
     layout
 }
 

@@ -164,7 +164,7 @@ fn play(scene: Scene) -> Outcome {
     let mut layout = Layout::default();
     layout.replicas = scene.replicas;
     layout.primaries = scene.primaries;
-    layout.log = LOG;
+    layout.tuning.log = LOG;
     let late = rng.index(scene.replicas);
     let stall_at = WARM + rng.below(5 * MILLI);
     let panic_at = rng.below(200);

@@ -2,7 +2,7 @@
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Group, Layout, Tuning};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
@@ -71,12 +71,13 @@ impl Stack {
                 (Engine::Single(Box::new(single)), sockets)
             }
             Kind::Pair(log) => {
-                let layout = Layout::default()
+                let tuning = Tuning::default()
                     .log(log)
                     .request_chunk(4)
                     .frame_chunk(4)
                     .steal_after(8)
                     .fingerprint_every(4);
+                let layout = Layout::default().tuning(tuning);
                 let group =
                     Group::new(setup, layout, Box::new(device)).expect("the bounds are valid");
                 let sockets = group.sockets();

@@ -122,7 +122,7 @@ pub(crate) fn replay_in_group(
     layout.replicas = replicas;
     layout.replica_slots = replicas;
     // What leaves is compared in the order in which it leaves.
-    layout.past_hole = usize::MAX;
+    layout.tuning.past_hole = usize::MAX;
     let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
     let mut follower = Follower::new(
         Application::new(group.sockets(), plan.seed),

@@ -41,17 +41,17 @@ pub(crate) fn layout(plan: &Plan) -> Layout {
     layout.replicas = plan.replicas;
     layout.replica_slots = plan.replicas + plan.membership.free;
     layout.confirm = plan.membership.confirms();
-    layout.always_log = plan.always_log;
-    layout.log = plan.log;
-    layout.request_chunk = plan.request_chunk;
-    layout.frame_chunk = plan.frame_chunk;
-    layout.ahead_bytes = plan.ahead_bytes;
+    layout.tuning.always_log = plan.always_log;
+    layout.tuning.log = plan.log;
+    layout.tuning.request_chunk = plan.request_chunk;
+    layout.tuning.frame_chunk = plan.frame_chunk;
+    layout.tuning.ahead_bytes = plan.ahead_bytes;
     layout.primaries = plan.primaries;
-    layout.steal_after = plan.late.steal_after;
-    layout.patience = Duration::from_micros(plan.late.steal_after_us);
-    layout.past_hole = plan.late.past_hole;
-    layout.hole_turns = plan.late.hole_turns;
-    layout.fingerprint_every = plan.fingerprint_every;
+    layout.tuning.steal_after = plan.late.steal_after;
+    layout.tuning.patience = Duration::from_micros(plan.late.steal_after_us);
+    layout.tuning.past_hole = plan.late.past_hole;
+    layout.tuning.hole_turns = plan.late.hole_turns;
+    layout.tuning.fingerprint_every = plan.fingerprint_every;
     layout
 }
 

@@ -170,7 +170,7 @@ pub enum StackError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// Every replica slot is taken; `Layout::replica_slots` sets their number.
+    /// Every replica slot is taken; `Builder::replica_slots` sets their number.
     NoFreeSlot,
     /// No such replica, or it is already leaving.
     NoSuchReplica,
@@ -186,13 +186,13 @@ impl fmt::Display for MembershipError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             MembershipError::NoFreeSlot => {
-                "every replica slot is taken; raise `Layout::replica_slots`"
+                "every replica slot is taken; raise `Builder::replica_slots`"
             }
             MembershipError::NoSuchReplica => "no such replica, or it is leaving",
             MembershipError::LastReplica => "the last replica cannot leave",
             MembershipError::NoReplicaLeft => "no replica is left to take a state from",
             MembershipError::NoLog => {
-                "a stack with one replica slot has no log to join; set `Layout::replica_slots`"
+                "a stack with one replica slot has no log to join; set `Builder::replica_slots`"
             }
         })
     }

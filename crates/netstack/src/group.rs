@@ -24,6 +24,7 @@ mod epochs;
 mod execute;
 mod fault_hooks;
 mod join_check;
+mod layout;
 mod membership;
 mod pending;
 mod slots;
@@ -34,11 +35,12 @@ mod worker;
 pub use assign::Primaries;
 use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
-use epochs::{Epochs, MAX_REPLICAS, replicas};
+use epochs::{Epochs, replicas};
 #[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
 use fault_hooks::FaultHooks;
+pub use layout::{Layout, Tuning};
 use membership::MembershipTable;
 use pending::{EFFECT_BITS, PendingEffects};
 pub use slots::{JoiningWorker, MembershipHandle};
@@ -55,7 +57,7 @@ use dominoes::{
 };
 use dominoes_drivers::Device;
 
-use crate::config::{Limits, setters};
+use crate::config::Limits;
 use crate::error::{ConfigError, MembershipError};
 use crate::groups::balance::Balance;
 use crate::io::Run;
@@ -70,155 +72,6 @@ use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
-
-/// The layout of a group. Nothing here changes what the group computes.
-///
-/// ```
-/// use dominoes_netstack::group::{Layout, Primaries};
-///
-/// let layout = Layout::default().replicas(3).primaries(Primaries::Greedy).confirm(true);
-/// assert_eq!((layout.replicas, layout.log), (3, 512));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Layout {
-    /// Workers at the beginning, each with a copy of the state; 1 to 56. Default 2.
-    pub replicas: usize,
-    /// The most workers at a time; at most 56, or 8 with [`Primaries::ByLoad`]. Values below
-    /// `replicas` count as `replicas`. Default 0.
-    pub replica_slots: usize,
-    /// Whether the group chooses how many workers are active, 1 to all of its slots; it begins with
-    /// `replicas`. The others are parked, without a state, until the active ones have too much to
-    /// do and one more improves throughput. Default false: every worker is active.
-    pub autoscale: bool,
-    /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs.
-    /// Default false: such a worker does everything at once, as [`single`](crate::variants::single)
-    /// does, until another one joins.
-    pub always_log: bool,
-    /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound. It gets its
-    /// state from the others. Default true.
-    pub revive: bool,
-    /// The policy that assigns requests and frames to workers. Default [`Primaries::ByPublisher`].
-    pub primaries: Primaries,
-    /// Requests in flight, a power of two, at least 16. Default 512.
-    pub log: usize,
-    /// Requests in a row that one worker prepares and performs, a power of two. Default 16.
-    pub request_chunk: usize,
-    /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
-    pub frame_chunk: usize,
-    /// Payload bytes that a worker prepares ahead of performing them; part of its L2 cache. Default
-    /// 256 KiB.
-    pub ahead_bytes: usize,
-    /// How late a worker may be before others do its work: when they have applied so many requests
-    /// behind the chunk in question. Default 256.
-    pub steal_after: usize,
-    /// How late a worker may be, in time: when nothing of what is due was done for so long, by the
-    /// clock that the workers are given. Default 200 us.
-    pub patience: Duration,
-    /// Frames that must be ready behind one that is not before they are sent past it. Above
-    /// `tx_slots`: never. Default 256.
-    pub past_hole: usize,
-    /// Turns of the transmit pump that must also have found it missing: time for others to build
-    /// it. Default 256.
-    pub hole_turns: u32,
-    /// Requests between two posted fingerprints. Default 64.
-    pub fingerprint_every: u64,
-    /// Whether a worker performs nothing before a majority of the workers has posted the same
-    /// fingerprint as itself, at every position. Then a state that was changed behind a worker's
-    /// back, as by a bit of memory that flips, does no harm outside if there are three or more
-    /// replicas; with two there is no majority, and both go on. A worker that stands still holds up
-    /// the others if they are no majority without it. Default false.
-    pub confirm: bool,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Layout {
-            replicas: 2,
-            replica_slots: 0,
-            autoscale: false,
-            always_log: false,
-            revive: true,
-            primaries: Primaries::ByPublisher,
-            log: 512,
-            request_chunk: 16,
-            frame_chunk: 32,
-            ahead_bytes: 256 << 10,
-            steal_after: 256,
-            patience: Duration::from_micros(200),
-            past_hole: 256,
-            hole_turns: 256,
-            fingerprint_every: 64,
-            confirm: false,
-        }
-    }
-}
-
-impl Layout {
-    setters! {
-        replicas: usize;
-        replica_slots: usize;
-        autoscale: bool;
-        always_log: bool;
-        revive: bool;
-        primaries: Primaries;
-        log: usize;
-        request_chunk: usize;
-        frame_chunk: usize;
-        ahead_bytes: usize;
-        steal_after: usize;
-        patience: Duration;
-        past_hole: usize;
-        hole_turns: u32;
-        fingerprint_every: u64;
-        confirm: bool;
-    }
-
-    /// The number of replica slots, used or not.
-    fn slot_count(&self) -> usize {
-        self.replica_slots.max(self.replicas)
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let fail = |field, value: usize, allowed| {
-            Err(ConfigError::OutOfRange {
-                field,
-                value: value as u64,
-                allowed,
-            })
-        };
-        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
-            return fail("replicas", self.replicas, "1 to 56");
-        }
-        if self.replica_slots > MAX_REPLICAS {
-            return fail("replica_slots", self.replica_slots, "0 to 56");
-        }
-        if !self.log.is_power_of_two() || self.log < 16 {
-            return fail("log", self.log, "a power of two, at least 16");
-        }
-        if !self.request_chunk.is_power_of_two() || self.request_chunk > self.log / 2 {
-            return fail(
-                "request_chunk",
-                self.request_chunk,
-                "a power of two, at most half the log",
-            );
-        }
-        if !self.frame_chunk.is_power_of_two() {
-            return fail("frame_chunk", self.frame_chunk, "a power of two");
-        }
-        if self.primaries == Primaries::ByLoad && self.slot_count() > 8 {
-            return fail(
-                "replica_slots",
-                self.slot_count(),
-                "1 to 8 with primaries by load",
-            );
-        }
-        if self.fingerprint_every == 0 {
-            return fail("fingerprint_every", 0, "at least 1");
-        }
-        Ok(())
-    }
-}
 
 /// A bit beside a verdict: the payload was stored while it was verified.
 const STORED: u16 = 1 << 13;
@@ -368,18 +221,18 @@ impl Shared {
 
     #[inline]
     fn request_chunk_of(&self, seq: Seq) -> u64 {
-        seq >> self.layout.request_chunk.trailing_zeros()
+        seq >> self.layout.tuning.request_chunk.trailing_zeros()
     }
 
     #[inline]
     fn frame_chunk_of(&self, frame: u64) -> u64 {
-        frame >> self.layout.frame_chunk.trailing_zeros()
+        frame >> self.layout.tuning.frame_chunk.trailing_zeros()
     }
 
     /// The first frame behind the chunk of frame `frame`.
     #[inline]
     fn frame_chunk_end(&self, frame: u64) -> u64 {
-        (frame | (self.layout.frame_chunk as u64 - 1)) + 1
+        (frame | (self.layout.tuning.frame_chunk as u64 - 1)) + 1
     }
 }
 
@@ -477,19 +330,19 @@ impl<T: FaultHooks> Group<T> {
         layout.check()?;
         // As many slots as requests in flight: everything beside them, and the delivery slots of
         // every connection, are as many.
-        let slots = layout.log;
+        let slots = layout.tuning.log;
         let slot_count = layout.slot_count();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
         let mut base = setup.build(device, slots)?;
         base.tx
             .transmitter
-            .send_past(layout.past_hole as u64, layout.hole_turns);
+            .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
         base.rx.stores_ahead = base.world.streams.inline.is_none();
-        let request_shift = EFFECT_BITS + layout.request_chunk.trailing_zeros();
+        let request_shift = EFFECT_BITS + layout.tuning.request_chunk.trailing_zeros();
         // A frame of the chunk after next is numbered only when all of this one have left.
-        let frame_chunks = base.world.limits.tx_slots as usize / layout.frame_chunk;
+        let frame_chunks = base.world.limits.tx_slots as usize / layout.tuning.frame_chunk;
         let frame_words = 2 * frame_chunks.max(1);
-        let (stocker, attachments) = dominoes::attachments(slots, layout.request_chunk);
+        let (stocker, attachments) = dominoes::attachments(slots, layout.tuning.request_chunk);
         let shared = Arc::new(Shared {
             world: base.world,
             layout,
@@ -504,12 +357,16 @@ impl<T: FaultHooks> Group<T> {
             }),
             tx: Exclusive::new(base.tx),
             requests: (0..slot_count)
-                .map(|_| Units::new(slots / layout.request_chunk, request_shift))
+                .map(|_| Units::new(slots / layout.tuning.request_chunk, request_shift))
                 .collect(),
             frames: core::array::from_fn(|_| {
-                Units::new(frame_words, layout.frame_chunk.trailing_zeros())
+                Units::new(frame_words, layout.tuning.frame_chunk.trailing_zeros())
             }),
-            assignment: WorkAssignment::new(&layout, slots / layout.request_chunk, frame_words),
+            assignment: WorkAssignment::new(
+                &layout,
+                slots / layout.tuning.request_chunk,
+                frame_words,
+            ),
             performed: (0..slot_count)
                 .map(|id| {
                     if id < layout.replicas {
@@ -526,7 +383,7 @@ impl<T: FaultHooks> Group<T> {
             membership: CachePadded::new(MembershipTable::new(
                 slot_count,
                 layout.replicas,
-                slots / layout.request_chunk,
+                slots / layout.tuning.request_chunk,
                 layout.autoscale,
             )),
             slots: SlotTable::new(slot_count, layout.replicas, layout.autoscale),
@@ -535,7 +392,7 @@ impl<T: FaultHooks> Group<T> {
                 // its own.
                 Fingerprints::new(slot_count, 4 * slots, 1)
             } else {
-                Fingerprints::new(slot_count, POSTS, layout.fingerprint_every)
+                Fingerprints::new(slot_count, POSTS, layout.tuning.fingerprint_every)
             },
             shares: (0..slot_count).map(|_| CachePadded::default()).collect(),
             busy: (0..slot_count).map(|_| CachePadded::default()).collect(),

@@ -16,7 +16,7 @@ use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::Limits;
 use crate::error::{MembershipError, SocketError, StackError};
-use crate::group::{Group, Layout, Shared};
+use crate::group::{Group, Layout, Primaries, Shared, Tuning};
 use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
 use crate::io::view::{ConnectionStats, Counted, Gauge};
@@ -69,7 +69,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Who forwards what is for other networks and has no route of its own. Default: nobody.
+    /// The gateway of networks that have no route of their own. Default: none.
     #[must_use]
     pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
         self.gateway = Some(gateway);
@@ -163,10 +163,51 @@ impl Builder {
         self
     }
 
-    /// The layout of the log, including its numbers of replicas and of replica slots.
+    /// The policy that assigns requests and frames to replicas. Default:
+    /// [`Primaries::ByPublisher`].
     #[must_use]
-    pub fn layout(mut self, layout: Layout) -> Self {
-        self.layout = layout;
+    pub fn primaries(mut self, primaries: Primaries) -> Self {
+        self.layout.primaries = primaries;
+        self
+    }
+
+    /// Whether replicas vote before they perform: a replica copies no payload and sends no frame
+    /// before a majority has posted the same fingerprint of the state as itself, at every position
+    /// of the log. Default: no.
+    ///
+    /// With three or more replicas, a bit of memory that flips in one of them then does no harm
+    /// outside, because that replica is no part of a majority. With two there is no majority, and
+    /// both go on. It costs a fingerprint for every request, and a late replica holds up the others
+    /// if they are no majority without it.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    /// use std::io::{Read, Write};
+    ///
+    /// let (left, right) = memory::pair(MemoryConfig::default());
+    /// let server = Stack::builder("10.0.0.1/24").replicas(3).confirm(true).start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    ///
+    /// let listener = server.listen(7, 16)?;
+    /// let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+    /// let (mut theirs, _) = listener.accept()?;
+    /// ours.write_all(b"hello")?;
+    /// theirs.read_exact(&mut [0; 5])?;
+    /// assert_eq!(server.stats().membership.diverged, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn confirm(mut self, confirm: bool) -> Self {
+        self.layout.confirm = confirm;
+        self
+    }
+
+    /// How replicas share their work: sizes of chunks, and when one is late. Default:
+    /// [`Tuning::default`], for a replica per core of one machine.
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.layout.tuning = tuning;
         self
     }
 
@@ -283,7 +324,7 @@ impl Running {
         let world = Arc::clone(&shared.world);
         let threads = Threads::new(group, cores, clock, Some(shared));
         let mut running = Running::of(world, &threads);
-        if layout.revive {
+        if layout.tuning.revive {
             running.watch = Some(threads.watch()?);
         }
         for worker in workers.into_workers() {

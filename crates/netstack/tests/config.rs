@@ -108,13 +108,9 @@ fn layouts_are_built_field_by_field() {
     assert_eq!((layout.workers, layout.window), (3, 64));
     assert_eq!((layout.hold, layout.keep_order), (locked::Hold::Run, true));
 
-    let layout = replicated::Layout::default()
-        .replicas(1)
-        .replica_slots(2)
-        .autoscale(true)
+    let tuning = replicated::Tuning::default()
         .always_log(true)
         .revive(false)
-        .primaries(Primaries::Greedy)
         .log(64)
         .request_chunk(4)
         .frame_chunk(8)
@@ -123,29 +119,36 @@ fn layouts_are_built_field_by_field() {
         .patience(Duration::from_micros(7))
         .past_hole(9)
         .hole_turns(10)
-        .fingerprint_every(11)
-        .confirm(true);
+        .fingerprint_every(11);
+    let layout = replicated::Layout::default()
+        .replicas(1)
+        .replica_slots(2)
+        .autoscale(true)
+        .primaries(Primaries::Greedy)
+        .confirm(true)
+        .tuning(tuning);
+    let tuning = layout.tuning;
     let switches = [
         layout.autoscale,
-        layout.always_log,
-        layout.revive,
+        tuning.always_log,
+        tuning.revive,
         layout.confirm,
     ];
     assert_eq!(switches, [true, true, false, true]);
     let sizes = [
         layout.replicas,
         layout.replica_slots,
-        layout.log,
-        layout.request_chunk,
-        layout.frame_chunk,
-        layout.ahead_bytes,
-        layout.steal_after,
-        layout.past_hole,
+        tuning.log,
+        tuning.request_chunk,
+        tuning.frame_chunk,
+        tuning.ahead_bytes,
+        tuning.steal_after,
+        tuning.past_hole,
     ];
     assert_eq!(sizes, [1, 2, 64, 4, 8, 5, 6, 9]);
     assert_eq!(layout.primaries, Primaries::Greedy);
-    assert_eq!(layout.patience, Duration::from_micros(7));
-    assert_eq!((layout.hole_turns, layout.fingerprint_every), (10, 11));
+    assert_eq!(tuning.patience, Duration::from_micros(7));
+    assert_eq!((tuning.hole_turns, tuning.fingerprint_every), (10, 11));
 }
 
 /// Lets every byte pass as it is.

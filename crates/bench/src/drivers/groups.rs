@@ -29,7 +29,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     setup.limits.connections *= 2;
     let mut layout = Layout::default();
     (layout.replicas, layout.replica_slots, layout.autoscale) = (1, cores, true);
-    layout.log = workload.log_requests;
+    layout.tuning.log = workload.log_requests;
     let inbox = partitioned::inbox(workload);
     let parts = groups::divide(setup, cores, Box::new(device), inbox);
     let mut groups = Vec::new();

@@ -63,7 +63,7 @@ pub(super) fn drivers(
     let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
-    layout.log = workload.log_requests;
+    layout.tuning.log = workload.log_requests;
     arrange(&mut layout);
     let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
     let sockets = group.sockets();

@@ -265,7 +265,7 @@ fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result
     let setup = setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
-    layout.log = workload.log_requests;
+    layout.tuning.log = workload.log_requests;
     let mut group = Group::new(setup, layout, device).map_err(|e| e.to_string())?;
     let app = App::new(direction, workload, &group.sockets(), wire)?;
     for now in 0..SETUP_TURNS {

@@ -165,7 +165,7 @@ impl<const HOW: u8> Stack for Replicated<HOW> {
     fn make(setup: Setup, device: Box<dyn Device>) -> Self {
         let mut layout = Layout::default();
         layout.replicas = 1;
-        layout.always_log = HOW != SOLO;
+        layout.tuning.always_log = HOW != SOLO;
         let group = Group::new(setup, layout, device).expect("the bounds are right");
         Replicated {
             sockets: group.sockets(),

@@ -224,11 +224,11 @@ impl PrimaryNamer {
     pub(crate) fn new(layout: &Layout) -> Self {
         let balanced = layout.primaries == Primaries::ByLoad;
         // A backlog of a few chunks is ordinary.
-        let slack = 4 * layout.request_chunk as u64;
+        let slack = 4 * layout.tuning.request_chunk as u64;
         let slots = layout.slot_count();
         PrimaryNamer {
             policy: layout.primaries,
-            within: layout.request_chunk as u64 - 1,
+            within: layout.tuning.request_chunk as u64 - 1,
             epoch: Epoch::first(layout.replicas),
             load: ByLoad::new(1, 1),
             balancer: balanced.then(|| Balancer::new(slots, slack)),

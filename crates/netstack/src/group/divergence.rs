@@ -207,12 +207,14 @@ mod tests {
     use dominoes_drivers::memory::{MemoryConfig, pair};
 
     use super::*;
-    use crate::group::{Group, Layout};
+    use crate::group::{Group, Layout, Tuning};
     use crate::variants::Setup;
 
     fn group(replicas: usize) -> Group {
         let (device, _) = pair(MemoryConfig::default());
-        let layout = Layout::default().replicas(replicas).fingerprint_every(1);
+        let layout = Layout::default()
+            .replicas(replicas)
+            .tuning(Tuning::default().fingerprint_every(1));
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         Group::new(setup, layout, Box::new(device)).unwrap()
     }

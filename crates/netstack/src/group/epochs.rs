@@ -190,9 +190,9 @@ impl Epochs {
     #[inline]
     pub(crate) fn begin_chunk(&mut self, mask: u64, layout: &Layout, frame: u64) {
         let at = self.next_chunk;
-        self.next_chunk += layout.request_chunk as u64;
+        self.next_chunk += layout.tuning.request_chunk as u64;
         if mask != self.current.owners.mask || !self.older.is_empty() {
-            self.begin_epoch(at, mask, frame, layout.frame_chunk as u64);
+            self.begin_epoch(at, mask, frame, layout.tuning.frame_chunk as u64);
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
 
     fn layout() -> Layout {
         let mut layout = Layout::default();
-        (layout.request_chunk, layout.frame_chunk) = (4, 8);
+        (layout.tuning.request_chunk, layout.tuning.frame_chunk) = (4, 8);
         layout
     }
 

@@ -21,7 +21,7 @@
 //!
 //! Any worker may do the share of a failed worker at once. The progress of a failed worker is
 //! needed until the log has passed the epochs that contain it, and the frames of those epochs are
-//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Layout::revive` is
+//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Tuning::revive` is
 //! false.
 
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -20,11 +20,11 @@
 //! A thread may lose its core at any instruction, for as long as the machine likes. What the other
 //! workers do depends on where it stopped:
 //!
-//! - Between two steps: they take what it has not begun, once `Layout::steal_after` positions were
-//!   applied behind it or it was the first of all pending work for `Layout::patience`; from then on
+//! - Between two steps: they take what it has not begun, once `Tuning::steal_after` positions were
+//!   applied behind it or it was the first of all pending work for `Tuning::patience`; from then on
 //!   at once, until it reports progress.
 //! - In the middle of an effect or a frame: they wait for the rest of that unit
-//!   (`Layout::request_chunk` requests or `Layout::frame_chunk` frames), and take its other work.
+//!   (`Tuning::request_chunk` requests or `Tuning::frame_chunk` frames), and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
 //!   held.
@@ -92,7 +92,7 @@ impl Stragglers {
                 || self.any
                 || self.blocked
                 || self.now >= self.next_check
-                || pending > layout.steal_after + layout.request_chunk)
+                || pending > layout.tuning.steal_after + layout.tuning.request_chunk)
     }
 
     /// Checks which workers are late. Returns whether there may be work to steal.
@@ -102,14 +102,14 @@ impl Stragglers {
         pending: &PendingEffects,
         epochs: &Epochs,
     ) -> bool {
-        self.next_check = self.now + shared.layout.patience;
+        self.next_check = self.now + shared.layout.tuning.patience;
         if pending.applied.is_empty() {
             (self.oldest, self.overdue, self.any) = (None, false, false);
             return false;
         }
         match self.oldest {
             Some((seq, since)) if seq == pending.first => {
-                self.overdue = self.now.since(since) >= shared.layout.patience;
+                self.overdue = self.now.since(since) >= shared.layout.tuning.patience;
             }
             _ => {
                 self.oldest = Some((pending.first, self.now));
@@ -129,9 +129,9 @@ impl Stragglers {
     /// Whether the work that is left of the request at `seq` is late.
     fn is_late(&self, shared: &Shared, pending: &PendingEffects, seq: Seq) -> bool {
         let layout = &shared.layout;
-        let chunk = layout.request_chunk as u64;
+        let chunk = layout.tuning.request_chunk as u64;
         let chunk_end = (seq / chunk + 1) * chunk;
-        self.overdue || pending.end() >= chunk_end + layout.steal_after as u64
+        self.overdue || pending.end() >= chunk_end + layout.tuning.steal_after as u64
     }
 
     /// Whether worker `me` may take work of the request at `seq` that `owner` has not begun. If it
@@ -200,7 +200,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                     Access::Stop => skipped.any = true,
                 }
                 self.next_request();
-                let chunk = self.shared.layout.request_chunk as u64;
+                let chunk = self.shared.layout.tuning.request_chunk as u64;
                 if self.cursor.seq.is_multiple_of(chunk) {
                     skipped.owners = 0;
                 }

@@ -331,7 +331,7 @@ impl<T: FaultHooks> Worker<T> {
     /// another worker has the pump, or this one has enough to do.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
-        if self.prepared_bytes >= self.shared.layout.ahead_bytes
+        if self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
             || self.state != WorkerState::Active
             || self.shared.rx.is_taken()
         {
@@ -343,7 +343,7 @@ impl<T: FaultHooks> Worker<T> {
         let (pump, mut log) = side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let deadline = self.replica.next_deadline();
-        let most = self.shared.layout.request_chunk * MAX_RUN;
+        let most = self.shared.layout.tuning.request_chunk * MAX_RUN;
         let mut done = 0;
         while done < most {
             let now_done = pump.turn(now, deadline, &mut log);
@@ -490,7 +490,7 @@ impl<T: FaultHooks> Worker<T> {
         // One pin serves a whole chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
-        while *prepared < end && *prepared_bytes < shared.layout.ahead_bytes {
+        while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
             let seq = *prepared;
             *prepared += 1;
             let Some(request) = log.get(seq) else {
@@ -660,7 +660,7 @@ impl<T: FaultHooks> Worker<T> {
     /// Performs this worker's share. Whenever it has built a chunk's worth of frames, it tries to
     /// send: a peer that waits for them is idle meanwhile.
     fn perform_and_send(&mut self) -> usize {
-        let most = self.shared.layout.frame_chunk as u32;
+        let most = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
         loop {
             let (performed, last) = self.perform_mine(most);

@@ -16,7 +16,7 @@ use super::fault_plan::{
     End, FaultPlan, FaultStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
 };
 use crate::error::ConfigError;
-use crate::group::{Group, Layout, Primaries, Worker};
+use crate::group::{Group, Layout, Primaries, Tuning, Worker};
 use crate::io::rx::migration::MigrationMessage;
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
@@ -208,12 +208,15 @@ impl Host {
                     replica_slots: replicas + fault_plan.free_slots,
                     confirm: fault_plan.flips_ppm > 0,
                     primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
-                    log: 64 << rng.below(3),
-                    request_chunk: 1 << rng.below(5),
-                    frame_chunk: 1 << rng.below(6),
-                    ahead_bytes: 1 << (10 + rng.below(8)),
-                    steal_after: rng.below(64) as usize,
-                    fingerprint_every: 1 + rng.below(32),
+                    tuning: Tuning {
+                        log: 64 << rng.below(3),
+                        request_chunk: 1 << rng.below(5),
+                        frame_chunk: 1 << rng.below(6),
+                        ahead_bytes: 1 << (10 + rng.below(8)),
+                        steal_after: rng.below(64) as usize,
+                        fingerprint_every: 1 + rng.below(32),
+                        ..Tuning::default()
+                    },
                     ..Layout::default()
                 };
                 let group = Group::with_fault_hooks(setup, layout, device, |_| PlannedFaults)?;
