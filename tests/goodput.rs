@@ -28,7 +28,7 @@ fn goodput(seed: u64, faults: &Faults, seconds: u64, control: CongestionControl)
         .delay(delay)
         .rate(RATE, QUEUE);
     let mut limits = Limits::default();
-    limits.congestion = control;
+    limits.tcp.congestion = control;
     let sender = HostConfig::new(Variant::Single).limits(limits);
     let sender = sender.wires(wire.clone(), wire);
     let sender = net.add(sender).expect("good settings");

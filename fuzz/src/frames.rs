@@ -372,10 +372,10 @@ fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
         .send_buffer(1 << (10 + (sizes >> 2 & 3)))
         .tx_slots(4 << (sizes >> 4 & 3))
         .frame_payload([0, 8000][usize::from(sizes >> 6 & 1)])
-        .syn_queue([64, 1][usize::from(sizes >> 7)])
-        .ecn([Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)]);
+        .syn_queue([64, 1][usize::from(sizes >> 7)]);
+    limits.tcp.ecn = [Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)];
     if rules & 4 != 0 {
-        limits = limits.congestion(CongestionControl::NewReno);
+        limits.tcp.congestion = CongestionControl::NewReno;
     }
     if rules & 8 != 0 {
         limits = limits.quantum(1);

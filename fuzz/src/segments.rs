@@ -150,16 +150,17 @@ impl Side {
             .mtu([1500, 576, 1500, 68][usize::from(sizes & 3)])
             .receive_buffer(1 << (10 + (sizes >> 2 & 3) * 2))
             .send_buffer(1 << (10 + (sizes >> 4 & 3) * 2))
-            .tx_slots(64 << (sizes >> 6))
-            .ecn([Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)]);
+            .tx_slots(64 << (sizes >> 6));
+        limits.tcp.ecn =
+            [Ecn::Accept, Ecn::Request, Ecn::Never, Ecn::Accept][usize::from(rules & 3)];
         if rules & 4 != 0 {
-            limits = limits.congestion(CongestionControl::NewReno);
+            limits.tcp.congestion = CongestionControl::NewReno;
         }
         if rules & 8 != 0 {
             limits = limits.quantum(1);
         }
         if rules & 16 != 0 {
-            limits = limits.receive_window(1 << 10);
+            limits.tcp.receive_window = 1 << 10;
         }
         let stack = Stack::new(kind, limits, MemoryConfig::default(), merge);
         Side {

@@ -96,15 +96,17 @@ pub(crate) fn run(
         match name.as_str() {
             "connections" => limits.connections = value,
             "receive_buffer" => limits.receive_buffer = value,
-            "receive_window" => limits.receive_window = value,
+            "receive_window" => limits.tcp.receive_window = value,
             "send_buffer" => limits.send_buffer = value,
             "tx_slots" => limits.tx_slots = value,
             "mtu" => limits.mtu = value as u16,
-            "newreno" => limits.congestion = CongestionControl::NewReno,
+            "newreno" => limits.tcp.congestion = CongestionControl::NewReno,
             "syn_queue" => limits.syn_queue = value,
             "resets_per_second" => limits.resets_per_second = value,
             "challenges_per_second" => limits.challenges_per_second = value,
-            "ecn" => limits.ecn = [Ecn::Never, Ecn::Accept, Ecn::Request][value as usize % 3],
+            "ecn" => {
+                limits.tcp.ecn = [Ecn::Never, Ecn::Accept, Ecn::Request][value as usize % 3];
+            }
             _ => return Err(format!("there is no limit `{name}`")),
         }
     }

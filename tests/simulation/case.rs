@@ -76,7 +76,7 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
     limits.connections = 2 * CONNECTIONS as u32;
     limits.receive_buffer = 1 << (10 + rng.below(7));
     if rng.chance(500_000) {
-        limits.receive_window = 1 << (10 + rng.below(7));
+        limits.tcp.receive_window = 1 << (10 + rng.below(7));
     }
     limits.send_buffer = 1 << (10 + rng.below(7));
     limits.tx_slots = 8 << rng.below(5);

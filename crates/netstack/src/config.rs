@@ -145,18 +145,65 @@ pub enum CongestionControl {
     Cubic,
 }
 
-/// Who marks congestion instead of losing packets (RFC 3168).
+/// Whether routers may mark packets instead of dropping them (RFC 3168).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum Ecn {
-    /// Nobody.
+    /// No.
     Never,
-    /// Routers, when the peer asks for it.
+    /// If the peer asks for it.
     #[default]
     Accept,
-    /// Routers, when the peer agrees: our SYN asks for it.
+    /// If the peer agrees: our SYN asks for it.
     Request,
+}
+
+/// What every connection of a stack does where the standards leave a choice. What one connection
+/// does is in [`Settings`].
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_netstack::config::{CongestionControl, Ecn};
+/// use dominoes_netstack::{Stack, TcpPolicy};
+///
+/// let (device, _peer) = memory::pair(MemoryConfig::default());
+/// let policy = TcpPolicy::default().congestion(CongestionControl::NewReno).ecn(Ecn::Request);
+/// let stack = Stack::builder("10.0.0.1/24").tcp(policy).start(device)?;
+/// assert_eq!(stack.limits().tcp, policy);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[non_exhaustive]
+pub struct TcpPolicy {
+    /// Congestion control. Default: CUBIC, as most hosts on the Internet do it.
+    pub congestion: CongestionControl,
+    /// Explicit congestion notification. Default: when the peer asks for it.
+    pub ecn: Ecn,
+    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more
+    /// than [`Limits::receive_buffer`] counts as that. It widens up to there when the application
+    /// reads more in a round trip than half of it. Default 2^30: all of the ring from the
+    /// beginning.
+    pub receive_window: u32,
+}
+
+impl TcpPolicy {
+    setters! {
+        congestion: CongestionControl;
+        ecn: Ecn;
+        receive_window: u32;
+    }
+}
+
+impl Default for TcpPolicy {
+    fn default() -> Self {
+        TcpPolicy {
+            congestion: CongestionControl::default(),
+            ecn: Ecn::default(),
+            receive_window: 1 << 30,
+        }
+    }
 }
 
 /// Bounds that every replica of a group shares. They belong to the log: replaying needs the same
@@ -194,10 +241,6 @@ pub struct Limits {
     pub connections: u32,
     /// Receive ring of a connection in bytes, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
-    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more
-    /// than `receive_buffer` counts as that. It widens up to there when the application reads more
-    /// in a round trip than half of it. Default 2^30: all of the ring from the beginning.
-    pub receive_window: u32,
     /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may hold
     /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
     /// takes little memory. Default 1 MiB.
@@ -212,8 +255,6 @@ pub struct Limits {
     pub frame_payload: u32,
     /// Frames that one connection or UDP socket may number before the next one in turn. Default 64.
     pub quantum: u32,
-    /// Congestion control of every connection. Default: CUBIC, as most hosts on the Internet do it.
-    pub congestion: CongestionControl,
     /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section
     /// 2). SYNs beyond it, or beyond the backlog of their port, are answered by cookies, which take
     /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
@@ -240,8 +281,9 @@ pub struct Limits {
     pub udp_receive_buffer: u32,
     /// Datagrams that a UDP socket may have under way, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
-    /// Explicit congestion notification. Default: when the peer asks for it.
-    pub ecn: Ecn,
+    /// What connections do where the standards leave a choice. No bound, but replaying needs it,
+    /// too.
+    pub tcp: TcpPolicy,
     /// For tests: of a million times that a connection is looked at off the fast path, the code
     /// panics so often. Which times follows from the log, so all replicas choose the same. Not
     /// recorded.
@@ -255,13 +297,11 @@ impl Default for Limits {
         Limits {
             connections: 16_384,
             receive_buffer: 1 << 20,
-            receive_window: 1 << 30,
             send_buffer: 1 << 20,
             tx_slots: 512,
             mtu: 1500,
             frame_payload: Self::MAX_FRAME_PAYLOAD,
             quantum: 64,
-            congestion: CongestionControl::default(),
             syn_queue: 128,
             resets_per_second: 1000,
             resets_per_destination: 250,
@@ -272,7 +312,7 @@ impl Default for Limits {
             udp_sockets: 64,
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
-            ecn: Ecn::default(),
+            tcp: TcpPolicy::default(),
             #[cfg(feature = "testkit")]
             panics_ppm: 0,
         }
@@ -292,13 +332,11 @@ impl Limits {
     setters! {
         connections: u32;
         receive_buffer: u32;
-        receive_window: u32;
         send_buffer: u32;
         tx_slots: u32;
         mtu: u16;
         frame_payload: u32;
         quantum: u32;
-        congestion: CongestionControl;
         syn_queue: u32;
         resets_per_second: u32;
         resets_per_destination: u32;
@@ -309,7 +347,7 @@ impl Limits {
         udp_sockets: u32;
         udp_receive_buffer: u32;
         udp_send_buffer: u32;
-        ecn: Ecn;
+        tcp: TcpPolicy;
         #[cfg(feature = "testkit")]
         panics_ppm: u32;
     }
@@ -351,8 +389,8 @@ impl Limits {
             }
         };
         within(
-            "receive_window",
-            u64::from(self.receive_window),
+            "TcpPolicy::receive_window",
+            u64::from(self.tcp.receive_window),
             1 << 10,
             1 << 30,
             "1024 to 2^30",

@@ -113,7 +113,7 @@ pub use crate::io::record::Recording;
 pub use crate::io::record::{Entry, Recorder, Written};
 pub use crate::io::view::ConnectionStats;
 pub use crate::state::apply::Replica;
-pub use config::{Keepalive, Limits, Settings};
+pub use config::{Keepalive, Limits, Settings, TcpPolicy};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
 pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
 pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};

@@ -14,7 +14,7 @@ use std::time;
 use dominoes::{ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
 use dominoes_drivers::{Device, DeviceError};
 
-use crate::config::Limits;
+use crate::config::{Limits, TcpPolicy};
 use crate::error::{MembershipError, SocketError, StackError};
 use crate::group::{Group, Layout, Primaries, Shared, Tuning};
 use crate::io::processor::{InlineStats, Processor};
@@ -155,8 +155,15 @@ impl Builder {
         self
     }
 
+    /// Sets [`Limits::tcp`]: what connections do where the standards leave a choice.
+    #[must_use]
+    pub fn tcp(mut self, policy: TcpPolicy) -> Self {
+        self.limits.tcp = policy;
+        self
+    }
+
     /// Buffer sizes and other bounds, of each group. Replaces what
-    /// [`connections`](Self::connections) set before.
+    /// [`connections`](Self::connections) and [`tcp`](Self::tcp) set before.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;

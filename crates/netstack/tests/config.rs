@@ -14,32 +14,35 @@ use dominoes_netstack::processor::{Failure, Processor, StreamId};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, locked};
-use dominoes_netstack::{ConfigError, Keepalive, Limits, Recorder, Settings};
+use dominoes_netstack::{ConfigError, Keepalive, Limits, Recorder, Settings, TcpPolicy};
 
 #[test]
 fn limits_are_built_field_by_field() {
     let limits = Limits::default()
         .connections(1)
         .receive_buffer(1 << 11)
-        .receive_window(3 << 10)
         .send_buffer(1 << 12)
         .tx_slots(8)
         .mtu(9000)
         .frame_payload(5)
         .quantum(6)
-        .congestion(CongestionControl::NewReno)
         .syn_queue(7)
         .resets_per_second(8)
         .challenges_per_second(9)
         .udp_sockets(10)
         .udp_receive_buffer(1 << 13)
         .udp_send_buffer(1 << 14)
-        .ecn(Ecn::Request);
+        .tcp(
+            TcpPolicy::default()
+                .congestion(CongestionControl::NewReno)
+                .ecn(Ecn::Request)
+                .receive_window(3 << 10),
+        );
     assert_eq!(limits.check(), Ok(()));
     let numbers = [
         limits.connections,
         limits.receive_buffer,
-        limits.receive_window,
+        limits.tcp.receive_window,
         limits.send_buffer,
         limits.tx_slots,
         u32::from(limits.mtu),
@@ -73,8 +76,8 @@ fn limits_are_built_field_by_field() {
             udp_send
         ]
     );
-    assert_eq!(limits.congestion, CongestionControl::NewReno);
-    assert_eq!(limits.ecn, Ecn::Request);
+    assert_eq!(limits.tcp.congestion, CongestionControl::NewReno);
+    assert_eq!(limits.tcp.ecn, Ecn::Request);
 }
 
 #[test]

@@ -16,7 +16,7 @@ impl Tcb {
     pub(super) fn ecn_setup(&self, answers: bool, limits: &Limits) -> Flags {
         if answers && self.snd.ecn {
             Flags::ECE
-        } else if !answers && limits.ecn == Ecn::Request && !self.snd.syn_lost {
+        } else if !answers && limits.tcp.ecn == Ecn::Request && !self.snd.syn_lost {
             SETUP
         } else {
             Flags(0)
@@ -26,7 +26,7 @@ impl Tcb {
     /// Takes from the peer's SYN, or from the SYN-ACK that answers ours, whether it supports ECN.
     pub(super) fn agree_on_ecn(&mut self, syn: &Segment<'_>, limits: &Limits) {
         let said = Flags(syn.flags.0 & SETUP.0);
-        self.snd.ecn = match limits.ecn {
+        self.snd.ecn = match limits.tcp.ecn {
             Ecn::Never => false,
             // Both bits in an answer come from a host that reflects bits it does not know.
             Ecn::Request if syn.flags.has(Flags::ACK) => said == Flags::ECE,

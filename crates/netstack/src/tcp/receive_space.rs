@@ -110,7 +110,7 @@ impl ReceiveSpace {
         let shift = (0..SHIFT_MAX)
             .find(|&shift| limits.receive_buffer >> shift <= 0xffff)
             .unwrap_or(SHIFT_MAX);
-        let limit = limits.receive_window.min(limits.receive_buffer);
+        let limit = limits.tcp.receive_window.min(limits.receive_buffer);
         ReceiveSpace {
             nxt: SeqNum(0),
             edge: SeqNum(0),

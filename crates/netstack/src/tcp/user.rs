@@ -58,7 +58,7 @@ impl Tcb {
             flow,
             header_version: 0,
             timers: Timers::new(),
-            congestion: Congestion::new(iss, limits.congestion),
+            congestion: Congestion::new(iss, limits.tcp.congestion),
             retransmit: Retransmit::new(),
             scoreboard: Scoreboard::new(),
             recovery: Recovery::new(iss),

@@ -1,7 +1,7 @@
 //! Two sides, a wire that loses, repeats and reorders, and a clock that jumps to the next event.
 
 use super::end::{CONN, End, Rng, Wire, flow, segments};
-use crate::config::{CongestionControl, Ecn, Limits};
+use crate::config::{CongestionControl, Ecn, Limits, TcpPolicy};
 use crate::log::effect::{Effect, Event, FrameNumbers};
 use crate::log::request::{Flags, Mac};
 use crate::seqnum::SeqNum;
@@ -292,8 +292,11 @@ fn limits_for(rng: &mut Rng) -> Limits {
         mtu,
         frame_payload: [0, 4000, 65_000][rng.below(3) as usize],
         quantum: [1, 2, 16, 64][rng.below(4) as usize],
-        ecn: [Ecn::Never, Ecn::Accept, Ecn::Request][rng.below(3) as usize],
-        congestion: [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
+        tcp: TcpPolicy::default()
+            .ecn([Ecn::Never, Ecn::Accept, Ecn::Request][rng.below(3) as usize])
+            .congestion(
+                [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
+            ),
         ..Limits::default()
     }
 }
