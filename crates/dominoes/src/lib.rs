@@ -76,7 +76,7 @@
 //! | what | for |
 //! |---|---|
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`attachments`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread has at a time |
+//! | [`Verdicts`], [`attachments()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread has at a time |
 //! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
 //! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |

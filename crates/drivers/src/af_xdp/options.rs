@@ -4,7 +4,7 @@ use super::Redirect;
 use crate::af_packet::MacChoice;
 use std::net::Ipv4Addr;
 
-/// How an [`AfXdp`] is opened.
+/// How an [`AfXdp`](super::AfXdp) is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfXdpOptions {

@@ -1,8 +1,17 @@
-//! The streams that applications and primaries share: byte rings, cursors and delivery slots.
+//! Streams: the memory that the application and the primaries of a connection share.
 //!
 //! Every entry of the connection table has one [`Stream`]: two byte rings, the cursors of both
 //! sides, and the status of the connection as the application sees it. None of this is protocol
 //! state: a replica never reads it.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `byte_ring.rs` | bytes in a ring |
+//! | `delivery.rs` | received bytes: stored in any order, read in order |
+//! | `send.rs` | bytes that the application writes and primaries send |
+//! | `options.rs` | socket options |
+//! | `status.rs` | what the application knows about the connection |
+//! | `table.rs` | all streams of a stack, and which connection has which |
 //!
 //! Memory is allocated with use. A stream is made when its entry is used first ([`StreamTable`]);
 //! its receive ring and delivery slots when the first byte arrives, its send ring when the first
@@ -16,10 +25,11 @@
 //!
 //! # Access to bytes
 //! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's
-//! length. `apply` names each byte of a stream in exactly one [`Deliver`], and only bytes below
-//! `app_read + length`, where `app_read` is a cursor that the application has stored already. So a
-//! writer has exclusive access to its range: no other primary writes there, and the application has
-//! released it. The application reads below the end of the completed deliveries.
+//! length. `apply` names each byte of a stream in exactly one
+//! [`Deliver`](crate::log::effect::Deliver), and only bytes below `app_read + length`, where
+//! `app_read` is a cursor that the application has stored already. So a writer has exclusive access
+//! to its range: no other primary writes there, and the application has released it. The
+//! application reads below the end of the completed deliveries.
 //!
 //! *Stored ahead.* The pump may let the payload of a run be stored while its checksums are
 //! verified, before `apply` names it. For that it reserves, for one run each, only bytes that no
@@ -127,7 +137,8 @@ struct StackSide {
     ended_at: AtomicU64,
     /// Where the first unit begins that could not be processed.
     failed_at: AtomicU64,
-    /// The receive stream's [`StreamId`], set once a unit came in pieces: source and number, ports.
+    /// The receive stream's [`StreamId`](crate::io::processor::StreamId), set once a unit came in
+    /// pieces: source and number, ports.
     origin: [AtomicU64; 2],
     /// Sequence number of the receive stream's first byte, and [`IS_KNOWN`] once it is.
     first: AtomicU64,
@@ -152,7 +163,7 @@ pub(crate) struct AppRequest {
     pub(crate) shutdown: bool,
     pub(crate) orphan: bool,
     pub(crate) abort: bool,
-    /// Its [`Settings`] have changed.
+    /// Its [`Settings`](crate::config::Settings) have changed.
     pub(crate) set: bool,
 }
 

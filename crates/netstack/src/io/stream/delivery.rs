@@ -1,7 +1,7 @@
 //! Received bytes: primaries store them, in any order, and the application reads them in order.
 //!
-//! Each delivery has a slot, which is stamped once its bytes are in the ring. The access rules are at
-//! the head of `stream.rs`.
+//! Each delivery has a slot, which is stamped once its bytes are in the ring. The head of
+//! `stream.rs` says who may access which byte.
 
 use core::net::SocketAddrV4;
 use core::num::NonZeroU64;
@@ -69,10 +69,10 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Reserves bytes of the ring for the payload of a run before the run is applied, if possible: `len`
-    /// bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call this,
-    /// once for every run that it publishes. The primary of a run that has such bytes stores the
-    /// payload with [`StreamRef::store_ahead`] before the run's verdict is stored; no other thread
+    /// Reserves bytes of the ring for the payload of a run before the run is applied, if possible:
+    /// `len` bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call
+    /// this, once for every run that it publishes. The worker that determines the verdict of the
+    /// run stores the payload with [`StreamRef::store_ahead`] before the verdict; no other thread
     /// does.
     #[inline]
     pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
@@ -98,7 +98,8 @@ impl<'a> StreamRef<'a> {
         NonZeroU64::new(offset).filter(|_| fits)
     }
 
-    /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] gave to this run.
+    /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] gave to this
+    /// run.
     #[inline]
     pub(crate) fn store_ahead<R>(
         &self,

@@ -1,6 +1,6 @@
 //! Bytes that the application writes and primaries send.
 //!
-//! The access rules are at the head of `stream.rs`.
+//! The head of `stream.rs` says who may access which byte.
 
 use core::sync::atomic::Ordering;
 

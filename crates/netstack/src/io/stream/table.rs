@@ -27,9 +27,9 @@ impl Handle {
     };
 }
 
-/// The entry of a connection table that has a stream. A reader during a change may see half of the old and half of the
-/// new value: no connection is found there, and the pump that moved the stream checks for updates
-/// afterwards.
+/// The entry of a connection table that has a stream. A reader during a change may see half of the
+/// old and half of the new value: it finds no connection there, and the pump that moved the stream
+/// checks for updates afterwards.
 pub(super) struct HomeSlot {
     /// The group in the upper half, the entry's index in the lower.
     entry: AtomicU64,
@@ -168,8 +168,8 @@ const UNMADE: u32 = u32::MAX;
 
 /// The streams of a group.
 pub(crate) struct Streams {
-    /// For each entry of the connection table, the generation of its connection in the upper half, and the number of its
-    /// stream in the lower, which is [`UNMADE`] or made.
+    /// For each entry of the connection table: in the upper half the generation of its connection,
+    /// in the lower the number of its stream, which is [`UNMADE`] or made.
     entries: Box<[AtomicU64]>,
     pub(super) table: StreamTable,
     group: u16,

@@ -22,15 +22,15 @@ pub(super) struct Place {
     pub(super) tcb: Option<Tcb>,
     /// The listening port the connection came through, until it is accepted or closed.
     pub(super) listener_port: Option<u16>,
-    /// Whether an application was informed of it, and so will release it.
+    /// Whether an application knows the connection, and so will release it.
     pub(super) held: bool,
-    /// Whether it is in `waiting`.
+    /// Whether it is in [`Replica::waiting`].
     pub(super) waits_for_turn: bool,
-    /// Whether it is in `unsent`.
+    /// Whether it is in [`Replica::unsent`].
     pub(super) waits_for_sent: bool,
-    /// Whether it is in `time_wait`.
+    /// Whether it is in [`Replica::time_wait`].
     pub(super) in_time_wait: bool,
-    /// The earliest entry that `deadlines` has for it.
+    /// When [`Replica::deadlines`] has it next.
     pub(super) armed: Instant,
 }
 
@@ -174,7 +174,7 @@ impl Replica {
     }
 
     /// Closes the oldest connection in TIME-WAIT, which only guards against old segments, when at
-    /// most an eighth of the table is free. Its place is usable after `Body::Free`.
+    /// most an eighth of the table is free. Its entry is free after [`Body::Free`].
     pub(super) fn evict_time_wait(&mut self, out: &mut impl EffectSink) {
         let spare = self.limits.connections as usize / 8;
         if self.limits.connections as usize + self.free.len() > self.places.len() + spare {
@@ -188,7 +188,7 @@ impl Replica {
         }
     }
 
-    /// A connection is closed: no segment finds it any more. Its place waits for [`Body::Free`].
+    /// Closes a connection: no segment finds it any more. [`Body::Free`] makes its entry free.
     pub(super) fn close(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = place.tcb.take() else { return };
@@ -242,9 +242,9 @@ impl Replica {
         self.finish(conn, out);
     }
 
-    /// Our end of a new connection: `port`, or if that is 0 the first free port, from one that a
-    /// keyed hash gives (RFC 6056 section 3.3.1), with which the peer's segments belong to this
-    /// group.
+    /// The flow of a new connection. If `port` is 0, a keyed hash gives the port at which the
+    /// search begins (RFC 6056 section 3.3.1), and the first one is taken that is free and with
+    /// which the peer's segments belong to this group.
     pub(super) fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
         let flow = |port| Flow {
             local: SocketAddrV4::new(self.address, port),
@@ -262,8 +262,7 @@ impl Replica {
             .map(flow)
     }
 
-    /// RFC 6528 section 3: a clock that ticks every 4 microseconds plus a keyed hash of the
-    /// connection.
+    /// A clock that ticks every 4 microseconds, plus a keyed hash of the flow (RFC 6528 section 3).
     pub(super) fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
         let clock = (self.now.as_nanos() / 4_000) as u32;
         let hash = self.keys.of_flow(Domain::InitialSequenceNumber, flow, 0);
@@ -276,7 +275,7 @@ impl Replica {
         self.keys.of_flow(Domain::Timestamp, flow, 0) as u32
     }
 
-    /// The number of places in the connection table, free ones included. It never shrinks.
+    /// The number of entries of the connection table, free ones included. It never shrinks.
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -293,7 +292,7 @@ impl Replica {
     }
 }
 
-/// Whether a place still belongs to `conn`.
+/// Whether an entry still belongs to `conn`.
 pub(super) fn is_current(places: &[Place], conn: ConnId) -> bool {
     let place = places.get(conn.index as usize);
     place.is_some_and(|place| place.generation == conn.generation)

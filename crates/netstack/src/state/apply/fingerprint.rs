@@ -8,11 +8,11 @@ use crate::tcp::fields::{Fields, Flip};
 
 impl Replica {
     /// A fingerprint that replicas post for comparison: the changes of all requests so far, folded
-    /// together as they were applied, and the full contents of two places of the connection table,
+    /// together as they were applied, and the full contents of two entries of the connection table,
     /// one of which is a different one for each post. `turn` counts the posts.
     ///
-    /// With a post every `e` positions and `p` places in the table ([`Replica::places`]: the
-    /// largest number of connections that were open at one time), a corrupted bit in a place
+    /// With a post every `e` positions and `p` entries in the table ([`Replica::places`]: the
+    /// largest number of connections that were open at one time), a corrupted bit in an entry
     /// becomes visible after at most `e * p` positions, unless it is overwritten before it has any
     /// effect.
     pub fn post(&self, turn: u64) -> u64 {
@@ -108,15 +108,16 @@ impl Replica {
             .then(|| "waiting lists, deadlines or fold".to_owned())
     }
 
-    /// How many bits [`Replica::flip`] can change in place `index` of the connection table, its
-    /// connection included; 0 if there is no such place.
+    /// How many bits [`Replica::flip`] can change in entry `index` of the connection table, its
+    /// connection included; 0 if there is no such entry.
     #[cfg(any(test, feature = "testkit"))]
     pub fn bits(&self, index: u32) -> u32 {
         self.places.get(index as usize).map_or(0, Flip::bits)
     }
 
     /// Flips bit `bit` of [`Replica::bits`], as failing memory would, and returns the name of the
-    /// field that it belongs to; `None` if there is no such bit. See [`Tcb::flip`].
+    /// field that it belongs to; `None` if there is no such bit. See
+    /// [`Tcb::flip`](crate::tcp::Tcb::flip).
     #[cfg(any(test, feature = "testkit"))]
     pub fn flip(&mut self, index: u32, bit: u32) -> Option<&'static str> {
         let mut flip = Flip::new(bit);

@@ -1,4 +1,4 @@
-//! When a connection is looked at without a segment: deadlines, and turns to send.
+//! Connections that are handled without a segment: at a deadline, or when there is room to send.
 
 use std::collections::VecDeque;
 
@@ -45,8 +45,8 @@ impl Replica {
         }
     }
 
-    /// Schedules the next look at a connection: when it can send more, when frames are sent, or at
-    /// `deadline`.
+    /// Schedules when a connection is handled next: when it can send more, when frames are sent, or
+    /// at `deadline`.
     pub(super) fn schedule(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
         let most = 2 * self.limits.connections as usize;
         let places = &mut self.places;
@@ -89,7 +89,7 @@ impl Replica {
         self.next_deadline = self.deadlines.next();
     }
 
-    /// Frames that connections waited for have been sent.
+    /// Continues connections that waited for frames which are sent now.
     pub(super) fn after_sending(&mut self, out: &mut impl EffectSink) {
         // A connection that has to wait again waits for frames that are not sent yet. The bound
         // guards against a corrupted state.
