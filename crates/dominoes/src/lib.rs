@@ -187,10 +187,10 @@
 struct Readme;
 
 mod channel;
-mod consistency;
 mod context;
 mod domain;
 mod error;
+pub mod group;
 mod log;
 mod membership;
 mod primary;
@@ -219,12 +219,10 @@ pub use cell::{
     Attachments, BegunVerdict, Exclusive, ExclusiveGuard, Pin, Stocker, Verdicts, attachments,
 };
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
-pub use consistency::{
-    Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, ReplicaHandle, Verdict,
-};
 pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
+pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
 pub use log::{Log, channel, channel_with_slots};
 pub use membership::{Entry, Members};
 pub use primary::{
