@@ -30,7 +30,7 @@ pub(super) struct JoinCheck<R> {
     source: usize,
     /// Where the source's own state began: its slot may have another worker by now.
     source_since: Seq,
-    /// The joiner's position.
+    /// The joiner's position, or the one that it goes on to: attestations below come too late.
     position: Seq,
     /// The workers that have attested.
     attested: u64,
@@ -143,9 +143,11 @@ impl<R> JoinCheck<R> {
             return CheckResult::Undecided;
         }
         let positions = self.attestations.iter().map(|one| one.position);
-        positions
-            .min()
-            .map_or(CheckResult::Open, CheckResult::ContinueTo)
+        let Some(next) = positions.min() else {
+            return CheckResult::Open;
+        };
+        self.position = next;
+        CheckResult::ContinueTo(next)
     }
 }
 
@@ -193,6 +195,7 @@ mod tests {
         let active = 0b111;
         let found = check.evaluate(5, || unreachable!("none attested at 5"), active);
         assert_eq!(found, CheckResult::ContinueTo(7));
+        assert!(!check.attest(3, 6, || 1), "the joiner is on its way to 7");
         assert_eq!(check.evaluate(7, || 1, active), CheckResult::Passed);
     }
 }

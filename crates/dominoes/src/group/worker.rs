@@ -239,7 +239,9 @@ where
     /// The same, applying at most `apply` requests and performing at most `perform` effects, which
     /// may be 0.
     pub fn step(&mut self, now: Instant, apply: usize, perform: usize) -> Turn {
-        if self.state == WorkerState::Gone {
+        let has_state = matches!(self.state, WorkerState::Active | WorkerState::JoinCheck);
+        if self.state == WorkerState::Gone || has_state && self.replica.is_none() {
+            self.give_up();
             return Turn::Finished;
         }
         let changed = match self.handle_membership(now) {
@@ -249,8 +251,7 @@ where
         };
         // If code of the user unwinds, the state is gone with this.
         let Some(mut replica) = self.replica.take() else {
-            self.give_up();
-            return Turn::Finished;
+            unreachable!("an active worker has a state");
         };
         let applied = self.apply(&mut replica, apply);
         let performed = match self.state {
