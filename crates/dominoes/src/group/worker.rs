@@ -240,8 +240,10 @@ where
     /// may be 0.
     pub fn step(&mut self, now: Instant, apply: usize, perform: usize) -> Turn {
         let has_state = matches!(self.state, WorkerState::Active | WorkerState::JoinCheck);
-        if self.state == WorkerState::Gone || has_state && self.replica.is_none() {
+        if has_state && self.replica.is_none() {
             self.give_up();
+        }
+        if self.state == WorkerState::Gone {
             return Turn::Finished;
         }
         let changed = match self.handle_membership(now) {
@@ -539,13 +541,13 @@ where
                     return Membership::Turn(Turn::Worked);
                 }
                 Some(CheckResult::ContinueTo(position)) => {
+                    // What others performed makes room for more.
+                    self.forget(&mut replica, now);
                     let missing = position - replica.log.position();
                     if self.apply(&mut replica, missing as usize) == 0 {
                         self.replica = Some(replica);
                         return Membership::Turn(Turn::Waiting);
                     }
-                    // What is performed meanwhile is not retained.
-                    self.forget(&mut replica, now);
                 }
                 Some(CheckResult::Open) => {
                     self.replica = Some(replica);
