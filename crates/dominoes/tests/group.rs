@@ -2,6 +2,8 @@
 
 #[path = "group/by_hand.rs"]
 mod by_hand;
+#[path = "group/repair.rs"]
+mod repair;
 #[path = "group/threads.rs"]
 mod threads;
 

@@ -355,9 +355,15 @@ mod tests {
         let table = MembershipTable::new(3, 3, false);
         let posts = Fingerprints::new(3, 4, 1);
         table.activate(2, 5);
-        [7, 7, 8].into_iter().enumerate().for_each(|(id, print)| posts.post(id, 5, print));
+        [7, 7, 8]
+            .into_iter()
+            .enumerate()
+            .for_each(|(id, print)| posts.post(id, 5, print));
         assert_eq!(posts.majority_against(&table, 2), None);
-        [7, 7, 8].into_iter().enumerate().for_each(|(id, print)| posts.post(id, 6, print));
+        [7, 7, 8]
+            .into_iter()
+            .enumerate()
+            .for_each(|(id, print)| posts.post(id, 6, print));
         assert_eq!(posts.majority_against(&table, 2), Some((0b11, 6)));
         assert_eq!(posts.agrees_with_majority(&table, 6, 7), Some(true));
         assert_eq!(posts.agrees_with_majority(&table, 7, 7), None);

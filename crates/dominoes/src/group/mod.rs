@@ -62,9 +62,7 @@ use std::{
     collections::HashMap,
     error::Error,
     fmt, io,
-    sync::{
-        Arc, Mutex, PoisonError,
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -134,7 +132,12 @@ impl<S, T: Send + Sync, E> Shared<S, T, E> {
     }
 
     fn with_publisher<R>(&self, use_it: impl FnOnce(&mut Publisher<T, Park>) -> R) -> R {
-        use_it(&mut self.publisher.lock().unwrap_or_else(PoisonError::into_inner))
+        use_it(
+            &mut self
+                .publisher
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     fn close(&self) {
@@ -610,12 +613,7 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
     ///
     /// # Errors
     /// If the number of replicas is out of its range, or a thread cannot be started.
-    pub fn spawn<A, P>(
-        state: S,
-        replicas: usize,
-        apply: A,
-        perform: P,
-    ) -> Result<Self, GroupError>
+    pub fn spawn<A, P>(state: S, replicas: usize, apply: A, perform: P) -> Result<Self, GroupError>
     where
         A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
         P: Fn(E, Seq) + Send + Sync + 'static,

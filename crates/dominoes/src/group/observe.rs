@@ -125,7 +125,13 @@ impl<S> Observer<S> {
     /// Posts the fingerprints of worker `id`, if they are due at `position`, and compares what the
     /// others have posted there. Returns whether workers were reported that differ from the
     /// majority, and what is to be called if there is no majority.
-    pub(super) fn post(&self, table: &MembershipTable, id: usize, position: Seq, state: &S) -> Post {
+    pub(super) fn post(
+        &self,
+        table: &MembershipTable,
+        id: usize,
+        position: Seq,
+        state: &S,
+    ) -> Post {
         if !self.posts.is_due(position) {
             return Post::Nothing;
         }
@@ -156,9 +162,9 @@ impl<S> Observer<S> {
     }
 
     fn divergence(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> Divergence {
-        let posted = |at: Seq| replicas(table.ever_active()).filter(move |id| {
-            self.posts.at(*id, at).is_some()
-        });
+        let posted = |at: Seq| {
+            replicas(table.ever_active()).filter(move |id| self.posts.at(*id, at).is_some())
+        };
         let differ = |posts: &Fingerprints, at: Seq| {
             let mut prints = posted(at).filter_map(|id| posts.at(id, at));
             let first = prints.next();
@@ -187,7 +193,9 @@ impl<S> Observer<S> {
     pub(super) fn diverged_from(&self, table: &MembershipTable, id: usize) -> Option<u64> {
         let (right, first) = self.posts.majority_against(table, id)?;
         self.posts.forget_from(id, first);
-        self.fields.iter().for_each(|field| field.forget_from(id, first));
+        self.fields
+            .iter()
+            .for_each(|field| field.forget_from(id, first));
         Some(right)
     }
 }

@@ -13,12 +13,7 @@
 //! its first pending effect on, so a chunk is begun only when the one before it in the same word is
 //! performed.
 
-use super::{
-    Code, Shared,
-    join_check::CheckResult,
-    observe::Post,
-    slots::WorkerState,
-};
+use super::{Code, Shared, join_check::CheckResult, observe::Post, slots::WorkerState};
 use crate::{
     Begun, Domain, DomainHandle, Meter, Park, Seq, Subscription, Turn, UnitState, WaitSet,
     group::membership::replicas,
@@ -290,7 +285,10 @@ where
             end = end.min(observer.next_due(from));
         }
         for seq in from..end {
-            let request = replica.log.get(seq).expect("it is published, and not released");
+            let request = replica
+                .log
+                .get(seq)
+                .expect("it is published, and not released");
             let effect = (self.code.apply)(&mut replica.state, seq, request);
             replica.pending.effects.push_back(Some(effect));
         }
@@ -660,8 +658,7 @@ where
         turn.unwrap_or_else(|payload| {
             self.give_up();
             let shared = &self.shared;
-            if !shared.settings.revive
-                || shared.membership.request_snapshot(Some(self.id)).is_err()
+            if !shared.settings.revive || shared.membership.request_snapshot(Some(self.id)).is_err()
             {
                 resume_unwind(payload);
             }

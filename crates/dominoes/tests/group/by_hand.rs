@@ -4,7 +4,9 @@
 use super::{Chain, Planned, Random, die};
 use dominoes::{
     Park, Publisher, Seq, Turn,
-    group::{Action, ByHand, Divergence, GroupStats, MembershipError, Worker, WorkerState, builder},
+    group::{
+        Action, ByHand, Divergence, GroupStats, MembershipError, Worker, WorkerState, builder,
+    },
 };
 use std::{
     cell::{Cell, RefCell},
@@ -164,7 +166,11 @@ impl Fixture {
     fn perform(&self, effect: u64, seq: Seq) {
         self.fault(Fault::BeforePerform);
         self.lose_core();
-        self.performed.borrow_mut().entry(seq).or_default().push(effect);
+        self.performed
+            .borrow_mut()
+            .entry(seq)
+            .or_default()
+            .push(effect);
         if self.fault.get() == Some(Fault::WithinPerform) && self.may_lose_one() {
             *self.repeats.borrow_mut().entry(seq).or_default() += 1;
         }
@@ -209,7 +215,9 @@ impl Fixture {
         match self.below(40) {
             0..8 => {
                 let mut publisher = self.publisher.borrow_mut();
-                let Some(publisher) = publisher.as_mut() else { return };
+                let Some(publisher) = publisher.as_mut() else {
+                    return;
+                };
                 for _ in 0..self.below(8) {
                     let request = self.random.borrow_mut().next();
                     match publisher.try_publish(request) {
@@ -226,11 +234,15 @@ impl Fixture {
                 let (apply, perform) = (self.below(6), self.below(6));
                 self.step(at, apply as usize, perform as usize);
             }
-            32 => self.now.set(self.now.get() + PATIENCE * self.below(3) as u32 / 2),
+            32 => self
+                .now
+                .set(self.now.get() + PATIENCE * self.below(3) as u32 / 2),
             33 if self.fault.get().is_none() => {
                 self.fault.set(Some(FAULTS[self.below(5) as usize]));
             }
-            34 if self.fault.get() == Some(Fault::BetweenApplyAndPerform) && self.may_lose_one() => {
+            34 if self.fault.get() == Some(Fault::BetweenApplyAndPerform)
+                && self.may_lose_one() =>
+            {
                 let at = self.some_worker();
                 let turn = self.step(at, 3, 0);
                 let worker = self.workers.borrow_mut()[at].take();
@@ -283,12 +295,15 @@ impl Fixture {
                 // All others are active and stay so until it is repaired, and are a majority.
                 let mut states = all.map(Worker::worker_state);
                 if self.stats().membership.active < 3
-                    || states.any(|state| !matches!(state, WorkerState::Active | WorkerState::Parked))
+                    || states
+                        .any(|state| !matches!(state, WorkerState::Active | WorkerState::Parked))
                     || self.is_any_leaving()
                 {
                     return;
                 }
-                let Some(worker) = &mut workers[at] else { return };
+                let Some(worker) = &mut workers[at] else {
+                    return;
+                };
                 let id = worker.id();
                 if let Some(chain) = worker.state_mut() {
                     chain.sum ^= 1 << self.below(64);
@@ -332,7 +347,11 @@ impl Fixture {
             if self.flipped.get().is_none() {
                 break;
             }
-            assert!(round < 10_000, "a flip is never repaired: {:?}", self.stats());
+            assert!(
+                round < 10_000,
+                "a flip is never repaired: {:?}",
+                self.stats()
+            );
             if let Some(publisher) = self.publisher.borrow_mut().as_mut()
                 && publisher.try_publish(round).is_ok()
             {
@@ -354,12 +373,21 @@ impl Fixture {
             if turns.iter().all(|turn| *turn == Turn::Finished) {
                 break;
             }
-            assert!(round < 10_000, "it never ends: {turns:?} {:?}", self.stats());
+            assert!(
+                round < 10_000,
+                "it never ends: {turns:?} {:?}",
+                self.stats()
+            );
             self.now.set(self.now.get() + PATIENCE);
         }
         let requests = self.requests.borrow();
         let (chain, effects) = Chain::of(&requests);
-        let workers = self.workers.borrow_mut().drain(..).flatten().collect::<Vec<_>>();
+        let workers = self
+            .workers
+            .borrow_mut()
+            .drain(..)
+            .flatten()
+            .collect::<Vec<_>>();
         let states: Vec<Chain> = workers.into_iter().filter_map(Worker::into_state).collect();
         assert!(!states.is_empty(), "one replica has the state");
         for state in states {
@@ -383,7 +411,10 @@ impl Fixture {
             assert_eq!(divergence.fields, ["sum"], "{divergence}");
             // Where the others began with a snapshot from further on, there is no majority yet.
             let minority = divergence.minority.as_ref();
-            assert!(minority.is_none_or(|minority| minority.len() == 1), "{divergence}");
+            assert!(
+                minority.is_none_or(|minority| minority.len() == 1),
+                "{divergence}"
+            );
         }
         let mut counts = self.counts.borrow().clone();
         let stolen: u64 = stats.replicas.iter().map(|replica| replica.steals).sum();
@@ -429,7 +460,15 @@ fn any_interleaving_of_kills_joins_leaves_and_flips_gives_the_states_and_effects
     }
     println!("{cases} cases: {counts:?}");
     if cases >= 100 {
-        let wanted = ["lost its core", "joined", "left", "parked", "unparked", "repaired", "stolen"];
+        let wanted = [
+            "lost its core",
+            "joined",
+            "left",
+            "parked",
+            "unparked",
+            "repaired",
+            "stolen",
+        ];
         let faults = FAULTS.map(|fault| format!("{fault:?}"));
         for what in wanted.iter().map(|what| (*what).to_owned()).chain(faults) {
             let n = counts.get(&what).copied().unwrap_or(0);
