@@ -319,8 +319,9 @@ impl<S> Builder<S> {
         self
     }
 
-    /// Calls `hook` where replicas differ, on the thread of a replica. It decides what is done
-    /// about those that differ from the majority. By default they are repaired.
+    /// Calls `hook` where replicas differ, on the thread of a replica: once for the same replicas,
+    /// until one of them has another one's state. It decides what is done about those that differ
+    /// from the majority. By default they are repaired.
     pub fn on_divergence(
         mut self,
         hook: impl Fn(&Divergence) -> Action + Send + Sync + 'static,

@@ -79,8 +79,8 @@ pub(super) struct Observer<S> {
     /// Of each field.
     fields: Box<[Fingerprints]>,
     hook: Hook,
-    /// What was reported last: the position, and the workers that differ there.
-    reported: Mutex<Option<(Seq, Option<u64>)>>,
+    /// What was reported last.
+    reported: Mutex<Option<Reported>>,
 }
 
 impl<S> Observer<S> {
@@ -123,8 +123,7 @@ impl<S> Observer<S> {
     }
 
     /// Posts the fingerprints of worker `id`, if they are due at `position`, and compares what the
-    /// others have posted there. Returns whether workers were reported that differ from the
-    /// majority, and what is to be called if there is no majority.
+    /// others have posted there.
     pub(super) fn post(
         &self,
         table: &MembershipTable,
@@ -146,19 +145,31 @@ impl<S> Observer<S> {
             Agreement::Undecided if table.voters(position) == 0 => return Post::Nothing,
             Agreement::Undecided => None,
         };
-        let reported = self.reported.lock();
-        let mut reported = reported.unwrap_or_else(PoisonError::into_inner);
-        if *reported == Some((position, wrong)) {
-            return Post::Nothing;
-        }
-        *reported = Some((position, wrong));
-        drop(reported);
-        let action = (self.hook)(&self.divergence(table, position, wrong));
-        match (wrong, action) {
+        match (wrong, self.report(table, position, wrong)) {
             (None, _) => Post::Undecided,
             (Some(_), Action::Report) => Post::Nothing,
             (Some(wrong), Action::Repair) => Post::Wrong(wrong),
         }
+    }
+
+    /// Calls the hook, unless it knows of these workers, and they have the state of no other one
+    /// since.
+    fn report(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> Action {
+        let reported = self.reported.lock();
+        let mut reported = reported.unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = &*reported
+            && last.wrong == wrong
+            && replicas(wrong.unwrap_or(table.active())).all(|id| table.since(id) < last.position)
+        {
+            return last.action;
+        }
+        let action = (self.hook)(&self.divergence(table, position, wrong));
+        *reported = Some(Reported {
+            position,
+            wrong,
+            action,
+        });
+        action
     }
 
     fn divergence(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> Divergence {
@@ -198,6 +209,14 @@ impl<S> Observer<S> {
             .for_each(|field| field.forget_from(id, first));
         Some(right)
     }
+}
+
+/// A divergence that the hook was called for.
+struct Reported {
+    position: Seq,
+    /// The workers that differ from the majority, if there is one.
+    wrong: Option<u64>,
+    action: Action,
 }
 
 /// What a comparison came to.

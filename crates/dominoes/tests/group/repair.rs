@@ -200,7 +200,7 @@ fn a_hook_can_forbid_the_repair() {
     fixture.workers[2].state_mut().unwrap().sum ^= 1;
     fixture.run(6);
     let positions: Vec<Seq> = fixture.divergences().iter().map(|d| d.position).collect();
-    assert_eq!(positions, [4, 8]);
+    assert_eq!(positions, [4], "it is reported once");
     assert_eq!(fixture.group.handle().stats().membership.repaired, 0);
 }
 
