@@ -19,6 +19,7 @@ pub const MAX_REPLICAS: usize = 56;
 /// ```
 /// assert!(dominoes::group::replicas(0b1001_0010).eq([1, 4, 7]));
 /// ```
+#[inline]
 pub fn replicas(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
@@ -149,6 +150,7 @@ impl MembershipTable {
     }
 
     /// Whether worker `id` was asked to park when it leaves. Clears the request.
+    #[inline]
     pub fn take_park_request(&self, id: usize) -> bool {
         self.to_park.fetch_and(!(1 << id), Ordering::Relaxed) >> id & 1 != 0
     }
@@ -191,11 +193,13 @@ impl MembershipTable {
     }
 
     /// Whether worker `id` was asked to leave.
+    #[inline]
     pub fn is_leaving(&self, id: usize) -> bool {
         self.leaving.load(Ordering::Relaxed) >> id & 1 != 0
     }
 
     /// Makes these workers look into the slot table.
+    #[inline]
     pub fn notify(&self, mask: u64) {
         // ORDERING: Release, pairs with the Acquire in `clear_notification`.
         self.notified.fetch_or(mask, Ordering::Release);
@@ -208,6 +212,7 @@ impl MembershipTable {
     }
 
     /// Worker `id` looks into the slot table now.
+    #[inline]
     pub fn clear_notification(&self, id: usize) {
         // ORDERING: Acquire, pairs with the Release in `notify`.
         self.notified.fetch_and(!(1 << id), Ordering::Acquire);
@@ -220,11 +225,13 @@ impl MembershipTable {
     }
 
     /// Whether worker `id` was reported to differ from the majority. Clears the report.
+    #[inline]
     pub fn take_divergence_report(&self, id: usize) -> bool {
         self.diverged.fetch_and(!(1 << id), Ordering::Relaxed) >> id & 1 != 0
     }
 
     /// The position of the snapshot that the worker in slot `id` began with.
+    #[inline]
     pub fn since(&self, id: usize) -> Seq {
         self.since[id].load(Ordering::Relaxed)
     }

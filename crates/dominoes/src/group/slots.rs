@@ -332,7 +332,7 @@ impl<R> Membership<R> {
     /// It has released the units that it had begun.
     pub fn release(&self, id: usize, state: WorkerState) {
         let mut table = self.lock();
-        table.is_undecided = false;
+        table.is_undecided &= state == WorkerState::Joining;
         self.deactivate(id);
         let unused = mem::replace(&mut table.slots[id], Slot::Free);
         self.end_join(id);
@@ -373,13 +373,14 @@ impl<R> Membership<R> {
 
     /// Worker `id`, which is at `position` of the log between two of its steps, gives snapshots to
     /// workers that wait for one, and attests to snapshots that others gave. Does nothing if the
-    /// table is locked at this moment.
-    pub fn serve_joiners(
+    /// table is locked at this moment. `snapshot` returns `None` if it cannot give one now.
+    pub fn serve_joiners<C>(
         &self,
         id: usize,
         position: Seq,
-        mut snapshot: impl FnMut() -> Option<R>,
-        mut fingerprint: impl FnMut() -> u64,
+        worker: &mut C,
+        snapshot: impl Fn(&mut C) -> Option<R>,
+        fingerprint: impl Fn(&C) -> u64,
     ) -> Served {
         let mut served = Served {
             gave: false,
@@ -391,7 +392,7 @@ impl<R> Membership<R> {
         served.is_waiting = false;
         for slot in &mut table.slots {
             match slot {
-                Slot::AwaitsSnapshot(from) if *from >> id & 1 != 0 => match snapshot() {
+                Slot::AwaitsSnapshot(from) if *from >> id & 1 != 0 => match snapshot(worker) {
                     Some(snapshot) => {
                         let check = JoinCheck::new(id, self.since(id), position, snapshot);
                         *slot = Slot::JoinCheck(Box::new(check));
@@ -400,7 +401,7 @@ impl<R> Membership<R> {
                     None => served.is_waiting = true,
                 },
                 Slot::JoinCheck(check) => {
-                    served.is_waiting |= !check.attest(id, position, &mut fingerprint);
+                    served.is_waiting |= !check.attest(id, position, || fingerprint(worker));
                 }
                 _ => {}
             }

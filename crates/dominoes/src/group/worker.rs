@@ -480,17 +480,20 @@ where
             return Membership::Turn(if parks { Turn::Worked } else { Turn::Finished });
         }
         // Clones of states are code of the user, too.
-        let Some(replica) = self.replica.take() else {
+        let Some(mut replica) = self.replica.take() else {
             return Membership::Stays;
         };
+        let fingerprint = |replica: &Box<Replica<S, T, E>>| {
+            let observer = shared.observer.as_ref();
+            observer.map_or(0, |observer| observer.fingerprint(&replica.state))
+        };
+        let position = replica.log.position();
         let served = membership.serve_joiners(
             self.id,
-            replica.log.position(),
-            || replica.snapshot(),
-            || {
-                let observer = shared.observer.as_ref();
-                observer.map_or(0, |observer| observer.fingerprint(&replica.state))
-            },
+            position,
+            &mut replica,
+            |replica| replica.snapshot(),
+            fingerprint,
         );
         self.replica = Some(replica);
         if served.is_waiting {
@@ -662,7 +665,7 @@ where
             {
                 resume_unwind(payload);
             }
-            self.state = WorkerState::Joining;
+            (self.state, self.before) = (WorkerState::Joining, WorkerState::Gone);
             self.asked = 0;
             Turn::Worked
         })
