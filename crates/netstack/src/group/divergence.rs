@@ -1,14 +1,9 @@
 //! Divergence: which replicas are right when they differ, and what the others do.
 //!
-//! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug
-//! that only one machine shows. Replicas post fingerprints of their states at equal positions. A
-//! worker that posts compares what the others have posted at the same position, so the last one
-//! sees all of them. A value that more than half of the *voters* posted is right. Voters are the
-//! active workers that computed their state at the position themselves, rather than taking over a
-//! snapshot behind it, and the workers that posted there and are gone since, unless they had
-//! diverged. A decision stays the same when workers leave later. The other workers are reported as
-//! diverged. A reported worker checks that itself, gives up its slot, throws its state away, and
-//! joins again with the state of one of the majority. If all of those are gone, so is the state,
+//! Replicas post fingerprints of their states at equal positions, and
+//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) says which of them are right. A
+//! worker that is reported as diverged checks that itself, gives up its slot, throws its state away,
+//! and joins again with the state of one of the majority. If all of those are gone, so is the state,
 //! and the stack is shut down. Where there is no majority, as with two replicas, the difference is
 //! counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go on.
 //!
