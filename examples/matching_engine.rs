@@ -3,32 +3,30 @@
 //! `cargo run --release --example matching_engine [-- TRADERS ORDERS SEED]`
 //!
 //! Traders publish limit orders into one log; three replicas keep the book, each on a thread of its
-//! own, and match by price, then by position in the log. One replica's book is corrupted on the
-//! way, one replica's thread dies of a panic, and a fresh one takes its slot. At the end every
+//! own, and match by price, then by position in the log. The primary of an order reports its trades
+//! to a gateway, which sends them as fast as its client gives it credit, and counts the volume of
+//! every millisecond; and it gives each trade to one of two settlement workers. One replica's book
+//! is corrupted on the way, and one replica's thread panics and joins again. At the end every
 //! replica must hold the book, the trades and the volume that the log gives when it is matched once
-//! more on one thread, and every share must be accounted for: bought, sold, or still in the book.
-//! It ends within a second and prints what happened, on standard error also the message of that
-//! panic; it exits with an error if anything is not as it should be. The package is
-//! `dominoes-examples`; the command works from the workspace root.
+//! more on one thread, and every share must be accounted for: bought, sold, or still in the book;
+//! reported once, and settled once. It ends within a second and prints what happened, on standard
+//! error also the message of that panic; it exits with an error if anything is not as it should be.
+//! The package is `dominoes-examples`; the command works from the workspace root.
 
 use dominoes::{
-    Joined, Manager, Observe, ReplicaHandle, Seq, SpinYield, Subscription, Turn, channel,
+    Channel, Group, NoBatch, Observe, Park, Priority, Publish, Replica, Semaphore, Seq, Service,
+    Step, SystemClock, TimerFeed, Unordered, Wheel, WorkShare, channel, group::Action,
 };
 use std::{
     collections::BTreeMap,
     error::Error,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
-
-const REPLICAS: usize = 3;
-/// What a replica is told to do between two batches.
-const CORRUPT: u64 = 1;
-const DIE: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Order {
@@ -55,17 +53,16 @@ struct Book {
 }
 
 impl Book {
-    fn apply(&mut self, seq: Seq, order: &Order) {
-        let mut open = order.shares;
+    /// Returns the shares of each trade.
+    fn apply(&mut self, seq: Seq, order: &Order) -> Vec<u64> {
+        let (mut open, mut trades) = (order.shares, Vec::new());
         while open > 0 {
             let best = if order.buy {
-                self.asks
-                    .first_entry()
-                    .filter(|ask| ask.key().0 <= order.price)
+                let ask = self.asks.first_entry();
+                ask.filter(|ask| ask.key().0 <= order.price)
             } else {
-                self.bids
-                    .last_entry()
-                    .filter(|bid| bid.key().0 >= order.price)
+                let bid = self.bids.last_entry();
+                bid.filter(|bid| bid.key().0 >= order.price)
             };
             let Some(mut best) = best else { break };
             let traded = open.min(*best.get());
@@ -77,12 +74,14 @@ impl Book {
             }
             self.volume += traded;
             self.trades = mix(self.trades ^ mix(seq) ^ other ^ (price << 32) ^ traded);
+            trades.push(traded);
         }
         if open > 0 && order.buy {
             self.bids.insert((order.price, !seq), open);
         } else if open > 0 {
             self.asks.insert((order.price, seq), open);
         }
+        trades
     }
 
     fn crossed(&self) -> bool {
@@ -104,178 +103,167 @@ impl Observe for Book {
     }
 }
 
-type Log = Subscription<Order, SpinYield>;
-
-fn run(
-    mut handle: ReplicaHandle<Book, Order, SpinYield>,
-    mut book: Book,
-    mut log: Log,
-    told: &[AtomicU64],
-) -> Book {
-    let me = handle.replica();
-    loop {
-        match told[me].swap(0, Ordering::Relaxed) {
-            DIE => panic!("replica {me} is told to die"),
-            CORRUPT => {
-                if let Some(mut bid) = book.bids.first_entry() {
-                    *bid.get_mut() += 1; // a share from nowhere
-                } else {
-                    told[me].store(CORRUPT, Ordering::Relaxed); // when there is something to spoil
-                }
-            }
-            _ => {}
-        }
-        let apply = |book: &mut Book, seq, order: &Order| book.apply(seq, order);
-        match handle.turn(&mut book, &mut log, apply) {
-            Turn::Finished => return book,
-            Turn::Worked => {}
-            _ => thread::yield_now(),
-        }
-    }
+/// What the gateway sent: shares, in all and in each ms, which its own timer tells apart.
+struct Gateway {
+    sent: u64,
+    since_tick: u64,
+    ticks: Vec<u64>,
+    timers: Wheel<()>,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1).map(|n| n.parse::<u64>());
     let traders = arguments.next().transpose()?.unwrap_or(4).max(1);
-    let orders = arguments.next().transpose()?.unwrap_or(40_000);
+    let orders = arguments.next().transpose()?.unwrap_or(40_000).max(10_000);
     let seed = arguments.next().transpose()?.unwrap_or(1);
 
-    let (publisher, log) = channel::<Order, SpinYield>(512);
-    let mut manager =
-        Manager::<Book, Order, SpinYield>::new(REPLICAS, 64, 128).on_verdict(|verdict| {
-            println!("verdict: {verdict}");
-            dominoes::Action::Repair
-        });
-    let told: Arc<[AtomicU64]> = (0..REPLICAS).map(|_| AtomicU64::new(0)).collect();
-    let mut witness = log.subscribe()?;
-    let witness = thread::spawn(move || {
-        let mut all = Vec::new();
-        while let Some(batch) = witness.next_batch() {
-            all.extend(batch.iter().map(|(_, order)| *order));
-        }
-        all
-    });
-    let spawn = |handle: ReplicaHandle<_, _, _>, book, log: Log| {
-        let told = told.clone();
-        thread::spawn(move || run(handle, book, log, &told))
+    // The gateway: reports wait until there is credit, and its timer does not.
+    let (reports, report_log) = channel::<u64, Park>(256);
+    let credit = Arc::new(Semaphore::new(0));
+    let permits = credit.clone();
+    let state = Gateway {
+        sent: 0,
+        since_tick: 0,
+        ticks: Vec::new(),
+        timers: Wheel::new(0),
     };
-    let mut threads = Vec::new();
-    for n in 0..REPLICAS {
-        let handle = manager.replica(n).ok_or("the replica slot is taken")?;
-        threads.push(Some(spawn(handle, Book::default(), log.subscribe()?)));
-    }
-    // Traders publish a quarter of their orders whenever the gate is raised by one.
-    let (gate, published) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
-    let each = orders / traders;
-    let sources: Vec<_> = (0..traders)
-        .map(|trader| {
-            let (mut publisher, gate) = (publisher.clone(), gate.clone());
-            let published = published.clone();
-            thread::spawn(move || {
-                for n in 0..each {
-                    while n * 4 >= each * gate.load(Ordering::Relaxed) {
-                        thread::yield_now();
-                    }
+    let mut gateway = Service::new(0, "gateway", state)
+        .with_scheduler(Priority)
+        .with_wake_source(credit.wake_source());
+    let send = move |gateway: &mut Gateway, _, shares: &u64| {
+        if !permits.try_take() {
+            return Step::Wait;
+        }
+        gateway.sent += shares;
+        gateway.since_tick += shares;
+        Step::Done
+    };
+    gateway.subscribe(0, report_log.subscribe()?, send);
+    let tick = |gateway: &mut Gateway, now, ()| {
+        gateway.ticks.push(std::mem::take(&mut gateway.since_tick));
+        gateway.timers.start(now + 1, ());
+    };
+    let clock = SystemClock::new(Duration::from_millis(1));
+    gateway.state_mut().timers.start(1, ());
+    gateway.add_feed(
+        1,
+        TimerFeed::new(clock, |gateway: &mut Gateway| &mut gateway.timers, tick),
+    );
+    let gateway = gateway.spawn(None)?;
+
+    // Each trade is settled by one of two workers.
+    let (settlements, share) = WorkShare::<u64, Unordered<u64>, Park>::open(256);
+    let settle = || -> Result<_, Box<dyn Error>> {
+        let mut worker = share.join()?;
+        Ok(thread::spawn(move || {
+            let mut settled = 0;
+            loop {
+                match worker.take(None) {
+                    Ok(shares) => settled += shares,
+                    Err(NoBatch::Empty) => {}
+                    Err(_) => return settled,
+                }
+            }
+        }))
+    };
+    let settling = [settle()?, settle()?];
+
+    // A publisher is one thread's; a thread of the group has one while it needs it.
+    let outputs = Mutex::new((reports, settlements));
+    let (corrupted, killed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let group = Group::builder(Book::default(), 3)
+        .observe(128)
+        .on_divergence(|divergence| {
+            println!("divergence: {divergence}");
+            Action::Repair
+        })
+        .spawn(
+            move |book: &mut Book, seq, order: &Order| {
+                if seq >= orders / 4 && !corrupted.swap(true, Ordering::Relaxed) {
+                    book.volume += 1; // a share from nowhere
+                }
+                book.apply(seq, order)
+            },
+            move |trades: Vec<u64>, seq| {
+                if seq >= orders / 2 && !killed.swap(true, Ordering::Relaxed) {
+                    panic!("the replica that reports order {seq} is told to die");
+                }
+                let mut outputs = outputs.lock().expect("no panic while it is locked");
+                let (reports, settlements) = &mut *outputs;
+                for shares in trades {
+                    credit.release(1); // the client takes each report at once
+                    reports.publish(shares).expect("the gateway is open");
+                    settlements.put(shares).expect("a worker is there");
+                }
+            },
+        )?;
+    let publisher = group.publisher();
+    let keep = |all: &mut Vec<_>, _, order: &Order| all.push(*order);
+    let witness = Replica::new("witness", Vec::new(), publisher.log().subscribe()?, keep);
+    let witness = witness.spawn(None)?;
+    thread::scope(|scope| {
+        for trader in 0..traders {
+            let mut publisher = publisher.clone();
+            scope.spawn(move || {
+                for n in 0..orders / traders {
                     let random = mix(seed ^ mix(trader << 32 | n));
                     let order = Order {
                         buy: random & 1 == 1,
                         price: 1000 + (random >> 8) % 40,
                         shares: 1 + (random >> 32) % 100,
                     };
-                    publisher.publish(order).expect("the channel is open");
-                    published.fetch_add(1, Ordering::Relaxed);
+                    publisher.publish(order).expect("the log is open");
                 }
-            })
-        })
-        .collect();
+            });
+        }
+    });
     let deadline = Instant::now() + Duration::from_secs(60);
-    let pause = |what: &str| -> Result<(), String> {
-        thread::sleep(Duration::from_micros(100));
-        let late = Instant::now() > deadline;
-        if late {
-            Err(format!("waited too long for {what}"))
-        } else {
-            Ok(())
+    loop {
+        let membership = group.stats().membership;
+        if (membership.repaired, membership.joined, membership.active) == (1, 1, 3) {
+            break println!("one replica was repaired, one failed and joined again");
         }
-    };
+        if Instant::now() > deadline {
+            return Err(format!("a replica is not back: {membership:?}").into());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    // This drops the publishers, which ends the settlement workers.
+    let books = group.shut_down()?;
 
-    while published.load(Ordering::Relaxed) < orders / 8 {
-        pause("the first orders")?;
-    }
-    told[0].store(CORRUPT, Ordering::Relaxed);
-    gate.store(2, Ordering::Relaxed);
-    let verdict = loop {
-        match manager.check() {
-            Some(verdict) => break verdict,
-            None => pause("the verdict")?,
-        }
-    };
-    if verdict.minority.as_deref() != Some(&[0]) {
-        return Err("the verdict names somebody else".into());
-    }
-    while manager.repairs() == 0 {
-        manager.check();
-        pause("the repair")?;
-    }
-    told[1].store(DIE, Ordering::Relaxed);
-    gate.store(3, Ordering::Relaxed);
-    let dead = threads[1].take().ok_or("it runs")?.join();
-    println!(
-        "replica 1 died: {}; {:?} go on",
-        dead.is_err(),
-        manager.active()
-    );
-    let mut joiner = manager.join().ok_or("no replica slot is free")?;
-    let Joined {
-        handle,
-        state,
-        subscription,
-    } = loop {
-        match joiner.poll() {
-            Some(joined) => break joined,
-            None => pause("the snapshot")?,
-        }
-        manager.check();
-    };
-    println!(
-        "a fresh replica {} joined at position {}",
-        handle.replica(),
-        subscription.position()
-    );
-    threads[1] = Some(spawn(handle, state, subscription));
-    gate.store(4, Ordering::Relaxed);
-    for source in sources {
-        source.join().map_err(|_| "a trader panicked")?;
-    }
-    drop(publisher);
-
-    let all = witness.join().map_err(|_| "the witness panicked")?;
+    let all = witness.join()?;
     let mut plain = Book::default();
     for (seq, order) in (0..).zip(&all) {
         plain.apply(seq, order);
     }
-    for (n, thread) in threads.into_iter().flatten().enumerate() {
-        let book = thread.join().map_err(|_| "a replica panicked")?;
-        if book != plain {
-            return Err(format!("replica {n} holds another book than the log gives").into());
-        }
+    if books.len() != 3 || books.iter().any(|book| *book != plain) {
+        return Err("a replica holds another book than the log gives".into());
     }
     let total = |buy| {
-        all.iter()
-            .filter(|o| o.buy == buy)
-            .map(|o| o.shares)
-            .sum::<u64>()
+        let orders = all.iter().filter(|order| order.buy == buy);
+        orders.map(|order| order.shares).sum::<u64>()
     };
     let open: [u64; 2] = [plain.bids.values().sum(), plain.asks.values().sum()];
     if [total(true) - open[0], total(false) - open[1]] != [plain.volume; 2] || plain.crossed() {
         return Err("shares were lost or made, or the book is crossed".into());
     }
+    while !report_log.is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    gateway.stop();
+    let gateway = gateway.join()?;
+    let settled = settling.map(|worker| worker.join().unwrap_or(0));
+    if [gateway.sent, settled.iter().sum()] != [plain.volume; 2] {
+        return Err(format!("sent {}, settled {settled:?}", gateway.sent).into());
+    }
     println!(
-        "{} orders of {traders} traders, {} shares traded, {} bids and {} asks open; three replicas equal the log",
+        "{} orders of {traders} traders, {} shares traded, {} bids and {} asks open; three \
+         replicas equal the log; reported within {} ms, settled {settled:?}",
         all.len(),
         plain.volume,
         plain.bids.len(),
-        plain.asks.len()
+        plain.asks.len(),
+        gateway.ticks.len()
     );
     Ok(())
 }

@@ -182,6 +182,7 @@ const UNSAFE: [&str; 20] = [
 const PATH_OF_A_FRAME: [&str; 48] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
+    "crates/dominoes/src/group/membership.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
@@ -224,7 +225,6 @@ const PATH_OF_A_FRAME: [&str; 48] = [
     "crates/netstack/src/group/divergence.rs",
     "crates/netstack/src/group/pending.rs",
     "crates/netstack/src/group/steal.rs",
-    "crates/netstack/src/group/membership.rs",
     "crates/netstack/src/group/assign.rs",
     "crates/netstack/src/group/autoscale.rs",
     "crates/netstack/src/group/worker.rs",

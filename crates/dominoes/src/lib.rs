@@ -8,9 +8,23 @@
 //!
 //! # A tour
 //!
-//! A channel has any number of publishers and up to [`MAX_SUBSCRIBERS`] subscriptions. Every
-//! subscription sees every entry, all in the same order, in place: a batch lends slices of the
-//! ring.
+//! [`Group`] puts it together: replicas of any state, a thread each, over one log. Replicas join
+//! and leave, are compared and repaired; what a dead one owes is done by the others.
+//!
+//! ```
+//! use dominoes::Group;
+//!
+//! let apply = |sum: &mut u64, _seq, n: &u64| { *sum += n; *sum }; // every replica, in log order
+//! let perform = |sum, seq| println!("{seq}: {sum}"); // one replica, the primary of the entry
+//! let group = Group::spawn(0, 3, apply, perform)?;
+//! group.publisher().publish_all([1, 2, 3])?;
+//! assert_eq!(group.shut_down()?, [6, 6, 6]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What follows are the parts, for those who drive them by themselves. A channel has any number of
+//! publishers and up to [`MAX_SUBSCRIBERS`] subscriptions. Every subscription sees every entry, all
+//! in the same order, in place: a batch lends slices of the ring.
 //!
 //! ```
 //! use dominoes::{SpinYield, channel};
@@ -55,8 +69,7 @@
 //!
 //! Replicas come and go while the channel runs. A [fork](Subscription::fork) stands at the same
 //! position as its parent, so beside a clone of the parent's state it makes a replica that is up to
-//! date; dropping a subscription, also by a panic, lets its entries go. [`Members`] makes such
-//! changes part of the log, so that all agree from which entry on they hold.
+//! date; dropping a subscription, also by a panic, lets its entries go.
 //!
 //! ```
 //! # use dominoes::{SpinYield, channel};
@@ -75,36 +88,38 @@
 //!
 //! | what | for |
 //! |---|---|
+//! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
 //! | [`Verdicts`], [`attachments()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread has at a time |
-//! | [`Assignment`], [`PrimaryPolicy`], [`Shares`], [`Members`] | who does the costly part of an entry, and how much of it each did |
+//! | [`Assignment`], [`PrimaryPolicy`] | who does the costly part of an entry |
 //! | [`Units`] | how far that part is, so that others can take it over |
 //! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
 //! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, of a domain or published |
 //! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
-//! | [`Fingerprints`], [`Manager`] | do the copies still agree, and what is done if not |
+//! | [`Fingerprints`] | do the copies still agree |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
-//! | [`EventCount`], [`WaitSet`], [`Wait`] | sleeping on one thing or on many without losing a wake-up |
+//! | [`EventCount`], [`WaitSet`], [`Wait`], [`Semaphore`] | sleeping on one thing or on many without losing a wake-up |
 //!
 //! # When a primary dies
 //!
 //! The log replicates *state*. A replica whose thread panics loses none of it: its subscription
 //! leaves, publishers no longer wait for it, and the others apply the same entries as before. The
 //! *effects* that it owed, the costly part of the entries that were its own as their primary, are
-//! another matter:
+//! another matter. A [`Group`] hands them over: an effect is completed once, by the primary or by
+//! another replica, and [`group`] says what that means for one in the middle of which its primary
+//! died. Those who drive the parts by themselves:
 //!
 //! * *By itself the crate hands over nothing.* A [`PrimaryPolicy`] computes its answer and does not
 //!   know that a replica died; [`Greedy`] keeps the dead taker of a chunk. What the dead replica
 //!   had not done of its chunks is never done, and no part of the crate reports that.
 //! * *Later chunks* go to others at once under [`Greedy`], whose chunks go to those that ask. Under
-//!   the other policies they do so from the entry on at which the members change, and the user has
-//!   to publish that change; see [`Members`]. Until then the dead replica goes on being named.
+//!   the other policies the user has to make all replicas agree from which entry on another one is
+//!   named.
 //! * *Chunks that were its own* are taken over only where all replicas do their work through
 //!   [`Units`], and look for units that are late. A thread that unwinds lets go of the unit that it
 //!   had begun; any other replica [begins](Units::begin) it behind the last piece that was reported
-//!   done. The crate watches no clock: when a unit is late, the user decides. The taker needs what
-//!   the effects are made from, so every replica keeps that until the [state](Units::state) is
-//!   [`Done`](UnitState::Done).
+//!   done. The taker needs what the effects are made from, so every replica keeps that until the
+//!   [state](Units::state) is [`Done`](UnitState::Done).
 //! * *The piece in the middle of which it died* counts as not done, so it may be performed twice.
 //!   Pieces whose end was reported are not. A receiver of effects to which that matters has to
 //!   recognise a piece by its number.
@@ -188,12 +203,11 @@
 struct Readme;
 
 mod channel;
-mod consistency;
 mod context;
 mod domain;
 mod error;
+pub mod group;
 mod log;
-mod membership;
 mod primary;
 mod publisher;
 mod semaphore;
@@ -220,18 +234,15 @@ mod slots;
 
 pub use attachments::{Attachments, Pin, Stocker, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
-pub use consistency::{
-    Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, ReplicaHandle, Verdict,
-};
 pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
 pub use exclusive::{Exclusive, ExclusiveGuard};
+pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
 pub use log::{Log, channel, channel_with_slots};
-pub use membership::{Entry, Members};
 pub use primary::{
     Assignment, Balancer, ByKind, ByLoad, ByPosition, ByPublisher, Greedy, Kind, PrimaryPolicy,
-    Shares, Weights, Work,
+    Weights, Work,
 };
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;

@@ -19,11 +19,9 @@
 
 mod greedy;
 mod load;
-mod shares;
 
 pub use greedy::Greedy;
 pub use load::{Balancer, ByLoad, Weights};
-pub use shares::Shares;
 
 /// A kind of work, numbered by the user from 0: deliveries, say, and outgoing frames. Each kind
 /// counts its chunks by itself.
@@ -272,6 +270,30 @@ mod tests {
             load.change(Kind(1), 50, Weights::of(&[3, 1, 0, 9, 1, 1, 1, 200]));
             each_piece_has_one_primary(&load, replicas);
         }
+    }
+
+    /// The chunks that each of three threads takes.
+    fn shares_of(policy: &(impl Assignment + Sync), chunks: u64) -> Vec<usize> {
+        let share = |me| {
+            let mine = move |c: &u64| policy.is_mine(Work::chunk(*c), me, 3);
+            (0..chunks).filter(mine).count()
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|me| scope.spawn(move || share(me))).collect();
+            let threads = threads.into_iter();
+            threads.map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn by_position_shares_are_equal() {
+        assert_eq!(shares_of(&ByPosition, 3000), [1000; 3]);
+    }
+
+    #[test]
+    fn greedy_shares_add_up() {
+        let shares = shares_of(&Greedy::new(&[4096]), 3000);
+        assert_eq!(shares.iter().sum::<usize>(), 3000);
     }
 
     #[test]

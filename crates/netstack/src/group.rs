@@ -25,7 +25,6 @@ mod execute;
 mod fault_hooks;
 mod join_check;
 mod layout;
-mod membership;
 mod pending;
 mod slots;
 mod solo;
@@ -35,22 +34,22 @@ mod worker;
 pub use assign::Primaries;
 use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
-use epochs::{Epochs, replicas};
+use epochs::{EpochOwners, Epochs};
 #[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
 use fault_hooks::FaultHooks;
 pub use layout::{Layout, Tuning};
-use membership::MembershipTable;
 use pending::{EFFECT_BITS, PendingEffects};
 pub use slots::{JoiningWorker, MembershipHandle};
-use slots::{NEVER_ACTIVE, SlotTable, Snapshot};
+use slots::{Members, NEVER_ACTIVE, Snapshot};
 pub use worker::Worker;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
+use dominoes::group::replicas;
 use dominoes::{
     Attachments, EventCount, Exclusive, Fingerprints, Mismatch, Publisher, Seq, Spin, Stocker,
     Units, Verdicts,
@@ -98,8 +97,8 @@ pub(crate) struct Shared {
     /// For each slot, the position below which its worker saw that all effects are performed.
     verified: Box<[CachePadded<AtomicU64>]>,
     /// Which slots are active, leaving, parked and so on.
-    membership: CachePadded<MembershipTable>,
-    slots: SlotTable,
+    membership: Members,
+    epoch_owners: EpochOwners,
     posts: Fingerprints,
     /// For each slot, what its workers performed.
     shares: Box<[CachePadded<PostedStats>]>,
@@ -380,13 +379,8 @@ impl<T: FaultHooks> Group<T> {
             verified: (0..slot_count)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
-            membership: CachePadded::new(MembershipTable::new(
-                slot_count,
-                layout.replicas,
-                slots / layout.tuning.request_chunk,
-                layout.autoscale,
-            )),
-            slots: SlotTable::new(slot_count, layout.replicas, layout.autoscale),
+            membership: Members::new(slot_count, layout.replicas, layout.autoscale),
+            epoch_owners: EpochOwners::new(slots / layout.tuning.request_chunk, layout.replicas),
             posts: if layout.confirm {
                 // Workers may be a log apart, and one may read positions that are a log older than
                 // its own.

@@ -160,8 +160,8 @@ impl PrimaryPolicy for ByLoad {
     }
 }
 
-/// The publisher's side of [`ByLoad`]: turns counts, such as those of [`Shares`](super::Shares),
-/// into weights.
+/// The publisher's side of [`ByLoad`]: turns counts of work given and done into
+/// weights.
 ///
 /// What a replica was given less what it has done is its backlog. A replica whose backlog is more
 /// than twice the smallest one, and more than `slack`, loses an eighth of its weight; the others
@@ -227,7 +227,6 @@ impl Balancer {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::Shares;
     use super::*;
 
     fn share(policy: &ByLoad, replica: usize, chunks: std::ops::Range<u64>) -> usize {
@@ -295,7 +294,7 @@ mod tests {
     fn settled_share(speeds: [u64; 2]) -> f64 {
         let mut policy = ByLoad::new(1, 1 << 20);
         let mut balancer = Balancer::new(2, 64);
-        let shares = Shares::new(2);
+        let mut shares = [0u64; 2];
         let (mut given, mut backlog, mut chunk) = ([0u64; 2], [0u64; 2], 0);
         let per_round = speeds[0] + speeds[1];
         let mut at_half = [0; 2];
@@ -309,9 +308,9 @@ mod tests {
             for me in 0..2 {
                 let done = backlog[me].min(speeds[me]);
                 backlog[me] -= done;
-                shares.add(me, done);
+                shares[me] += done;
             }
-            if let Some(weights) = balancer.sample(&given, &shares.counts()) {
+            if let Some(weights) = balancer.sample(&given, &shares) {
                 policy.change(Kind(0), chunk, weights);
             }
             if round == 2000 {

@@ -6,10 +6,10 @@
 //! Under [`Primaries::Greedy`] the primary is decided later: the first worker that claims a chunk
 //! owns it.
 
+use dominoes::group::{MembershipTable, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
 
-use super::epochs::{Epoch, Epochs, replicas};
-use super::membership::MembershipTable;
+use super::epochs::{Epoch, Epochs};
 use crate::group::{Layout, Shared};
 use crate::log::request::Request;
 
@@ -267,9 +267,7 @@ impl PrimaryNamer {
             self.change_epoch(shared, mask);
         }
         let chunk = shared.request_chunk_of(seq);
-        shared
-            .membership
-            .set_epoch_owners(chunk, self.epoch.owners().mask());
+        shared.epoch_owners.set(chunk, self.epoch.owners().mask());
     }
 
     #[cold]

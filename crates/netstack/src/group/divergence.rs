@@ -1,14 +1,9 @@
 //! Divergence: which replicas are right when they differ, and what the others do.
 //!
-//! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug
-//! that only one machine shows. Replicas post fingerprints of their states at equal positions. A
-//! worker that posts compares what the others have posted at the same position, so the last one
-//! sees all of them. A value that more than half of the *voters* posted is right. Voters are the
-//! active workers that computed their state at the position themselves, rather than taking over a
-//! snapshot behind it, and the workers that posted there and are gone since, unless they had
-//! diverged. A decision stays the same when workers leave later. The other workers are reported as
-//! diverged. A reported worker checks that itself, gives up its slot, throws its state away, and
-//! joins again with the state of one of the majority. If all of those are gone, so is the state,
+//! Replicas post fingerprints of their states at equal positions, and
+//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) says which of them are right. A
+//! worker that is reported as diverged checks that itself, gives up its slot, throws its state away,
+//! and joins again with the state of one of the majority. If all of those are gone, so is the state,
 //! and the stack is shut down. Where there is no majority, as with two replicas, the difference is
 //! counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go on.
 //!
@@ -40,91 +35,27 @@
 //! be wrong, unless `Layout::confirm` is set.
 
 use dominoes::Seq;
+use dominoes::group::{Agreement, WorkerState};
 
-use super::epochs::replicas;
 use super::pending::{Cursor, PendingEffects};
-use super::slots::{LeaveReason, Snapshot};
-use super::worker::{Worker, WorkerState};
+use super::slots::Snapshot;
+use super::worker::Worker;
 use crate::group::{FaultHooks, Shared};
 
-/// What the posted fingerprints of a position show.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Agreement {
-    /// More than half of the voters posted the same: those that posted something else, and those
-    /// that posted it.
-    Majority { wrong: u64, right: u64 },
-    /// Not enough voters have posted yet.
-    Open,
-    /// All voters have posted, and no more than half agree.
-    Undecided,
-}
-
 impl Shared {
-    fn agreement_at(&self, position: Seq) -> Agreement {
-        let posted = |id: usize| self.posts.at(id, position);
-        let all = replicas(self.membership.ever_active())
-            .filter(|id| posted(*id).is_some())
-            .fold(0, |all, id| all | 1u64 << id);
-        let voters = self.membership.voters(position) | all;
-        for print in replicas(all).filter_map(posted) {
-            let alike = replicas(all).filter(|id| posted(*id) == Some(print));
-            let right = alike.fold(0, |mask, id| mask | 1u64 << id);
-            if 2 * right.count_ones() > voters.count_ones() {
-                let wrong = all & !right;
-                return Agreement::Majority { wrong, right };
-            }
-        }
-        if all == voters {
-            Agreement::Undecided
-        } else {
-            Agreement::Open
-        }
-    }
-
     /// Compares what the others posted at `position`, where the caller just has posted.
     #[cold]
     pub(crate) fn compare_at(&self, position: Seq) {
-        match self.agreement_at(position) {
+        let membership = &self.membership;
+        match self.posts.agreement(membership, position) {
             Agreement::Majority { wrong, .. } if wrong != 0 => {
-                self.membership.report_divergence(wrong);
-                self.work_event.notify_all();
-                self.world.wake_pump();
+                membership.report_divergence(wrong);
+                self.wake_workers();
             }
-            Agreement::Undecided if self.membership.voters(position) != 0 => self.count_undecided(),
+            Agreement::Undecided if membership.voters(position) != 0 => {
+                membership.count_undecided();
+            }
             _ => {}
-        }
-    }
-
-    /// The majority that worker `id` differs from at some position that is still known, and the
-    /// first position at which any worker posted something else.
-    fn majority_against(&self, id: usize) -> Option<(u64, Seq)> {
-        // Another worker may have had the slot before.
-        let posts = self.posts.all(id).into_iter();
-        let own = posts.filter(|(position, _)| *position > self.membership.since(id));
-        let (mut majority, mut first) = (None, Seq::MAX);
-        for (position, print) in own {
-            let mut others = replicas(self.membership.ever_active())
-                .filter_map(|id| self.posts.at(id, position));
-            if others.any(|other| other != print) {
-                first = first.min(position);
-            }
-            if let Agreement::Majority { wrong, right } = self.agreement_at(position)
-                && wrong >> id & 1 != 0
-            {
-                majority = Some(right);
-            }
-        }
-        majority.map(|right| (right, first))
-    }
-
-    /// Whether a majority posted `print` at `position`. `None` if that is not known.
-    pub(crate) fn agrees_with_majority(&self, position: Seq, print: u64) -> Option<bool> {
-        match self.agreement_at(position) {
-            Agreement::Majority { right, .. } => {
-                let theirs = replicas(right).find_map(|id| self.posts.at(id, position));
-                theirs.map(|theirs| theirs == print)
-            }
-            Agreement::Open | Agreement::Undecided => None,
         }
     }
 }
@@ -133,21 +64,24 @@ impl<T: FaultHooks> Worker<T> {
     /// This worker was reported as diverged. If it is, it gives up its state. Returns whether it
     /// did.
     pub(crate) fn leave_if_diverged(&mut self) -> bool {
-        let Some((right, first_wrong)) = self.shared.majority_against(self.id) else {
+        let Shared {
+            membership, posts, ..
+        } = &*self.shared;
+        let Some((right, first_wrong)) = posts.majority_against(membership, self.id) else {
             return false;
         };
-        if matches!(self.state, WorkerState::Leaving(_)) && self.shared.try_leave(self.id) {
+        if matches!(self.state, WorkerState::Leaving(_)) && membership.try_leave(self.id) {
             self.state = WorkerState::Gone;
             return true;
         }
-        self.state = WorkerState::Joining;
+        let diverged = WorkerState::Diverged(right);
+        (self.state, self.before) = (WorkerState::Joining, diverged);
         let first = self.cursor.seq;
         self.pending = PendingEffects::from(first);
         self.cursor = Cursor::at_first(&self.pending);
         // What it posted before that position still counts.
         self.shared.posts.forget_from(self.id, first_wrong);
-        self.shared
-            .release_slot(self.id, LeaveReason::Diverged(right));
+        self.shared.release_slot(self.id, diverged);
         true
     }
 
@@ -171,7 +105,7 @@ impl<T: FaultHooks> Worker<T> {
     fn confirm_to(&mut self, position: Seq) {
         let me = 1u64 << self.id;
         while self.confirmed < position {
-            match self.shared.agreement_at(self.confirmed + 1) {
+            match self.agreement_at(self.confirmed + 1) {
                 Agreement::Majority { right, .. } if right & me != 0 => {}
                 Agreement::Majority { .. } => {
                     self.shared.membership.report_divergence(me);
@@ -183,6 +117,11 @@ impl<T: FaultHooks> Worker<T> {
             }
             self.confirmed += 1;
         }
+    }
+
+    fn agreement_at(&self, position: Seq) -> Agreement {
+        let shared = &self.shared;
+        shared.posts.agreement(&shared.membership, position)
     }
 
     /// What another worker needs to go on from this worker's position. `None` if the log has no
@@ -245,7 +184,10 @@ mod tests {
                     Agreement::Open
                 };
                 let what = format!("{alike} and {others} of {voters}");
-                assert!(shared.agreement_at(1) == expected, "{what}");
+                assert!(
+                    shared.posts.agreement(&shared.membership, 1) == expected,
+                    "{what}"
+                );
                 shared.compare_at(1);
                 for id in 0..voters {
                     let is_wrong = match expected {
@@ -271,9 +213,12 @@ mod tests {
         };
         shared.membership.activate(2, 5);
         post(5);
-        assert_eq!(shared.majority_against(2), None);
+        assert_eq!(shared.posts.majority_against(&shared.membership, 2), None);
         post(6);
-        assert_eq!(shared.majority_against(2), Some((0b11, 6)));
+        assert_eq!(
+            shared.posts.majority_against(&shared.membership, 2),
+            Some((0b11, 6))
+        );
     }
 
     #[test]
@@ -317,12 +262,16 @@ mod tests {
             let group = group(voters);
             let shared = group.shared();
             (0..voters).for_each(|id| shared.posts.post(id, 1, (id % 2) as u64));
-            let is_undecided = shared.agreement_at(1) == Agreement::Undecided;
+            let is_undecided =
+                shared.posts.agreement(&shared.membership, 1) == Agreement::Undecided;
             assert!(is_undecided, "{voters}");
             shared.compare_at(1);
             assert!(!(0..voters).any(|id| shared.membership.take_divergence_report(id)));
-            assert_eq!(shared.agrees_with_majority(1, 0), None);
-            assert_eq!(shared.majority_against(0), None);
+            assert_eq!(
+                shared.posts.agrees_with_majority(&shared.membership, 1, 0),
+                None
+            );
+            assert_eq!(shared.posts.majority_against(&shared.membership, 0), None);
         }
     }
 }

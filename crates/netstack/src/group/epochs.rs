@@ -31,15 +31,13 @@
 //! The word of a slot that was never active is larger than every position. It is set to `first`
 //! before the slot becomes active, and so before any epoch contains it.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
+use dominoes::group::{MAX_REPLICAS, replicas};
 use dominoes::{ByKind, Kind, PrimaryPolicy, Seq, Work};
 
 use crate::group::Layout;
-
-/// The most replicas of a group. The log needs room for one reader more for each replica that is
-/// being replaced.
-pub(crate) const MAX_REPLICAS: usize = 56;
 
 /// A set of replica slots, in ascending order.
 #[derive(Clone, Copy, Debug)]
@@ -90,17 +88,6 @@ impl ReplicaSet {
     pub(crate) fn by_position(&self, chunk: u64) -> usize {
         self.nth((chunk % u64::from(self.count)) as usize)
     }
-}
-
-/// The slots whose bits are set in `mask`, in ascending order.
-pub(crate) fn replicas(mut mask: u64) -> impl Iterator<Item = usize> {
-    core::iter::from_fn(move || {
-        (mask != 0).then(|| {
-            let id = mask.trailing_zeros() as usize;
-            mask &= mask - 1;
-            id
-        })
-    })
 }
 
 /// The replicas that may be primary from a position on.
@@ -262,6 +249,35 @@ impl Epochs {
     fn find_older(&self, governs: impl Fn(&Epoch) -> bool) -> &Epoch {
         let found = self.older.iter().rev().find(|epoch| governs(epoch));
         found.or(self.older.front()).unwrap_or(&self.current)
+    }
+}
+
+/// The owners of each chunk of the log that can be open.
+pub(crate) struct EpochOwners(Box<[AtomicU64]>);
+
+impl EpochOwners {
+    /// For `chunks` chunks, a power of two, which slots 0 to `replicas` own.
+    pub(crate) fn new(chunks: usize, replicas: usize) -> Self {
+        let mask = u64::MAX >> (64 - replicas);
+        EpochOwners((0..chunks).map(|_| AtomicU64::new(mask)).collect())
+    }
+
+    /// Stores the owners of chunk `chunk` of the log for the workers that will apply it. Called by
+    /// the receive pump.
+    #[inline]
+    pub(crate) fn set(&self, chunk: u64, mask: u64) {
+        // ORDERING: Relaxed: the chunk's first request is published after this. All workers have
+        // read the word's previous value, because all have released the slot of the log that this
+        // request gets.
+        self.0[chunk as usize & (self.0.len() - 1)].store(mask, Ordering::Relaxed);
+    }
+
+    /// The owners of chunk `chunk`. Its first request is published, and the caller has not applied
+    /// it yet.
+    #[inline]
+    pub(crate) fn get(&self, chunk: u64) -> u64 {
+        // ORDERING: Relaxed, as in `set`.
+        self.0[chunk as usize & (self.0.len() - 1)].load(Ordering::Relaxed)
     }
 }
 

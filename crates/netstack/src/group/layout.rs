@@ -1,10 +1,10 @@
 //! What a group is made of, and how its workers share their work.
 
 use super::Primaries;
-use super::epochs::MAX_REPLICAS;
 use crate::config::setters;
 use crate::error::ConfigError;
 use crate::time::Duration;
+use dominoes::group::MAX_REPLICAS;
 
 /// What a group is made of. Nothing here changes what the group computes.
 ///

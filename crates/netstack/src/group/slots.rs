@@ -1,28 +1,29 @@
 //! Replica slots: how a worker joins, leaves, parks, and gets its state from another worker.
 //!
-//! A snapshot is a clone of a worker's replica, of its pending effects and of the epochs that it
-//! knows, together with a [fork](Subscription::fork) of its reader of the log; so all of them are
-//! at one position by construction. A worker that needs one records that in the *slot table* and
-//! notifies the workers that may give it. The first of them that comes by between two of its own
-//! steps gives it. The table has a lock. A worker takes it only when a bit in an atomic word says
-//! that there is something for it; if the lock is taken, the worker goes on with its work and comes
-//! back.
+//! [`Membership`] has the state of every slot, and says when a worker gives a snapshot or attests
+//! to one. A snapshot is a clone of a worker's replica, of its pending effects and of the epochs
+//! that it knows, together with a [fork](Subscription::fork) of its reader of the log; so all of
+//! them are at one position by construction. The joiner reads all requests from there on, since the
+//! fork keeps them in the log, and it gets all effects below that position that may not be done.
 //!
-//! A snapshot is [checked](super::join_check) before the worker that got it becomes active.
+//! `epochs.rs` defines which replicas own which work while the membership changes,
+//! `join_check.rs` and `divergence.rs` what a worker does about a state that is right or wrong,
+//! `autoscale.rs` when a worker parks and unparks.
 //!
-//! Nothing stops meanwhile. The joiner reads all requests from the snapshot's position on, since
-//! the fork keeps them in the log, and it gets all effects below that position that may not be
-//! done.
+//! Any worker may do the share of a failed worker at once. The progress of a failed worker is
+//! needed until the log has passed the epochs that contain it, and the frames of those epochs are
+//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Layout::revive` is
+//! false.
 
 use core::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use dominoes::group::{Membership, WorkerState};
 use dominoes::{Seq, Spin, Subscription};
 
 use super::epochs::Epochs;
-use super::join_check::JoinCheck;
 use super::pending::PendingEffects;
-use super::worker::{Worker, WorkerState};
+use super::worker::Worker;
 use crate::config::Limits;
 use crate::error::MembershipError;
 use crate::group::{FaultHooks, Shared};
@@ -54,84 +55,33 @@ impl Snapshot {
     }
 }
 
-/// The state of a replica slot.
-pub(crate) enum Slot {
-    Free,
-    /// Its worker waits for a snapshot from one of these workers.
-    AwaitsSnapshot(u64),
-    /// The snapshot is there, or already with its worker, and the other workers attest whether it
-    /// is right.
-    JoinCheck(Box<JoinCheck>),
-    Active,
-    /// Its worker has no state, and waits to be unparked.
-    Parked,
-}
+/// Which replicas are there, and who gives a state to whom.
+pub(crate) type Members = Membership<Snapshot>;
 
-/// Why a worker gets a state.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum JoinReason {
-    New,
-    /// It had diverged from the majority.
-    Repair,
-    /// It was parked.
-    Unpark,
-}
-
-/// Why a worker gives up its slot or its state.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LeaveReason {
-    /// It was asked to leave, and has performed its share.
-    Requested,
-    /// It never became active.
-    JoinCancelled,
-    /// It unwound, or was dropped.
-    Failed,
-    /// It was asked to park, and has performed its share.
-    Parked,
-    /// It differs from these workers, and wants the state of one of them.
-    Diverged(u64),
-}
-
-/// The state of all slots.
-pub(crate) struct Slots {
-    pub(crate) slots: Vec<Slot>,
-    stats: MembershipStats,
-    /// Replicas are known to differ, and there is no majority.
-    is_undecided: bool,
-}
-
-/// [`Slots`], behind a lock.
-pub(crate) struct SlotTable(Mutex<Slots>);
-
-impl SlotTable {
-    pub(crate) fn new(slots: usize, replicas: usize, others_parked: bool) -> Self {
-        let slot = |id| {
-            if id < replicas {
-                Slot::Active
-            } else if others_parked {
-                Slot::Parked
-            } else {
-                Slot::Free
-            }
-        };
-        SlotTable(Mutex::new(Slots {
-            slots: (0..slots).map(slot).collect(),
-            stats: MembershipStats::default(),
-            is_undecided: false,
-        }))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+fn error(error: dominoes::group::MembershipError) -> MembershipError {
+    use dominoes::group::MembershipError as Error;
+    match error {
+        Error::NoFreeSlot => MembershipError::NoFreeSlot,
+        Error::NoSuchReplica => MembershipError::NoSuchReplica,
+        Error::LastReplica => MembershipError::LastReplica,
+        _ => MembershipError::NoReplicaLeft,
     }
 }
 
 impl Shared {
     /// How many replicas joined, left, failed, and so on, so far.
     pub(crate) fn membership_stats(&self) -> MembershipStats {
-        let mut stats = self.slots.lock().stats;
-        stats.active = u64::from(self.membership.active().count_ones());
-        stats
+        let stats = self.membership.stats();
+        MembershipStats {
+            active: stats.active,
+            joined: stats.joined,
+            left: stats.left,
+            failed: stats.failed,
+            repaired: stats.repaired,
+            parked: stats.parked,
+            unparked: stats.unparked,
+            undecided: stats.undecided,
+        }
     }
 
     /// How many workers are active at this moment.
@@ -139,49 +89,10 @@ impl Shared {
         self.membership.active().count_ones() as usize
     }
 
-    /// Records that a worker waits for a state for slot `id`, or for the first free one.
-    fn request_snapshot(&self, id: Option<usize>) -> Result<usize, MembershipError> {
-        let mut table = self.slots.lock();
-        let sources = self.membership.active();
-        if sources == 0 {
-            return Err(MembershipError::NoReplicaLeft);
-        }
-        let is_free = |slot: &Slot| matches!(slot, Slot::Free);
-        let id = match id {
-            Some(id) => Some(id).filter(|id| table.slots.get(*id).is_some_and(is_free)),
-            None => table.slots.iter().position(is_free),
-        };
-        let id = id.ok_or(MembershipError::NoFreeSlot)?;
-        table.slots[id] = Slot::AwaitsSnapshot(u64::MAX);
-        self.membership.begin_join(id);
-        drop(table);
-        self.notify(sources);
-        Ok(id)
-    }
-
-    /// Makes these workers look into the slot table, even if they sleep.
-    pub(crate) fn notify(&self, workers: u64) {
-        self.membership.notify(workers);
+    /// Wakes the workers that sleep: some were notified.
+    pub(crate) fn wake_workers(&self) {
         self.work_event.notify_all();
         self.world.wake_pump();
-    }
-
-    /// The snapshot for slot `id`, if it is there.
-    pub(crate) fn take_snapshot(&self, id: usize) -> Option<Snapshot> {
-        let mut table = self.slots.lock();
-        match &mut table.slots[id] {
-            Slot::JoinCheck(check) => check.take_snapshot(),
-            Slot::AwaitsSnapshot(from) => {
-                // The workers that were asked may be gone.
-                let active = self.membership.active();
-                if *from & active == 0 {
-                    *from = u64::MAX;
-                }
-                self.membership.notify(active);
-                None
-            }
-            Slot::Free | Slot::Active | Slot::Parked => None,
-        }
     }
 
     /// Makes worker `id` active. Its pending effects begin at `first`, and its state is at
@@ -200,131 +111,38 @@ impl Shared {
         reported
     }
 
-    /// Counts a worker that became active.
-    pub(crate) fn count_join(&self, reason: JoinReason) {
-        let stats = &mut self.slots.lock().stats;
-        match reason {
-            JoinReason::New => stats.joined += 1,
-            JoinReason::Repair => stats.repaired += 1,
-            JoinReason::Unpark => stats.unparked += 1,
-        }
-    }
-
     /// Lets the first parked worker join again, unless the slot table is locked.
     pub(crate) fn unpark_one(&self) {
-        let Ok(mut table) = self.slots.0.try_lock() else {
-            return;
-        };
-        let sources = self.membership.active();
-        let parked = table
-            .slots
-            .iter()
-            .position(|slot| matches!(slot, Slot::Parked));
-        let (Some(id), true) = (parked, sources != 0) else {
-            return;
-        };
-        table.slots[id] = Slot::AwaitsSnapshot(u64::MAX);
-        self.membership.begin_join(id);
-        drop(table);
-        self.membership.set_parked(id, false);
-        self.notify(sources | 1 << id);
-        self.unpark_event.notify_all();
+        if self.membership.unpark_first().is_some() {
+            self.wake_workers();
+            self.unpark_event.notify_all();
+        }
     }
 
     /// Asks the last worker to park, if another one stays.
     pub(crate) fn park_last(&self) {
-        let Ok(_lock) = self.slots.0.try_lock() else {
-            return;
-        };
-        let staying = self.membership.staying();
-        if staying.count_ones() > 1 {
-            let last = staying.ilog2() as usize;
-            self.membership.request_park(last);
-            self.membership.request_leave(last);
+        if self.membership.park_last().is_some() {
             self.work_event.notify_all();
         }
     }
 
-    /// Whether worker `id`, which was asked to leave, may do so: another one must stay.
-    pub(crate) fn try_leave(&self, id: usize) -> bool {
-        let _lock = self.slots.lock();
-        let others = self.membership.staying() & !(1 << id);
-        if others == 0 {
-            self.membership.cancel_leave(id);
-        } else {
-            // From here on it does not count as staying for another worker that asks the same.
-            self.membership.deactivate(id);
-        }
-        others != 0
-    }
-
     /// Asks worker `id` to leave, or the last one.
     pub(crate) fn request_leave(&self, id: Option<usize>) -> Result<usize, MembershipError> {
-        let _lock = self.slots.lock();
-        let staying = self.membership.staying();
-        let last = (staying != 0).then(|| staying.ilog2() as usize);
-        let id = id.or(last).ok_or(MembershipError::NoReplicaLeft)?;
-        if id >= self.performed.len() || staying >> id & 1 == 0 {
-            return Err(MembershipError::NoSuchReplica);
-        }
-        if staying.count_ones() == 1 {
-            return Err(MembershipError::LastReplica);
-        }
-        self.membership.request_leave(id);
-        self.work_event.notify_all();
-        self.world.wake_pump();
+        let id = self.membership.ask_to_leave(id, false).map_err(error)?;
+        self.wake_workers();
         Ok(id)
     }
 
-    /// Ends worker `id`'s use of its slot. It has released the units that it had begun. When the
-    /// last worker with a state is gone, the stack is shut down.
-    pub(crate) fn release_slot(&self, id: usize, reason: LeaveReason) {
-        let mut table = self.slots.lock();
-        table.is_undecided = false;
-        self.membership.deactivate(id);
-        let unused = core::mem::replace(&mut table.slots[id], Slot::Free);
-        self.membership.end_join(id);
-        match reason {
-            LeaveReason::Requested => table.stats.left += 1,
-            LeaveReason::JoinCancelled => {}
-            LeaveReason::Failed => table.stats.failed += 1,
-            LeaveReason::Parked => {
-                table.stats.parked += 1;
-                table.slots[id] = Slot::Parked;
-                self.membership.set_parked(id, true);
-            }
-            LeaveReason::Diverged(from) => {
-                table.slots[id] = Slot::AwaitsSnapshot(from);
-                self.membership.begin_join(id);
-                self.membership.notify(from);
-            }
-        }
-        drop(table);
-        drop(unused);
+    /// Ends worker `id`'s use of its slot, as [`Membership::release`] does. When the last worker
+    /// with a state is gone, the stack is shut down.
+    pub(crate) fn release_slot(&self, id: usize, state: WorkerState) {
+        self.membership.release(id, state);
         // Any worker may do its share at once.
-        self.work_event.notify_all();
-        self.world.wake_pump();
+        self.wake_workers();
         if self.active_count() == 0 {
             // No application may wait for what no worker will do.
             self.world.shut_down();
         }
-    }
-
-    /// Counts that replicas differ and there is no majority. Counts it once, until a worker leaves.
-    pub(crate) fn count_undecided(&self) {
-        let mut table = self.slots.lock();
-        if !core::mem::replace(&mut table.is_undecided, true) {
-            table.stats.undecided += 1;
-        }
-    }
-
-    /// Frees slot `id`, whose worker was waiting for a state or parked.
-    pub(crate) fn cancel_join(&self, id: usize) {
-        self.membership.set_parked(id, false);
-        let unused = core::mem::replace(&mut self.slots.lock().slots[id], Slot::Free);
-        self.membership.end_join(id);
-        // A snapshot that is never taken would hold the log.
-        drop(unused);
     }
 }
 
@@ -336,32 +154,20 @@ impl<T: FaultHooks> Worker<T> {
     /// Returns whether something still waits for this worker.
     pub(crate) fn serve_joiners(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let Ok(mut table) = shared.slots.0.try_lock() else {
-            return true;
-        };
-        let me = 1u64 << self.id;
-        let (mut waiting, mut gave) = (false, false);
-        for slot in &mut table.slots {
-            match slot {
-                Slot::AwaitsSnapshot(from) if *from & me != 0 => match self.snapshot() {
-                    Some(snapshot) => {
-                        let since = shared.membership.since(self.id);
-                        *slot = Slot::JoinCheck(Box::new(JoinCheck::new(self.id, since, snapshot)));
-                        gave = true;
-                    }
-                    None => waiting = true,
-                },
-                Slot::JoinCheck(check) => waiting |= !check.attest(self.id, &self.replica),
-                _ => {}
-            }
-        }
-        drop(table);
-        if gave {
-            shared.notify(shared.membership.active() & !me);
-        } else if !waiting {
+        let (id, position) = (self.id, self.replica.position());
+        let served = shared.membership.serve_joiners(
+            id,
+            position,
+            self,
+            |worker| worker.snapshot(),
+            |worker| worker.replica.whole_fingerprint(),
+        );
+        if served.gave {
+            shared.wake_workers();
+        } else if !served.is_waiting {
             shared.work_event.notify_all();
         }
-        waiting
+        served.is_waiting
     }
 }
 
@@ -418,8 +224,10 @@ impl<T: FaultHooks> JoiningWorker<T> {
         slot: Option<usize>,
         hooks: T,
     ) -> Result<Self, MembershipError> {
+        let replica = shared.membership.request_snapshot(slot).map_err(error)?;
+        shared.wake_workers();
         Ok(JoiningWorker {
-            replica: shared.request_snapshot(slot)?,
+            replica,
             shared: Arc::clone(shared),
             hooks: Some(hooks),
             worker: None,
@@ -444,27 +252,28 @@ impl<T: FaultHooks> JoiningWorker<T> {
     /// returned.
     pub fn try_join(&mut self) -> Option<Worker<T>> {
         if self.hooks.is_some() {
-            let snapshot = self.shared.take_snapshot(self.replica)?;
+            let snapshot = self.shared.membership.take_snapshot(self.replica)?;
             let hooks = self.hooks.take()?;
             let shared = Arc::clone(&self.shared);
             let mut worker = Worker::new(self.replica, shared, snapshot, hooks);
-            worker.state = WorkerState::JoinCheck;
+            (worker.state, worker.before) = (WorkerState::JoinCheck, WorkerState::Gone);
             self.worker = Some(Box::new(worker));
         }
-        if !self.worker.as_mut()?.try_join() {
+        let worker = self.worker.as_mut()?;
+        if !worker.try_join() {
             return None;
         }
-        self.shared.count_join(JoinReason::New);
+        worker.count_join();
         self.worker.take().map(|worker| *worker)
     }
 }
 
 impl<T: FaultHooks> Drop for JoiningWorker<T> {
     fn drop(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            worker.state = WorkerState::JoinCancelled;
-        } else if self.hooks.is_some() {
-            self.shared.cancel_join(self.replica);
+        // A worker that was given a state does that itself.
+        if self.hooks.is_some() {
+            let waits = WorkerState::Joining;
+            self.shared.membership.release(self.replica, waits);
         }
     }
 }

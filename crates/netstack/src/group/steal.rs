@@ -39,10 +39,11 @@
 
 use core::sync::atomic::Ordering;
 
+use dominoes::group::replicas;
 use dominoes::{Seq, UnitState};
 
 use super::assign::{Owner, WorkAssignment};
-use super::epochs::{Epochs, replicas};
+use super::epochs::Epochs;
 use super::execute::{Access, Executor, NumberedFrames};
 use super::pending::{PendingEffects, REQUEST_END, piece};
 use crate::group::{FaultHooks, Layout, Shared};

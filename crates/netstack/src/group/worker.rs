@@ -6,13 +6,14 @@ use core::sync::atomic::Ordering;
 use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use dominoes::group::WorkerState;
 use dominoes::{Seq, Spin, Subscription};
 
 use super::assign::{Owner, Primaries};
 use super::epochs::Epochs;
 use super::execute::{Executor, HeldUnits, Step, pinned};
 use super::pending::{Cursor, PendingEffects};
-use super::slots::{JoinReason, LeaveReason, Snapshot};
+use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Scan, Stragglers};
 use crate::group::{FaultHooks, RxSide, STORED, Shared};
@@ -35,25 +36,6 @@ const APPLY_BATCH: usize = 64;
 /// chunks of frames takes about as long.
 const SEND_TAKEOVER: Duration = Duration::from_micros(50);
 
-/// What a worker is doing in its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WorkerState {
-    Active,
-    /// It was asked to leave, and leaves when its share below this position is performed.
-    Leaving(Seq),
-    /// It has left, and is only to be dropped.
-    Gone,
-    /// It has no valid state, because it diverged from the majority, was unparked, or failed a join
-    /// check. It waits for a snapshot.
-    Joining,
-    /// It has no state, and waits to be unparked.
-    Parked,
-    /// It was given a state, and the join check is not over.
-    JoinCheck,
-    /// It never became active, and its join was cancelled.
-    JoinCancelled,
-}
-
 /// A worker: one replica, and its share of the work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
@@ -68,8 +50,8 @@ pub struct Worker<T: FaultHooks = ()> {
     /// With [`Layout::confirm`](crate::group::Layout), the position up to which a majority has its
     /// state.
     pub(crate) confirmed: Seq,
-    /// Why it waits for a state. `Repair` while it does not wait.
-    pub(crate) join_reason: JoinReason,
+    /// What it was before it waited for a state.
+    pub(crate) before: WorkerState,
     /// Fingerprints of positions that it reached before the join check was over.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
@@ -121,7 +103,7 @@ impl<T: FaultHooks> Worker<T> {
             log,
             prepared: replica.position(),
             confirmed: replica.position(),
-            join_reason: JoinReason::Repair,
+            before: WorkerState::Active,
             unposted: Vec::new(),
             cursor: Cursor::at_first(&pending),
             replica,
@@ -174,7 +156,7 @@ impl<T: FaultHooks> Worker<T> {
     /// worker is active from now on.
     pub(crate) fn try_join(&mut self) -> bool {
         if self.state == WorkerState::Joining {
-            let Some(snapshot) = self.shared.take_snapshot(self.id) else {
+            let Some(snapshot) = self.shared.membership.take_snapshot(self.id) else {
                 // Skips to the end: the position of a reader that stands still keeps slots of the
                 // log from being used again.
                 let end = self.log.poll();
@@ -224,12 +206,12 @@ impl<T: FaultHooks> Worker<T> {
             return true;
         }
         match self.state {
-            WorkerState::Gone | WorkerState::JoinCancelled => {
+            WorkerState::Gone => {
                 shared.membership.notify(1 << self.id);
                 return true;
             }
             WorkerState::Parked => {
-                (self.state, self.join_reason) = (WorkerState::Joining, JoinReason::Unpark);
+                (self.state, self.before) = (WorkerState::Joining, WorkerState::Parked);
                 shared.membership.notify(1 << self.id);
                 return true;
             }
@@ -238,20 +220,17 @@ impl<T: FaultHooks> Worker<T> {
                     shared.membership.notify(1 << self.id);
                     return true;
                 }
-                shared.count_join(core::mem::replace(
-                    &mut self.join_reason,
-                    JoinReason::Repair,
-                ));
+                self.count_join();
             }
             WorkerState::Active if shared.membership.is_leaving(self.id) => {
                 self.state = WorkerState::Leaving(self.log.poll());
             }
-            WorkerState::Active | WorkerState::Leaving(_) => {}
+            WorkerState::Active | WorkerState::Leaving(_) | WorkerState::Diverged(_) => {}
         }
         if let WorkerState::Leaving(end) = self.state
             && self.cursor.seq >= end
         {
-            if shared.try_leave(self.id) {
+            if shared.membership.try_leave(self.id) {
                 if shared.membership.take_park_request(self.id) {
                     self.park();
                 } else {
@@ -276,7 +255,7 @@ impl<T: FaultHooks> Worker<T> {
     /// Gives up its state. It has performed its share.
     fn park(&mut self) {
         self.put_back();
-        self.shared.release_slot(self.id, LeaveReason::Parked);
+        self.shared.release_slot(self.id, WorkerState::Parked);
         self.restart_from(Snapshot::none(self.shared.world.limits));
         self.state = WorkerState::Parked;
     }
@@ -616,7 +595,7 @@ impl<T: FaultHooks> Worker<T> {
         let Some(verdict) = verdict else { return false };
         if self.epochs.is_chunk_start(seq) {
             let chunk = self.shared.request_chunk_of(seq);
-            let mask = self.shared.membership.epoch_owners(chunk);
+            let mask = self.shared.epoch_owners.get(chunk);
             let frame = self.replica.frames().next;
             self.epochs.begin_chunk(mask, &self.shared.layout, frame);
         }
@@ -940,17 +919,25 @@ impl<T: FaultHooks> Drop for Worker<T> {
 }
 
 impl<T: FaultHooks> Worker<T> {
+    /// Counts that it became active.
+    pub(crate) fn count_join(&mut self) {
+        let before = core::mem::replace(&mut self.before, WorkerState::Active);
+        self.shared.membership.count_join(before);
+    }
+
     fn end(&mut self) {
-        if self.state == WorkerState::Parked {
-            return self.shared.cancel_join(self.id);
-        }
+        let id = self.id;
+        let waits = matches!(self.state, WorkerState::Joining | WorkerState::JoinCheck);
         // The units that it had begun are released.
-        let reason = match self.state {
-            WorkerState::Gone => LeaveReason::Requested,
-            WorkerState::JoinCancelled => LeaveReason::JoinCancelled,
-            _ => LeaveReason::Failed,
-        };
-        self.shared.release_slot(self.id, reason);
+        match self.state {
+            WorkerState::Parked => self.shared.membership.release(id, WorkerState::Joining),
+            WorkerState::Gone => self.shared.release_slot(id, WorkerState::Gone),
+            // It never became active.
+            state if waits && self.before == WorkerState::Gone => {
+                self.shared.release_slot(id, state);
+            }
+            _ => self.shared.release_slot(id, WorkerState::Active),
+        }
     }
 }
 

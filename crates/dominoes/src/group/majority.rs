@@ -1,9 +1,17 @@
-//! Fingerprints of replicated state, compared at equal positions, out of band.
+//! Fingerprints of replicated state, compared at equal positions: which replicas are right.
+//!
+//! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug
+//! that only one machine shows. Replicas post fingerprints of their states at equal positions. A
+//! worker that posts compares what the others have posted at the same position, so the last one
+//! sees all of them. A value that more than half of the *voters* posted is right. Voters are the
+//! active workers that computed their state at the position themselves, rather than taking over a
+//! snapshot behind it, and the workers that posted there and are gone since. A decision stays the
+//! same when workers leave later. The other workers are reported as diverged. A reported worker
+//! checks that itself, throws its state away, and joins again with the state of one of the
+//! majority. Where there is no majority, as with two replicas, the difference is counted, and all
+//! go on.
 
-mod manager;
-
-pub use manager::{Action, Joined, Joiner, Manager, Observe, ReplicaHandle, Verdict};
-
+use super::membership::{MembershipTable, replicas};
 use crate::{
     Seq,
     sync::{AtomicU64, LOAD_BEFORE_FENCE, Ordering, STORE_AFTER_FENCE, fence},
@@ -167,12 +175,6 @@ impl Fingerprints {
         self.rings[replica].iter().filter_map(Self::read).collect()
     }
 
-    /// The newest position that `replica` has posted.
-    pub(crate) fn newest(&self, replica: usize) -> Option<Seq> {
-        let posts = self.rings[replica].iter().filter_map(Self::read);
-        posts.map(|(position, _)| position).max()
-    }
-
     /// Forgets what `replica` has posted: it left, or was replaced.
     pub fn forget(&self, replica: usize) {
         for post in self.rings[replica].iter() {
@@ -198,44 +200,100 @@ impl Fingerprints {
     /// # Errors
     /// The earliest position at which replicas differ.
     pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.compare_among(|_| true).0
-    }
-
-    /// The same among some of the replicas; and the newest position at which at least two of them
-    /// were found, all equal, before any at which they differ.
-    pub(crate) fn compare_among(
-        &self,
-        of: impl Fn(usize) -> bool,
-    ) -> (Result<usize, Mismatch>, Option<Seq>) {
         let mut posts: Vec<(Seq, usize, u64)> = Vec::new();
-        for (replica, ring) in self.rings.iter().enumerate().filter(|(r, _)| of(*r)) {
-            posts.extend(
-                ring.iter()
-                    .filter_map(Self::read)
-                    .map(|(position, print)| (position, replica, print)),
-            );
+        for replica in 0..self.rings.len() {
+            let of = self.all(replica).into_iter();
+            posts.extend(of.map(|(position, print)| (position, replica, print)));
         }
         posts.sort_unstable();
-        let (mut checked, mut agreed) = (0, None);
+        let mut checked = 0;
         for at in posts.chunk_by(|a, b| a.0 == b.0) {
             if at.iter().any(|(_, _, print)| *print != at[0].2) {
-                let fingerprints = at
-                    .iter()
-                    .map(|(_, replica, print)| (*replica, *print))
-                    .collect();
-                let mismatch = Mismatch {
+                let of = |(_, replica, print): &(Seq, usize, u64)| (*replica, *print);
+                return Err(Mismatch {
                     position: at[0].0,
-                    fingerprints,
-                };
-                return (Err(mismatch), agreed);
+                    fingerprints: at.iter().map(of).collect(),
+                });
             }
-            if at.len() > 1 {
-                checked += 1;
-                agreed = Some(at[0].0);
+            checked += usize::from(at.len() > 1);
+        }
+        Ok(checked)
+    }
+
+    /// What the fingerprints show that were posted at `position`.
+    pub fn agreement(&self, table: &MembershipTable, position: Seq) -> Agreement {
+        let posted = |id: usize| self.at(id, position);
+        let all = replicas(table.ever_active())
+            .filter(|id| posted(*id).is_some())
+            .fold(0, |all, id| all | 1u64 << id);
+        let voters = table.voters(position) | all;
+        for print in replicas(all).filter_map(posted) {
+            let alike = replicas(all).filter(|id| posted(*id) == Some(print));
+            let right = alike.fold(0, |mask, id| mask | 1u64 << id);
+            if 2 * right.count_ones() > voters.count_ones() {
+                let wrong = all & !right;
+                return Agreement::Majority { wrong, right };
             }
         }
-        (Ok(checked), agreed)
+        if all == voters {
+            Agreement::Undecided
+        } else {
+            Agreement::Open
+        }
     }
+
+    /// The majority that worker `id` differs from at some position that is still known, and the
+    /// first position at which any worker posted something else.
+    pub fn majority_against(&self, table: &MembershipTable, id: usize) -> Option<(u64, Seq)> {
+        // Another worker may have had the slot before.
+        let posts = self.all(id).into_iter();
+        let own = posts.filter(|(position, _)| *position > table.since(id));
+        let (mut majority, mut first) = (None, Seq::MAX);
+        for (position, print) in own {
+            let mut others = replicas(table.ever_active()).filter_map(|id| self.at(id, position));
+            if others.any(|other| other != print) {
+                first = first.min(position);
+            }
+            if let Agreement::Majority { wrong, right } = self.agreement(table, position)
+                && wrong >> id & 1 != 0
+            {
+                majority = Some(right);
+            }
+        }
+        majority.map(|right| (right, first))
+    }
+
+    /// Whether a majority posted `print` at `position`. `None` if that is not known.
+    pub fn agrees_with_majority(
+        &self,
+        table: &MembershipTable,
+        position: Seq,
+        print: u64,
+    ) -> Option<bool> {
+        match self.agreement(table, position) {
+            Agreement::Majority { right, .. } => {
+                let theirs = replicas(right).find_map(|id| self.at(id, position));
+                theirs.map(|theirs| theirs == print)
+            }
+            Agreement::Open | Agreement::Undecided => None,
+        }
+    }
+}
+
+/// What the posted fingerprints of a position show. Replicas are a bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// More than half of the voters posted the same.
+    Majority {
+        /// Those that posted something else.
+        wrong: u64,
+        /// Those that posted it.
+        right: u64,
+    },
+    /// Not enough voters have posted yet.
+    Open,
+    /// All voters have posted, and no more than half agree.
+    Undecided,
 }
 
 impl fmt::Debug for Fingerprints {
@@ -262,6 +320,53 @@ mod tests {
         assert_eq!(mismatch.minority(), Some(vec![1]));
         fingerprints.forget(1);
         assert_eq!(fingerprints.compare(), Ok(1));
+    }
+
+    #[test]
+    fn more_than_half_of_the_voters_are_a_majority_and_half_of_them_are_none() {
+        for voters in 1..=6 {
+            let table = MembershipTable::new(voters, voters, false);
+            let split = (0..=voters).flat_map(|a| (0..=voters - a).map(move |o| (a, o)));
+            for (alike, others) in split {
+                let posts = Fingerprints::new(voters, 1, 1);
+                (0..alike).for_each(|id| posts.post(id, 1, 7));
+                (alike..alike + others).for_each(|id| posts.post(id, 1, 8));
+                let (left, right) = ((1 << alike) - 1, ((1 << others) - 1) << alike);
+                let expected = if alike > voters / 2 {
+                    Agreement::Majority {
+                        wrong: right,
+                        right: left,
+                    }
+                } else if others > voters / 2 {
+                    Agreement::Majority { wrong: left, right }
+                } else if alike + others == voters {
+                    Agreement::Undecided
+                } else {
+                    Agreement::Open
+                };
+                let found = posts.agreement(&table, 1);
+                assert_eq!(found, expected, "{alike} and {others} of {voters}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_posted_up_to_the_snapshot_of_a_worker_does_not_count_for_it() {
+        let table = MembershipTable::new(3, 3, false);
+        let posts = Fingerprints::new(3, 4, 1);
+        table.activate(2, 5);
+        [7, 7, 8]
+            .into_iter()
+            .enumerate()
+            .for_each(|(id, print)| posts.post(id, 5, print));
+        assert_eq!(posts.majority_against(&table, 2), None);
+        [7, 7, 8]
+            .into_iter()
+            .enumerate()
+            .for_each(|(id, print)| posts.post(id, 6, print));
+        assert_eq!(posts.majority_against(&table, 2), Some((0b11, 6)));
+        assert_eq!(posts.agrees_with_majority(&table, 6, 7), Some(true));
+        assert_eq!(posts.agrees_with_majority(&table, 7, 7), None);
     }
 
     #[test]

@@ -1,0 +1,705 @@
+//! A replica of a [`Group`](super::Group), turn by turn.
+//!
+//! # Who performs what
+//!
+//! Effects are performed in *chunks* of positions, each of which is a unit of
+//! [`Units`](crate::Units): one word says how far the chunk is performed, and whether a worker has
+//! begun it. Chunks go to the active workers in turn. That is only advice: a worker that sees
+//! another set of active workers names another one, and nothing depends on that, because the word
+//! decides. Every worker retains every effect until the word says that it is performed, so any
+//! worker can perform what another one has not begun.
+//!
+//! A word serves chunk after chunk. A worker applies the log no further than the words reach from
+//! its first pending effect on, so a chunk is begun only when the one before it in the same word is
+//! performed.
+
+use super::{Code, Shared, join_check::CheckResult, observe::Post, slots::WorkerState};
+use crate::{
+    Begun, Domain, DomainHandle, Meter, Park, Seq, Subscription, Turn, UnitState, WaitSet,
+    group::membership::replicas,
+};
+use std::{
+    any::Any,
+    collections::VecDeque,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
+
+/// Requests that a turn applies, and effects that it performs.
+const BATCH: usize = 64;
+
+/// The effects that a worker retains: those of the requests that it applied, from the first one on
+/// that is not known to be performed.
+#[derive(Clone)]
+pub(super) struct Pending<E> {
+    first: Seq,
+    /// `None`: this worker has performed it.
+    effects: VecDeque<Option<E>>,
+}
+
+impl<E> Pending<E> {
+    fn end(&self) -> Seq {
+        self.first + self.effects.len() as u64
+    }
+}
+
+/// What a worker needs to go on from another worker's position.
+pub(super) struct Snapshot<S, T, E> {
+    state: S,
+    log: Subscription<T, Park>,
+    pending: Pending<E>,
+}
+
+/// The state of a worker, and how far it is.
+struct Replica<S, T, E> {
+    state: S,
+    log: Subscription<T, Park>,
+    pending: Pending<E>,
+    /// The workers, a bit each, among which chunks go in turn, when this one last looked.
+    owners: u64,
+    /// Its own chunks are performed below, or begun by others.
+    own: Seq,
+    /// The first pending effect, and since when it is the first.
+    oldest: Option<(Seq, Instant)>,
+}
+
+impl<S, T: Send + Sync, E> Replica<S, T, E> {
+    fn new(snapshot: Snapshot<S, T, E>) -> Box<Self> {
+        let Snapshot {
+            state,
+            log,
+            pending,
+        } = snapshot;
+        Box::new(Replica {
+            state,
+            log,
+            owners: 0,
+            own: pending.first,
+            pending,
+            oldest: None,
+        })
+    }
+
+    fn snapshot(&self) -> Option<Snapshot<S, T, E>>
+    where
+        S: Clone,
+        E: Clone,
+    {
+        Some(Snapshot {
+            log: self.log.fork().ok()?,
+            state: self.state.clone(),
+            pending: self.pending.clone(),
+        })
+    }
+}
+
+/// A replica of a group: it applies every request of the log, and performs its share of the
+/// effects. Its turns can be called by hand, from one thread or many; a [`Group`](super::Group)
+/// runs each worker on a thread of its own. Dropping it, also while its thread unwinds, hands its
+/// share to the others.
+pub struct Worker<S, T: Send + Sync, E, A, P> {
+    id: usize,
+    name: String,
+    shared: Arc<Shared<S, T, E>>,
+    code: Arc<Code<A, P>>,
+    state: WorkerState,
+    /// What it was before it began to join.
+    before: WorkerState,
+    /// The active workers when it last asked them for something, as a joining worker.
+    asked: u64,
+    /// Absent while it has no state, and while code of the user runs that may unwind.
+    replica: Option<Box<Replica<S, T, E>>>,
+    meter: Arc<Meter>,
+}
+
+impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
+    fn new(
+        shared: &Arc<Shared<S, T, E>>,
+        code: &Arc<Code<A, P>>,
+        id: usize,
+        state: WorkerState,
+    ) -> Self {
+        Worker {
+            id,
+            name: format!("replica {id}"),
+            meter: shared.meters[id].clone(),
+            shared: shared.clone(),
+            code: code.clone(),
+            state,
+            before: WorkerState::Gone,
+            asked: 0,
+            replica: None,
+        }
+    }
+
+    /// A worker that begins with the group.
+    pub(super) fn first(
+        shared: &Arc<Shared<S, T, E>>,
+        code: &Arc<Code<A, P>>,
+        id: usize,
+        state: S,
+        log: Subscription<T, Park>,
+    ) -> Self {
+        let pending = Pending {
+            first: log.position(),
+            effects: VecDeque::new(),
+        };
+        let mut worker = Worker::new(shared, code, id, WorkerState::Active);
+        worker.replica = Some(Replica::new(Snapshot {
+            state,
+            log,
+            pending,
+        }));
+        worker
+    }
+
+    /// A worker that waits for a state, in a slot that is reserved for it.
+    pub(super) fn joining(
+        shared: &Arc<Shared<S, T, E>>,
+        code: &Arc<Code<A, P>>,
+        id: usize,
+    ) -> Self {
+        Worker::new(shared, code, id, WorkerState::Joining)
+    }
+
+    /// The number of its replica slot.
+    pub fn id(&self) -> usize {
+        self.id
+    }
+
+    /// What it is doing in its group.
+    pub fn worker_state(&self) -> WorkerState {
+        self.state
+    }
+
+    /// Its copy of the state, between two turns; `None` if it has none.
+    pub fn state(&self) -> Option<&S> {
+        self.replica.as_ref().map(|replica| &replica.state)
+    }
+
+    /// The same, to change it behind the back of the group: for tests of what happens then.
+    pub fn state_mut(&mut self) -> Option<&mut S> {
+        self.replica.as_mut().map(|replica| &mut replica.state)
+    }
+
+    /// Gives up its place, and returns its copy of the state, if it has one. Unless all is applied
+    /// and performed, it counts as failed.
+    pub fn into_state(mut self) -> Option<S> {
+        self.replica.take().map(|replica| replica.state)
+    }
+
+    /// It unwound, or is dropped: gives up its slot, and with it its share.
+    fn give_up(&mut self) {
+        self.replica = None;
+        if self.state == WorkerState::Gone {
+            return;
+        }
+        let state = match self.state {
+            WorkerState::Parked => WorkerState::Joining,
+            state => state,
+        };
+        self.shared.membership.release(self.id, state);
+        self.state = WorkerState::Gone;
+        self.shared.close_if_lost();
+        self.shared.news.notify_all();
+    }
+
+    /// Everything is applied and performed.
+    fn finish(&mut self) -> Turn {
+        self.shared.membership.deactivate(self.id);
+        self.state = WorkerState::Gone;
+        self.shared.news.notify_all();
+        Turn::Finished
+    }
+}
+
+impl<S, T, E, A, P> Worker<S, T, E, A, P>
+where
+    S: Clone,
+    T: Send + Sync,
+    E: Clone,
+    A: Fn(&mut S, Seq, &T) -> E,
+    P: Fn(E, Seq),
+{
+    /// Does what there is to do now, at most 64 requests and 64 effects.
+    ///
+    /// If code of the user panics, the worker has no state any more, and all it does is to give up
+    /// its slot, in its next turn or when it is dropped.
+    pub fn turn(&mut self, now: Instant) -> Turn {
+        self.step(now, BATCH, BATCH)
+    }
+
+    /// The same, applying at most `apply` requests and performing at most `perform` effects, which
+    /// may be 0.
+    pub fn step(&mut self, now: Instant, apply: usize, perform: usize) -> Turn {
+        let has_state = matches!(self.state, WorkerState::Active | WorkerState::JoinCheck);
+        if has_state && self.replica.is_none() {
+            self.give_up();
+        }
+        if self.state == WorkerState::Gone {
+            return Turn::Finished;
+        }
+        let changed = match self.handle_membership(now) {
+            Membership::Stays => false,
+            Membership::Changed => true,
+            Membership::Turn(turn) => return turn,
+        };
+        // If code of the user unwinds, the state is gone with this.
+        let Some(mut replica) = self.replica.take() else {
+            unreachable!("an active worker has a state");
+        };
+        let applied = self.apply(&mut replica, apply);
+        let performed = match self.state {
+            WorkerState::Active => self.perform(&mut replica, now, perform),
+            _ => 0,
+        };
+        let forgotten = self.forget(&mut replica, now);
+        let is_finished = replica.log.is_finished();
+        let is_pending = !replica.pending.effects.is_empty();
+        if applied > 0 {
+            self.meter.handled(applied as u64);
+        }
+        self.meter.set_lag(replica.log.lag());
+        self.replica = Some(replica);
+        if performed > 0 {
+            self.shared.news.notify_all();
+        }
+        match changed || applied > 0 || performed > 0 || forgotten {
+            true => Turn::Worked,
+            false if is_finished && !is_pending => self.finish(),
+            false if is_pending || is_finished => Turn::Waiting,
+            false => Turn::Idle,
+        }
+    }
+
+    /// Applies requests, up to the next position at which a fingerprint is due.
+    fn apply(&self, replica: &mut Replica<S, T, E>, most: usize) -> usize {
+        let shared = &*self.shared;
+        let from = replica.log.position();
+        let mut end = replica.log.poll();
+        end = end.min(shared.reach(replica.pending.first));
+        end = end.min(from + most as u64);
+        if let Some(observer) = &shared.observer {
+            end = end.min(observer.next_due(from));
+        }
+        for seq in from..end {
+            let request = replica
+                .log
+                .get(seq)
+                .expect("it is published, and not released");
+            let effect = (self.code.apply)(&mut replica.state, seq, request);
+            replica.pending.effects.push_back(Some(effect));
+        }
+        if from == end {
+            return 0;
+        }
+        replica.log.advance_to(end);
+        // A state that is being checked has no vote.
+        if let Some(observer) = &shared.observer
+            && self.state == WorkerState::Active
+        {
+            match observer.post(&shared.membership, self.id, end, &replica.state) {
+                Post::Nothing => {}
+                Post::Undecided => drop(shared.membership.count_undecided()),
+                Post::Wrong(wrong) => {
+                    shared.membership.report_divergence(wrong);
+                    shared.news.notify_all();
+                }
+            }
+        }
+        (end - from) as usize
+    }
+
+    /// Performs its own share, and what others are late with.
+    fn perform(&self, replica: &mut Replica<S, T, E>, now: Instant, most: usize) -> usize {
+        let shared = &*self.shared;
+        let owners = shared.membership.staying();
+        if owners != replica.owners {
+            // The chunks of a worker that is gone go to the others.
+            (replica.owners, replica.own) = (owners, replica.pending.first);
+        }
+        let mut performed = 0;
+        while performed < most && replica.own < replica.pending.end() {
+            let own = replica.own;
+            let end = shared.chunk_end(own).min(replica.pending.end());
+            if self.is_mine(owners, own) {
+                performed += self.perform_chunk(replica, own, end, most - performed);
+                if performed == most {
+                    break;
+                }
+            }
+            replica.own = end;
+        }
+        if performed > 0 {
+            self.meter.primary(performed as u64);
+        }
+        self.forget(replica, now);
+        let (mut stolen, mut seq) = (0, replica.pending.first);
+        let overdue = self.is_overdue(replica, now);
+        while performed + stolen < most && seq < replica.pending.end() {
+            let chunk_end = shared.chunk_end(seq);
+            if !overdue && replica.pending.end() < chunk_end + shared.settings.steal_after {
+                break;
+            }
+            let end = chunk_end.min(replica.pending.end());
+            stolen += self.perform_chunk(replica, seq, end, most - performed - stolen);
+            seq = end;
+        }
+        if stolen > 0 {
+            self.meter.stole(stolen as u64);
+        }
+        performed + stolen
+    }
+
+    /// Whether this worker is the first to perform the chunk of `seq`.
+    fn is_mine(&self, owners: u64, seq: Seq) -> bool {
+        let count = u64::from(owners.count_ones()).max(1);
+        let nth = (self.shared.chunk(seq) % count) as usize;
+        replicas(owners).nth(nth) == Some(self.id)
+    }
+
+    /// Whether nothing of what is due was performed for too long.
+    fn is_overdue(&self, replica: &Replica<S, T, E>, now: Instant) -> bool {
+        let patience = self.shared.settings.patience;
+        let since = replica.oldest.map(|(_, since)| since);
+        since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
+    }
+
+    /// Performs the effects of a chunk that are not, below `end` and at most so many, unless
+    /// another worker has begun it. `seq` is one of them.
+    fn perform_chunk(
+        &self,
+        replica: &mut Replica<S, T, E>,
+        seq: Seq,
+        end: Seq,
+        most: usize,
+    ) -> usize {
+        let shared = &*self.shared;
+        if shared.units.state(end - 1) != UnitState::Free {
+            return 0;
+        }
+        let Ok(begun) = shared.units.begin(seq) else {
+            return 0;
+        };
+        let from = begun.next();
+        let end = end.min(from + most as u64);
+        let mut attempt = Attempt {
+            shared,
+            begun,
+            effect: None,
+        };
+        for seq in from..end {
+            // Everything below the first pending effect is performed.
+            let at = (seq - replica.pending.first) as usize;
+            let effect = replica.pending.effects[at].take();
+            let effect = effect.expect("what this worker has performed is not begun again");
+            attempt.effect = Some(seq);
+            (self.code.perform)(effect, seq);
+            attempt.effect = None;
+            attempt.begun.done(seq);
+        }
+        end.saturating_sub(from) as usize
+    }
+
+    /// Drops the effects that are performed. Returns whether there were any.
+    fn forget(&self, replica: &mut Replica<S, T, E>, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let (first, end) = (replica.pending.first, replica.pending.end());
+        let mut done = first;
+        let is_done = |seq| shared.units.state(seq) == UnitState::Done;
+        while done < end && is_done(done) {
+            // One look for a whole chunk, if all of it is done.
+            let last = shared.chunk_end(done).min(end) - 1;
+            done = if is_done(last) { last } else { done } + 1;
+        }
+        replica.pending.effects.drain(..(done - first) as usize);
+        replica.pending.first = done;
+        replica.own = replica.own.max(done);
+        match replica.oldest {
+            _ if done == end => replica.oldest = None,
+            Some((oldest, _)) if oldest == done => {}
+            _ => replica.oldest = Some((done, now)),
+        }
+        done > first
+    }
+
+    /// Does what concerns this worker in the slot table.
+    fn handle_membership(&mut self, now: Instant) -> Membership {
+        match self.state {
+            WorkerState::Active if !self.shared.membership.is_notified(self.id) => {
+                Membership::Stays
+            }
+            WorkerState::Active => self.handle_notification(),
+            WorkerState::Parked if self.shared.membership.parked() >> self.id & 1 != 0 => {
+                if self.shared.log.is_closed() {
+                    self.give_up();
+                    return Membership::Turn(Turn::Finished);
+                }
+                Membership::Turn(Turn::Idle)
+            }
+            WorkerState::Parked => {
+                (self.state, self.before) = (WorkerState::Joining, WorkerState::Parked);
+                Membership::Turn(Turn::Worked)
+            }
+            WorkerState::Joining | WorkerState::JoinCheck => self.join(now),
+            WorkerState::Leaving(_) | WorkerState::Diverged(_) | WorkerState::Gone => {
+                unreachable!("{:?} lasts for no turn", self.state)
+            }
+        }
+    }
+
+    #[cold]
+    fn handle_notification(&mut self) -> Membership {
+        let shared = self.shared.clone();
+        let membership = &shared.membership;
+        membership.clear_notification(self.id);
+        if membership.take_divergence_report(self.id)
+            && let Some(observer) = &shared.observer
+            && let Some(right) = observer.diverged_from(membership, self.id)
+        {
+            self.replica = None;
+            let diverged = WorkerState::Diverged(right);
+            membership.release(self.id, diverged);
+            (self.state, self.before) = (WorkerState::Joining, diverged);
+            shared.close_if_lost();
+            shared.news.notify_all();
+            return Membership::Turn(Turn::Worked);
+        }
+        if membership.is_leaving(self.id) && membership.try_leave(self.id) {
+            // The others perform what it has not begun, and between two turns it has begun nothing.
+            self.replica = None;
+            let parks = membership.take_park_request(self.id);
+            self.state = match parks {
+                true => WorkerState::Parked,
+                false => WorkerState::Gone,
+            };
+            membership.release(self.id, self.state);
+            shared.news.notify_all();
+            return Membership::Turn(if parks { Turn::Worked } else { Turn::Finished });
+        }
+        // Clones of states are code of the user, too.
+        let Some(mut replica) = self.replica.take() else {
+            return Membership::Stays;
+        };
+        let fingerprint = |replica: &Box<Replica<S, T, E>>| {
+            let observer = shared.observer.as_ref();
+            observer.map_or(0, |observer| observer.fingerprint(&replica.state))
+        };
+        let position = replica.log.position();
+        let served = membership.serve_joiners(
+            self.id,
+            position,
+            &mut replica,
+            |replica| replica.snapshot(),
+            fingerprint,
+        );
+        self.replica = Some(replica);
+        if served.is_waiting {
+            membership.notify(1 << self.id);
+        }
+        shared.news.notify_all();
+        match served.is_waiting {
+            true => Membership::Stays,
+            false => Membership::Changed,
+        }
+    }
+
+    /// Takes a snapshot if one is there, and goes on with the join check.
+    fn join(&mut self, now: Instant) -> Membership {
+        let shared = self.shared.clone();
+        let membership = &shared.membership;
+        if self.state == WorkerState::Joining {
+            let Some(snapshot) = membership.take_snapshot(self.id) else {
+                if !membership.has_state() {
+                    self.give_up();
+                    return Membership::Turn(Turn::Finished);
+                }
+                return self.wait_for_others();
+            };
+            self.replica = Some(Replica::new(snapshot));
+            self.state = WorkerState::JoinCheck;
+            self.asked = 0;
+        }
+        let Some(mut replica) = self.replica.take() else {
+            return Membership::Stays;
+        };
+        let Some(observer) = &shared.observer else {
+            membership.skip_check(self.id);
+            return self.activate(replica);
+        };
+        loop {
+            let print = || observer.fingerprint(&replica.state);
+            let position = replica.log.position();
+            match membership.check_join(self.id, position, print, |result| result) {
+                Some(CheckResult::Passed | CheckResult::Undecided) => {
+                    return self.activate(replica);
+                }
+                Some(CheckResult::Failed) | None => {
+                    self.state = WorkerState::Joining;
+                    shared.news.notify_all();
+                    return Membership::Turn(Turn::Worked);
+                }
+                Some(CheckResult::ContinueTo(position)) => {
+                    // What others performed makes room for more.
+                    self.forget(&mut replica, now);
+                    let missing = position - replica.log.position();
+                    if self.apply(&mut replica, missing as usize) == 0 {
+                        self.replica = Some(replica);
+                        return Membership::Turn(Turn::Waiting);
+                    }
+                }
+                Some(CheckResult::Open) => {
+                    self.replica = Some(replica);
+                    return self.wait_for_others();
+                }
+            }
+        }
+    }
+
+    /// Becomes active at the position of its state.
+    fn activate(&mut self, replica: Box<Replica<S, T, E>>) -> Membership {
+        let membership = &self.shared.membership;
+        membership.activate(self.id, replica.log.position());
+        membership.end_join(self.id);
+        membership.count_join(self.before);
+        self.replica = Some(replica);
+        (self.state, self.before) = (WorkerState::Active, WorkerState::Gone);
+        self.shared.news.notify_all();
+        Membership::Changed
+    }
+
+    /// Wakes the active workers, unless the same ones were woken before.
+    fn wait_for_others(&mut self) -> Membership {
+        let active = self.shared.membership.active();
+        if self.asked != active {
+            self.asked = active;
+            self.shared.news.notify_all();
+        }
+        Membership::Turn(Turn::Idle)
+    }
+}
+
+/// What the slot table had for a worker.
+enum Membership {
+    /// Nothing.
+    Stays,
+    /// Something was done, and the turn goes on.
+    Changed,
+    /// The turn ends.
+    Turn(Turn),
+}
+
+/// A worker that performs. If `perform` panics, counts that, and gives the effect up if that
+/// happened too often.
+struct Attempt<'a, S, T: Send + Sync, E> {
+    shared: &'a Shared<S, T, E>,
+    begun: Begun<'a>,
+    /// The effect that is being performed.
+    effect: Option<Seq>,
+}
+
+impl<S, T: Send + Sync, E> Drop for Attempt<'_, S, T, E> {
+    fn drop(&mut self) {
+        let Some(seq) = self.effect else { return };
+        let interrupted = self.shared.interrupted.lock();
+        let mut interrupted = interrupted.unwrap_or_else(PoisonError::into_inner);
+        interrupted.count += 1;
+        let is_open = |seq: &Seq| self.shared.units.state(*seq) != UnitState::Done;
+        interrupted.attempts.retain(|seq, _| is_open(seq));
+        let attempts = interrupted.attempts.entry(seq).or_insert(0);
+        *attempts += 1;
+        if *attempts >= self.shared.settings.attempts {
+            interrupted.attempts.remove(&seq);
+            interrupted.abandoned += 1;
+            self.begun.done(seq);
+        }
+    }
+}
+
+impl<S, T, E, A, P> Worker<S, T, E, A, P>
+where
+    S: Clone + Send + 'static,
+    T: Send + Sync + 'static,
+    E: Clone + Send + 'static,
+    A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
+    P: Fn(E, Seq) + Send + Sync + 'static,
+{
+    /// Starts a context of its own for the worker, on this core if one is named.
+    pub(super) fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>> {
+        let meter = self.meter.clone();
+        DomainHandle::spawn(Box::new(self), meter, core)
+    }
+}
+
+impl<S, T: Send + Sync, E, A, P> Drop for Worker<S, T, E, A, P> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl<S, T: Send + Sync, E, A, P> fmt::Debug for Worker<S, T, E, A, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("id", &self.id)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, T, E, A, P> Domain for Worker<S, T, E, A, P>
+where
+    S: Clone + Send + 'static,
+    T: Send + Sync + 'static,
+    E: Clone + Send + 'static,
+    A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
+    P: Fn(E, Seq) + Send + Sync + 'static,
+{
+    fn run(&mut self) -> Turn {
+        let turn = catch_unwind(AssertUnwindSafe(|| self.turn(Instant::now())));
+        turn.unwrap_or_else(|payload| {
+            self.give_up();
+            let shared = &self.shared;
+            if !shared.settings.revive || shared.membership.request_snapshot(Some(self.id)).is_err()
+            {
+                resume_unwind(payload);
+            }
+            (self.state, self.before) = (WorkerState::Joining, WorkerState::Gone);
+            self.asked = 0;
+            Turn::Worked
+        })
+    }
+
+    fn wake_sources(&mut self, set: &mut WaitSet) {
+        set.add(&self.shared.news);
+        if self.shared.membership.is_notified(self.id) && self.state == WorkerState::Active {
+            // The slot table was locked, or this worker has to come further first.
+            set.unknown();
+        }
+        if let Some(replica) = &self.replica {
+            replica.log.wake_sources(set);
+            if let Some((_, since)) = replica.oldest
+                && since.elapsed() < self.shared.settings.patience
+            {
+                set.until(since + self.shared.settings.patience);
+            }
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn id(&self) -> u64 {
+        self.id as u64
+    }
+
+    fn meter(&self) -> Option<Arc<Meter>> {
+        Some(self.meter.clone())
+    }
+
+    fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        Worker::into_state(*self).map(|state| Box::new(state) as Box<dyn Any + Send>)
+    }
+}
