@@ -25,7 +25,7 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
-use crate::support::{Rng, mix, number};
+use dominoes_testkit::{Rng, mix, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -121,7 +121,7 @@ impl FaultHooks for Preempt {
     }
 
     fn before_preparing(&mut self, _seq: u64) {
-        if self.rng.chance(self.per_mille) {
+        if self.rng.per_mille(self.per_mille) {
             self.baton.give_up(true, false);
             let _ = self.baton.take(self.id);
         }
@@ -221,11 +221,11 @@ impl Case {
         let first = self.rng.index(workers);
         for i in 0..workers {
             let id = (first + i) % workers;
-            if self.until[id] > index && !calm || self.rng.chance(200) {
+            if self.until[id] > index && !calm || self.rng.per_mille(200) {
                 continue;
             }
             let amid = self.baton.run(id, self.now);
-            if amid || self.rng.chance(self.pause) {
+            if amid || self.rng.per_mille(self.pause) {
                 // Most pauses are short, some are long.
                 let length = 1 << self.rng.below(12);
                 self.until[id] = index + self.rng.below(length);

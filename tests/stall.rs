@@ -19,7 +19,7 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
-use crate::support::{Rng, number};
+use dominoes_testkit::{Rng, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];

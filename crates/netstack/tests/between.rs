@@ -7,7 +7,7 @@ use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::testkit::{HostConfig, Net, Traffic, Variant};
+use dominoes_testkit::{HostConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;

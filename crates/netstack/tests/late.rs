@@ -4,7 +4,7 @@
 
 use std::net::SocketAddrV4;
 
-use dominoes_netstack::testkit::{Host, Variant};
+use dominoes_testkit::{Host, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
 use dominoes_netstack::stats::StateStats;
-use dominoes_netstack::testkit::{
+use dominoes_testkit::{
     FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
 };
 use dominoes_netstack::time::{Duration, Instant};
