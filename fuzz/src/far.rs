@@ -328,7 +328,7 @@ impl Far {
         }
         let mut frame = packets::headers(far, packets::STACK, TCP);
         let flags = SYN | if open.ecn { 0xc0 } else { 0 };
-        tcp(
+        packets::tcp_header(
             &mut frame,
             (far_port, port),
             (seq, 0),
@@ -408,7 +408,7 @@ impl Far {
         }
         let mut frame = packets::headers(flow.far, packets::STACK, TCP);
         frame[15] = segment.tos;
-        tcp(
+        packets::tcp_header(
             &mut frame,
             (flow.ports.1, flow.ports.0),
             (seq, ack),
@@ -460,26 +460,4 @@ impl Far {
         frame.extend(seq.resolve(seqs).to_be_bytes());
         Some(frame)
     }
-}
-
-/// Appends a TCP header; the checksum is for [`packets::finish`].
-pub(crate) fn tcp(
-    frame: &mut Vec<u8>,
-    ports: (u16, u16),
-    (seq, ack): (u32, u32),
-    flags: u8,
-    window: u16,
-    options: &[u8],
-) {
-    let padded = options.len().next_multiple_of(4).min(40);
-    frame.extend(ports.0.to_be_bytes());
-    frame.extend(ports.1.to_be_bytes());
-    frame.extend(seq.to_be_bytes());
-    frame.extend(ack.to_be_bytes());
-    frame.extend([((20 + padded) as u8 / 4) << 4, flags]);
-    frame.extend(window.to_be_bytes());
-    frame.extend([0; 4]);
-    let end = frame.len() + padded;
-    frame.extend(&options[..options.len().min(40)]);
-    frame.resize(end, 0);
 }

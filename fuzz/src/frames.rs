@@ -12,7 +12,7 @@ use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream, UdpSocket};
 
-use crate::far::{self, Far, Near, Open, Segment};
+use crate::far::{Far, Near, Open, Segment};
 use crate::input::{Input, assert_overflow_panics};
 use crate::packets::{self, ACK, FAR, HONEST, Heard, ICMP, LOWER, Right, STACK, SYN, TCP, UDP};
 use crate::stack::{Kind, Stack, limits};
@@ -727,7 +727,7 @@ impl World {
     fn say(&mut self, honest: &mut Honest, flags: u8, payload: &[u8]) {
         let mut frame = packets::headers(HONEST, STACK, TCP);
         let ack = honest.answered.map_or(0, |heard| heard.end());
-        far::tcp(
+        packets::tcp_header(
             &mut frame,
             (61_000, LAST_PORT),
             (honest.next, ack),
