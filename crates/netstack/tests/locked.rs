@@ -9,30 +9,12 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::locked::{self, Group, Hold, Layout, LockKind, Mcs, Worker};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording, SocketError, TcpStream};
+use dominoes_testkit::Rng;
 
-fn setup(last: u8) -> Setup {
-    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
-}
-
-fn pattern_byte(at: u64) -> u8 {
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
-
-/// A small generator, so that a failure is repeated by its seed.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
+use crate::support::{pattern_byte, setup};
 
 /// One end of a transfer in both directions at once, driven without blocking.
 struct End {
@@ -79,8 +61,8 @@ impl End {
 }
 
 /// One step of one worker.
-fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, dice: &mut Dice) {
-    match dice.roll(7) {
+fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, rng: &mut Rng) {
+    match rng.below(7) {
         0 => _ = worker.pump(now),
         1 => _ = worker.prepare(),
         2 | 3 => _ = worker.apply(),
@@ -120,7 +102,7 @@ impl Write for Memory {
 /// in the same state. Returns how many segments were misordered at the lock.
 fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     println!("{} with {workers} workers, seed {seed:#x}", K::NAME);
-    let mut dice = Dice(seed | 1);
+    let mut rng = Rng::new(seed);
     let (near, far) = memory::pair(bad_wire(seed));
     let mut layout = Layout::default();
     layout.workers = workers;
@@ -138,8 +120,8 @@ fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     for round in 1..2_000_000u64 {
         let now = Instant::from_nanos(round * 20_000);
         for _ in 0..8 {
-            let which = dice.roll(workers as u64) as usize;
-            step(&mut group.workers()[which], now, &mut dice);
+            let which = rng.below(workers as u64) as usize;
+            step(&mut group.workers()[which], now, &mut rng);
         }
         peer.turn(now);
         if let Some(open) = &mut opening
@@ -318,7 +300,7 @@ fn a_layout_out_of_range_is_refused() {
 #[test]
 fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
     for seed in 1..20 {
-        let mut dice = Dice(seed * 0x9e37_79b9);
+        let mut rng = Rng::new(seed);
         let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
         let mut layout = Layout::default();
         layout.workers = 3;
@@ -337,13 +319,13 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
         let mut sent = 0;
         for round in 0..20_000_u64 {
             let now = Instant::from_nanos(round * 1_000);
-            if sent < back.len() as u64 && dice.roll(4) == 0 {
+            if sent < back.len() as u64 && rng.below(4) == 0 {
                 ours.try_send_to(&datagram(sent), to).unwrap();
                 sent += 1;
             }
             client.turn(now);
-            let worker = dice.roll(3) as usize;
-            step(&mut server.workers()[worker], now, &mut dice);
+            let worker = rng.below(3) as usize;
+            step(&mut server.workers()[worker], now, &mut rng);
             while let Ok((len, from)) = theirs.try_recv_from(&mut buffer) {
                 theirs.try_send_to(&buffer[..len], from).unwrap();
             }
