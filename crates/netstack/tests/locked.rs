@@ -11,53 +11,15 @@ use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked::{self, Group, Hold, Layout, LockKind, Mcs, Worker};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Entry, Recorder, Recording, SocketError, TcpStream};
-use dominoes_testkit::Rng;
+use dominoes_netstack::{Entry, Recorder, Recording};
+use dominoes_testkit::{Rng, Traffic};
 
 use crate::support::{pattern_byte, setup};
 
-/// One end of a transfer in both directions at once, driven without blocking.
-struct End {
-    stream: TcpStream,
-    written: u64,
-    read: u64,
-    total: u64,
-}
-
-impl End {
-    fn new(stream: TcpStream, total: u64) -> End {
-        End {
-            stream,
-            written: 0,
-            read: 0,
-            total,
-        }
-    }
-
-    /// Writes and reads what it can. Whether both directions are complete.
-    fn turn(&mut self) -> bool {
-        let len = (self.total - self.written).min(5_000);
-        let chunk: Vec<u8> = (self.written..self.written + len)
-            .map(pattern_byte)
-            .collect();
-        match self.stream.try_write(&chunk) {
-            Ok(wrote) => self.written += wrote as u64,
-            Err(SocketError::WouldBlock) => {}
-            Err(error) => panic!("after {} octets: {error}", self.written),
-        }
-        let mut buffer = [0; 4_096];
-        match self.stream.try_read(&mut buffer) {
-            Ok(got) => {
-                for byte in &buffer[..got] {
-                    assert_eq!(*byte, pattern_byte(self.read), "pattern_byte {}", self.read);
-                    self.read += 1;
-                }
-            }
-            Err(SocketError::WouldBlock) => {}
-            Err(error) => panic!("after {} octets: {error}", self.read),
-        }
-        self.read == self.total && self.written == self.total
-    }
+/// Writes and reads what it can. Whether both directions are complete.
+fn is_over(traffic: &mut Traffic) -> bool {
+    traffic.step().expect("every byte is right");
+    traffic.is_over()
 }
 
 /// One step of one worker.
@@ -116,7 +78,7 @@ fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     let listener = group.sockets().listen(7, 4).unwrap();
     let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
     let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
-    let mut ends: Vec<End> = Vec::new();
+    let mut ends: Vec<Traffic> = Vec::new();
     for round in 1..2_000_000u64 {
         let now = Instant::from_nanos(round * 20_000);
         for _ in 0..8 {
@@ -127,14 +89,14 @@ fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
         if let Some(open) = &mut opening
             && let Some(stream) = open.try_finish().unwrap()
         {
-            ends.push(End::new(stream, total));
+            ends.push(Traffic::new(stream, 1, 2, total, total));
             opening = None;
         }
         if let Ok((stream, _)) = listener.try_accept() {
-            ends.push(End::new(stream, total));
+            ends.push(Traffic::new(stream, 2, 1, total, total));
         }
-        let done = ends.iter_mut().map(End::turn).filter(|done| *done).count();
-        if done == 2 {
+        let over = ends.iter_mut().map(is_over).filter(|over| *over).count();
+        if over == 2 {
             for worker in group.workers() {
                 while worker.prepare() || worker.apply() || worker.perform() {}
                 assert_eq!(worker.stats().diverged, 0);
@@ -232,7 +194,7 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
     let start = std::time::Instant::now();
     let now = || Instant::from_nanos(start.elapsed().as_nanos() as u64);
     let stop = AtomicBool::new(false);
-    let (mut ours, mut theirs): (Option<End>, Option<End>) = (None, None);
+    let (mut ours, mut theirs): (Option<Traffic>, Option<Traffic>) = (None, None);
     thread::scope(|scope| {
         let run = |mut worker: Worker<K>| {
             let (stop, now) = (&stop, &now);
@@ -255,14 +217,14 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
             if let Some(open) = &mut opening
                 && let Some(stream) = open.try_finish().unwrap()
             {
-                theirs = Some(End::new(stream, total));
+                theirs = Some(Traffic::new(stream, 1, 2, total, total));
                 opening = None;
             }
             if let Ok((stream, _)) = listener.try_accept() {
-                ours = Some(End::new(stream, total));
+                ours = Some(Traffic::new(stream, 2, 1, total, total));
             }
-            heard = ours.as_mut().is_some_and(End::turn);
-            told = theirs.as_mut().is_some_and(End::turn);
+            heard = ours.as_mut().is_some_and(is_over);
+            told = theirs.as_mut().is_some_and(is_over);
         }
         stop.store(true, Ordering::Relaxed);
         for thread in threads {
