@@ -5,7 +5,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 
-use crate::packets::{self, ACK, FIN, Heard, RST, SYN, TCP};
+use crate::packets::{self, ACK, FIN, Header, RST, SYN, TCP};
 
 type Drawn<T> = arbitrary::Result<T>;
 
@@ -245,12 +245,8 @@ impl Far {
 
     /// The stack sent a segment. Returns where its payload begins in the stream that the stack
     /// sends, if it has one.
-    pub(crate) fn hear(&mut self, heard: &Heard) -> Option<u32> {
-        let Heard {
-            destination: far,
-            ports,
-            ..
-        } = *heard;
+    pub(crate) fn hear(&mut self, heard: &Header) -> Option<u32> {
+        let (far, ports) = (heard.to, (heard.src_port, heard.dst_port));
         let same = |flow: &Known| flow.far == far && flow.ports == ports;
         let index = match self.flows.iter().position(same) {
             Some(index) => index,
@@ -290,9 +286,9 @@ impl Far {
             flow.high = heard.end();
         }
         if heard.has(ACK) && !heard.has(RST) {
-            (flow.acked, flow.window) = (heard.ack, u32::from(heard.window));
+            (flow.acked, flow.window) = (heard.ack, u32::from(heard.wnd));
         }
-        flow.stamp = heard.stamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
+        flow.stamp = heard.timestamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
         let has_payload = heard.payload.0 < heard.payload.1;
         let behind_syn = flow.iss.wrapping_add(u32::from(!heard.has(SYN)));
         // A stack that answered several SYNs of this flow may begin its stream at any of those numbers.

@@ -378,6 +378,87 @@ pub fn identification(frame: &[u8]) -> u16 {
     half(frame, 18)
 }
 
+/// The header of a TCP segment (RFC 9293 section 3.1), read where it lies. Checksums are not
+/// verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Address of the sender.
+    pub from: Address,
+    /// Address of the receiver.
+    pub to: Address,
+    /// Port of the sender.
+    pub src_port: u16,
+    /// Port of the receiver.
+    pub dst_port: u16,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgment number.
+    pub ack: u32,
+    /// All of the control bits.
+    pub flags: u8,
+    /// The window field, not scaled.
+    pub wnd: u16,
+    /// TSval of the timestamps option (RFC 7323 section 3.2).
+    pub timestamp: Option<u32>,
+    /// Where the payload begins and ends in the frame.
+    pub payload: (usize, usize),
+}
+
+impl Header {
+    /// Reads a frame; `None` if it is no TCP segment behind an IPv4 header without options.
+    pub fn read(frame: &[u8]) -> Option<Header> {
+        if protocol(frame)? != TCP || frame[ETHERNET] != 0x45 || frame.len() < LOWER + 20 {
+            return None;
+        }
+        let begin = LOWER + usize::from(frame[LOWER + 12] >> 4) * 4;
+        let end = ETHERNET + usize::from(half(frame, 16));
+        (LOWER + 20 <= begin && begin <= end && end <= frame.len()).then(|| Header {
+            from: address(frame, 26),
+            to: address(frame, 30),
+            src_port: half(frame, LOWER),
+            dst_port: half(frame, LOWER + 2),
+            seq: word(frame, LOWER + 4),
+            ack: word(frame, LOWER + 8),
+            flags: frame[LOWER + 13],
+            wnd: half(frame, LOWER + 14),
+            timestamp: timestamp(&frame[LOWER + 20..begin]),
+            payload: (begin, end),
+        })
+    }
+
+    /// Whether all of these control bits are set.
+    pub const fn has(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// Bytes of payload.
+    pub const fn payload_len(&self) -> u32 {
+        (self.payload.1 - self.payload.0) as u32
+    }
+
+    /// The sequence number behind it.
+    pub const fn end(&self) -> u32 {
+        end_of(self.seq, self.flags, self.payload_len())
+    }
+}
+
+/// TSval among these options.
+fn timestamp(mut options: &[u8]) -> Option<u32> {
+    loop {
+        match *options {
+            [8, 10, _, _, _, _, ..] => return Some(word(options, 2)),
+            [1, ref rest @ ..] => options = rest,
+            [kind, len, ..] if kind > 1 && len >= 2 => options = options.get(usize::from(len)..)?,
+            _ => return None,
+        }
+    }
+}
+
+const fn end_of(seq: u32, flags: u8, payload_len: u32) -> u32 {
+    let controls = (flags & SYN != 0) as u32 + (flags & FIN != 0) as u32;
+    seq.wrapping_add(payload_len).wrapping_add(controls)
+}
+
 /// The fields of a TCP segment (RFC 9293 section 3.1) that a peer needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
@@ -420,10 +501,8 @@ impl Segment {
     }
 
     /// The sequence number behind it.
-    pub fn end(&self) -> u32 {
-        let controls = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
-        let len = self.payload.len() as u32 + controls;
-        self.seq.wrapping_add(len)
+    pub const fn end(&self) -> u32 {
+        end_of(self.seq, self.flags, self.payload.len() as u32)
     }
 
     fn options(&self) -> Vec<u8> {
@@ -475,41 +554,33 @@ impl Segment {
 
     /// Reads a frame of the stack for the far side; `None` if it is no such segment, or damaged.
     pub fn sent(frame: &[u8]) -> Option<Segment> {
-        let is_for_us =
-            frame.len() >= LOWER && (address(frame, 26), address(frame, 30)) == (STACK, FAR);
-        is_for_us.then(|| Segment::read(frame))?
+        let header = Header::read(frame)?;
+        ((header.from, header.to) == (STACK, FAR)).then(|| Segment::read(frame))?
     }
 
     /// Reads a frame; `None` if it is no TCP segment behind an IPv4 header without options, or
     /// damaged.
     pub fn read(frame: &[u8]) -> Option<Segment> {
-        if protocol(frame)? != TCP || frame[ETHERNET] != 0x45 || frame.len() < LOWER + 20 {
-            return None;
-        }
-        let total = usize::from(half(frame, 16));
-        if total < 40 || sum(&frame[ETHERNET..LOWER]) != 0xffff {
-            return None;
-        }
-        let tcp = frame.get(LOWER..ETHERNET + total)?;
-        let (from, to) = (address(frame, 26), address(frame, 30));
-        let header = usize::from(tcp[12] >> 4) * 4;
-        if header < 20 || header > tcp.len() || transport_sum(from, to, TCP, tcp) != 0xffff {
+        let header = Header::read(frame)?;
+        let (begin, end) = header.payload;
+        let transport = transport_sum(header.from, header.to, TCP, &frame[LOWER..end]);
+        if (sum(&frame[ETHERNET..LOWER]), transport) != (0xffff, 0xffff) {
             return None;
         }
         let mut segment = Segment {
-            src_port: half(tcp, 0),
-            dst_port: half(tcp, 2),
-            seq: word(tcp, 4),
-            ack: word(tcp, 8),
-            flags: tcp[13],
-            wnd: half(tcp, 14),
+            src_port: header.src_port,
+            dst_port: header.dst_port,
+            seq: header.seq,
+            ack: header.ack,
+            flags: header.flags,
+            wnd: header.wnd,
             ecn: frame[15] & 0b11,
             dscp: frame[15] >> 2,
             ttl: frame[22],
-            payload: tcp[header..].to_vec(),
+            payload: frame[begin..end].to_vec(),
             ..Segment::default()
         };
-        segment.read_options(&tcp[20..header])?;
+        segment.read_options(&frame[LOWER + 20..begin])?;
         Some(segment)
     }
 
@@ -722,7 +793,7 @@ mod tests {
         };
         assert_eq!(Icmpv4Repr::parse(&packet, &checks), Ok(request));
 
-        let about = quote(PATH.reversed(), UDP, 36, (9, 5), 16 << 16);
+        let about = quote(PATH.reversed(), UDP, 28, (9, 5), 8 << 16);
         let error = ip(PATH, ICMP, &icmp_error([3, 3], 0, &about));
         let packet = Icmpv4Packet::new_checked(payload(&error).1).expect("a message");
         let Ok(Icmpv4Repr::DstUnreachable { header, data, .. }) =
@@ -732,7 +803,7 @@ mod tests {
         };
         assert_eq!(
             (header.src_addr, header.payload_len),
-            (Ipv4Addr::from(PATH.to), 16)
+            (Ipv4Addr::from(PATH.to), 8)
         );
         assert_eq!(data[..4], [0, 9, 0, 5]);
 
@@ -749,8 +820,20 @@ mod tests {
     fn fragments_are_put_together_again() {
         let text: Vec<u8> = (0..3000).map(|i| i as u8).collect();
         let pieces = fragments(PATH, UDP, 77, &text, 1480);
-        assert_eq!(pieces.len(), 3);
-        assert!(payload(&pieces[1]).0.payload_len == 1480 && identification(&pieces[2]) == 77);
+        let read = |piece: &Vec<u8>| {
+            let packet = Ipv4Packet::new_checked(&piece[ETHERNET..]).expect("a packet");
+            assert!(packet.verify_checksum() && packet.ident() == 77);
+            (
+                packet.frag_offset(),
+                packet.more_frags(),
+                packet.payload().len(),
+            )
+        };
+        let places: Vec<_> = pieces.iter().map(read).collect();
+        assert_eq!(
+            places,
+            [(0, true, 1480), (1480, true, 1480), (2960, false, 40)]
+        );
         assert_eq!(reassemble(&pieces), text);
     }
 

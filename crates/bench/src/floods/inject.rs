@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, TxFrame};
-use dominoes_testkit::packet::{ACK, PSH, Path, RST, SYN, Segment};
-use smoltcp::wire::{EthernetFrame, Ipv4Packet, TcpPacket};
+use dominoes_testkit::packet::{ACK, Header, PSH, Path, RST, SYN, Segment};
 
 use super::frames::{Frames, Kind, Link};
 
@@ -139,7 +138,8 @@ impl Injector {
             self.rx.claim(BATCH, &mut frames)?;
             let heard = frames.len();
             for frame in &frames {
-                let Some(heard) = Received::read(frame.bytes()) else {
+                let heard = Header::read(frame.bytes());
+                let Some(heard) = heard.filter(|heard| heard.to == HOLDER.octets()) else {
                     continue;
                 };
                 let answer = self.answer(&heard, &mut expected, request);
@@ -171,7 +171,7 @@ impl Injector {
 
     fn answer(
         &mut self,
-        heard: &Received,
+        heard: &Header,
         expected: &mut HashMap<u16, u32>,
         request: &[u8],
     ) -> Option<Vec<u8>> {
@@ -182,14 +182,14 @@ impl Injector {
             wnd: 0,
             scale: None,
             mss: None,
-            ..syn(heard.port)
+            ..syn(heard.dst_port)
         };
-        if heard.flags & RST != 0 {
-            self.sent.reset += u64::from(expected.remove(&heard.port).is_some());
+        if heard.has(RST) {
+            self.sent.reset += u64::from(expected.remove(&heard.dst_port).is_some());
             return None;
         }
-        if heard.flags & SYN != 0 {
-            if expected.insert(heard.port, closed.ack).is_none() {
+        if heard.has(SYN) {
+            if expected.insert(heard.dst_port, closed.ack).is_none() {
                 self.sent.established += 1;
             }
             let asks = Segment {
@@ -199,9 +199,9 @@ impl Injector {
             };
             return Some(asks.frame(self.path));
         }
-        let next = *expected.get(&heard.port)?;
+        let next = *expected.get(&heard.dst_port)?;
         // An acknowledgment of the request wants no answer; a probe has a byte, or is from before.
-        if heard.len == 0 && heard.seq == next {
+        if heard.payload_len() == 0 && heard.seq == next {
             return None;
         }
         self.sent.answered += 1;
@@ -235,33 +235,5 @@ fn syn(port: u16) -> Segment {
         scale: Some(0),
         mss: Some(1460),
         ..Segment::default()
-    }
-}
-
-/// A segment of the server for [`HOLDER`]. Its checksum may be left to a device.
-struct Received {
-    port: u16,
-    seq: u32,
-    ack: u32,
-    /// [`RST`] and [`SYN`] alone.
-    flags: u8,
-    len: usize,
-}
-
-impl Received {
-    fn read(frame: &[u8]) -> Option<Received> {
-        let ethernet = EthernetFrame::new_checked(frame).ok()?;
-        let ip = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
-        if ip.dst_addr() != HOLDER {
-            return None;
-        }
-        let tcp = TcpPacket::new_checked(ip.payload()).ok()?;
-        Some(Received {
-            port: tcp.dst_port(),
-            seq: tcp.seq_number().0 as u32,
-            ack: tcp.ack_number().0 as u32,
-            flags: if tcp.rst() { RST } else { 0 } | if tcp.syn() { SYN } else { 0 },
-            len: tcp.payload().len(),
-        })
     }
 }

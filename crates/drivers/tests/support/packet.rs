@@ -1,7 +1,7 @@
 //! Packets with what a device is to do to them, and what a kernel sends.
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxFrame, TxMeta, complete_checksum};
-use dominoes_testkit::packet::{self, Segment, TCP, UDP};
+use dominoes_testkit::packet::{self, Header, Segment, UDP};
 use std::net::Ipv4Addr;
 
 pub use dominoes_testkit::packet::{ACK, LOWER as L4_START, RST, SYN};
@@ -131,22 +131,14 @@ pub fn tcp(path: Path, tcp: Tcp, payload: &[u8], size: Option<u16>) -> Packet {
 
 /// A received TCP packet: its source port, fields and payload. Its checksum may be partial.
 pub fn parse_tcp(frame: &[u8]) -> Option<(u16, Tcp, &[u8])> {
-    if packet::protocol(frame)? != TCP {
-        return None;
-    }
-    let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
-    let segment = frame.get(L4_START..14 + total)?;
-    let word = |at: usize| u32::from_be_bytes(segment[at..at + 4].try_into().expect("four bytes"));
+    let header = Header::read(frame)?;
     let fields = Tcp {
-        seq: word(4),
-        ack: word(8),
-        flags: segment[13],
+        seq: header.seq,
+        ack: header.ack,
+        flags: header.flags,
     };
-    Some((
-        (word(0) >> 16) as u16,
-        fields,
-        &segment[usize::from(segment[12] >> 4) * 4..],
-    ))
+    let (begin, end) = header.payload;
+    Some((header.src_port, fields, &frame[begin..end]))
 }
 
 /// A received UDP packet: its payload.
