@@ -28,7 +28,6 @@ mod membership;
 mod peer;
 mod plan;
 mod queues;
-pub(crate) mod segment;
 mod stack;
 mod watch;
 mod wire;
@@ -40,8 +39,8 @@ use std::time::Instant;
 
 use proptest::strategy::ValueTree;
 
-use crate::support::{Rng, mix, number};
 use check::Failure;
+use dominoes_testkit::{Rng, mix, number};
 use effect_log::{EffectLog, EffectRecorder};
 use faults::{Fault, Faulty};
 use membership::PlannedFaults;
@@ -63,7 +62,7 @@ fn seed_of(case: u64) -> u64 {
 fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     let mut rng = Rng::new(!plan.seed);
     // A replica whose state was changed asks for other things.
-    let effect_record = rng.chance(250).then(EffectLog::default);
+    let effect_record = rng.per_mille(250).then(EffectLog::default);
     let effect_record = effect_record.filter(|_| !plan.membership.confirms());
     // The record holds only effects of requests in the log.
     let mut plan = plan.clone();
@@ -90,7 +89,7 @@ fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     if let Some(effect_record) = effect_record {
         effect_record.check()?;
     }
-    if rng.chance(125) {
+    if rng.per_mille(125) {
         let replicas = 1 + (plan.replicas + rng.index(3)) % 4;
         check::replay_in_group(plan, replicas, &report.entries, &mut outcome)?;
     }

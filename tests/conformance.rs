@@ -12,7 +12,7 @@ mod script;
 
 use std::collections::BTreeMap;
 
-use dominoes_netstack::testkit::Variant;
+use dominoes_testkit::Variant;
 use script::{File, Script};
 
 use crate::support::root;

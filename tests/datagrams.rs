@@ -1,15 +1,16 @@
 //! UDP, fragments and ICMP between whole stacks of every variant, in virtual time.
 
-pub(crate) mod packets;
-
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use dominoes_drivers::memory::Faults;
-use dominoes_netstack::testkit::{Host, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Limits, SocketError, UdpSocket};
+use dominoes_testkit::link::Faults;
+use dominoes_testkit::packet::{
+    self, EVERY_MAC, EVERYBODY, FAR, ICMP, Path, Right, STACK, TO_STACK, UDP,
+};
+use dominoes_testkit::{Host, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Variant};
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -370,7 +371,7 @@ struct Lone {
 
 impl Lone {
     fn new(variant: Variant) -> Self {
-        let setup = Setup::new(packets::STACK.into(), 24, [1, 2]);
+        let setup = Setup::new(STACK.into(), 24, [1, 2]);
         Lone {
             host: Host::new(variant, setup, 1).unwrap(),
             now: Instant::from_millis(1),
@@ -401,7 +402,14 @@ fn errors_are_reported_no_more_often_than_the_limit() {
         for i in 0..10_000_u32 {
             let [.., a, b] = i.to_be_bytes();
             for (source, reports) in [[10, 0, 0, 2], [10, 9, a, b]].into_iter().zip(&mut reports) {
-                let frame = packets::udp(source, 4000, 9, &i.to_be_bytes());
+                let frame = packet::udp(
+                    Path {
+                        from: source,
+                        ..TO_STACK
+                    },
+                    (4000, 9),
+                    &i.to_be_bytes(),
+                );
                 *reports += lone.inject(frame).len();
             }
         }
@@ -419,7 +427,7 @@ fn checksums_are_verified_unless_there_is_none() {
     for variant in Variant::ALL {
         let mut lone = Lone::new(variant);
         let mut socket = lone.host.sockets().bind_udp(9).unwrap();
-        let good = packets::udp([10, 0, 0, 2], 4000, 9, b"good");
+        let good = packet::udp(TO_STACK, (4000, 9), b"good");
         let mut bad = good.clone();
         bad[40] ^= 1;
         lone.inject(bad.clone());
@@ -442,13 +450,19 @@ fn a_ping_of_8000_bytes_is_answered_in_fragments() {
     for variant in Variant::ALL {
         let mut lone = Lone::new(variant);
         let mut sent = VecDeque::new();
-        for fragment in packets::fragments(&packets::echo(&payload(1, 8_000)), 77, 1480, 1) {
+        for fragment in packet::fragments(
+            TO_STACK,
+            ICMP,
+            77,
+            &packet::echo(7, &payload(1, 8_000)),
+            1480,
+        ) {
             sent.extend(lone.inject(fragment));
         }
         assert_eq!(sent.len(), 6, "{variant}");
-        let reply = packets::reassemble(sent.make_contiguous());
+        let reply = packet::reassemble(sent.make_contiguous());
         assert_eq!(reply[..2], [0, 0]);
-        assert_eq!(packets::sum(&reply), 0xffff);
+        assert_eq!(packet::sum(&reply), 0xffff);
         assert!(reply[8..] == payload(1, 8_000));
     }
 }
@@ -456,9 +470,10 @@ fn a_ping_of_8000_bytes_is_answered_in_fragments() {
 #[test]
 fn a_lone_first_fragment_is_reported_after_the_timeout() {
     let mut lone = Lone::new(Variant::Replicated(2));
-    let fragments = packets::fragments(&packets::echo(&payload(1, 3_000)), 77, 1480, 1);
+    let echo = packet::echo(7, &payload(1, 3_000));
+    let fragments = packet::fragments(TO_STACK, ICMP, 77, &echo, 1480);
     assert_eq!(lone.inject(fragments[0].clone()).len(), 0);
-    let mut without_first = packets::fragments(&packets::echo(&payload(1, 3_000)), 78, 1480, 1);
+    let mut without_first = packet::fragments(TO_STACK, ICMP, 78, &echo, 1480);
     assert_eq!(lone.inject(without_first.remove(2)).len(), 0);
     assert_eq!(
         lone.host.next_event(lone.now),
@@ -475,9 +490,9 @@ fn a_lone_first_fragment_is_reported_after_the_timeout() {
 #[test]
 fn an_unknown_protocol_is_reported() {
     let mut lone = Lone::new(Variant::Single);
-    let sent = lone.inject(packets::ip([10, 0, 0, 2], 132, &[0; 30]));
+    let sent = lone.inject(packet::ip(TO_STACK, 132, &[0; 30]));
     assert_eq!(sent[0][34..36], [3, 2]);
-    let broadcast = packets::to_everybody(packets::ip([10, 0, 0, 2], 132, &[0; 30]));
+    let broadcast = packet::ip(Path::new(FAR, EVERYBODY).to_mac(EVERY_MAC), 132, &[0; 30]);
     assert_eq!(lone.inject(broadcast).len(), 0);
 }
 
@@ -494,9 +509,13 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
                 let (source, ident, offset) = match kind {
                     0 => (Ipv4Addr::new(10, 0, 0, 66), i as u16, 0),
                     1 => (Ipv4Addr::from(0x0b00_0000 + i), i as u16, 0),
-                    _ => (Ipv4Addr::new(10, 0, 0, 66), 1, i % 8_000 * 8),
+                    _ => (Ipv4Addr::new(10, 0, 0, 66), 1, (i % 8_000 * 8) as usize),
                 };
-                let frame = packets::fragment(source.octets(), 17, ident, offset, true, &filler);
+                let path = Path {
+                    from: source.octets(),
+                    ..TO_STACK
+                };
+                let frame = packet::fragment(path, UDP, ident, (offset, true), &filler);
                 lone.host.inject(frame);
                 if i % 20 == 0 {
                     lone.pass(MILLI);
@@ -504,9 +523,9 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
             }
             lone.turn();
             let ended = lone.now;
-            let datagram = packets::udp_payload([10, 0, 0, 2], 4000, 9, &payload(1, 4_000));
+            let datagram = packet::udp(TO_STACK, (4000, 9), &payload(1, 4_000));
             let mut heard = None;
-            for fragment in packets::fragments(&datagram, 5, 1480, 17) {
+            for fragment in packet::fragments(TO_STACK, UDP, 5, &datagram[packet::LOWER..], 1480) {
                 lone.inject(fragment);
                 lone.pass(Duration::from_millis(300));
                 heard = heard.or_else(|| receive(&mut socket));
@@ -521,35 +540,34 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
 /// Frames that are nearly right, in every field that a parser looks at.
 #[test]
 fn no_damaged_frame_ends_the_stack_or_parts_its_replicas() {
-    let first = packets::fragments(
-        &packets::udp_payload([10, 0, 0, 2], 4000, 9, &payload(1, 3_000)),
-        5,
-        1480,
-        17,
-    );
+    let long = packet::udp(TO_STACK, (4000, 9), &payload(1, 3_000));
+    let first = packet::fragments(TO_STACK, UDP, 5, &long[packet::LOWER..], 1480);
+    let about = packet::quote(TO_STACK.reversed(), UDP, 36, (9, 4000), 16 << 16);
     let mut good = vec![
-        packets::udp([10, 0, 0, 2], 4000, 9, &payload(2, 100)),
-        packets::udp([10, 0, 0, 2], 4000, 10, &payload(2, 100)),
-        packets::ip([10, 0, 0, 2], 1, &packets::echo(&payload(3, 56))),
-        packets::ip([10, 0, 0, 2], 132, &[0; 30]),
+        packet::udp(TO_STACK, (4000, 9), &payload(2, 100)),
+        packet::udp(TO_STACK, (4000, 10), &payload(2, 100)),
+        packet::ip(TO_STACK, ICMP, &packet::echo(7, &payload(3, 56))),
+        packet::ip(TO_STACK, 132, &[0; 30]),
     ];
     good.extend(first);
-    good.push(packets::unreachable(9, 4000));
-    good.push(packets::arp());
+    good.push(packet::ip(
+        TO_STACK,
+        ICMP,
+        &packet::icmp_error([3, 3], 0, &about),
+    ));
+    good.push(packet::arp_request(TO_STACK.to_mac(EVERY_MAC)));
     for (seed, variant) in (1..).zip(Variant::ALL) {
         let mut rng = Rng::new(seed);
         let mut lone = Lone::new(variant);
         let mut socket = lone.host.sockets().bind_udp(9).unwrap();
         for _ in 0..20_000 {
-            let mut frame = good[rng.below(good.len() as u64) as usize].clone();
+            let mut frame = good[rng.index(good.len())].clone();
             for _ in 0..rng.below(3) {
                 let at = 12 + rng.below(frame.len().min(60) as u64 - 12) as usize;
                 frame[at] = rng.next() as u8;
             }
             if rng.chance(500_000) {
-                frame[24..26].copy_from_slice(&[0, 0]);
-                let header = frame[14..34].to_vec();
-                frame[24..26].copy_from_slice(&(!packets::sum(&header)).to_be_bytes());
+                packet::finish(&mut frame, Right::NETWORK);
             }
             if rng.chance(100_000) {
                 frame.truncate(rng.below(frame.len() as u64) as usize);

@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
 use dominoes_drivers::Frame;
-use dominoes_drivers::impair::{Link, LinkConfig};
-use dominoes_drivers::memory::Faults;
-use dominoes_netstack::testkit::{Cases, Host, Rng, Stalls, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener};
+use dominoes_testkit::link::Faults;
+use dominoes_testkit::link::{Link, LinkConfig};
+use dominoes_testkit::{Cases, Host, Rng, Stalls, Traffic, Variant};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;

@@ -8,11 +8,11 @@ use core::cell::Cell;
 use core::ops::ControlFlow;
 use std::rc::Rc;
 
-use dominoes_drivers::memory::Faults;
 use dominoes_netstack::Limits;
 use dominoes_netstack::config::CongestionControl;
-use dominoes_netstack::testkit::{HostConfig, LinkConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::Duration;
+use dominoes_testkit::link::Faults;
+use dominoes_testkit::{HostConfig, LinkConfig, Net, Traffic, Variant};
 
 /// Bits per second.
 const RATE: u64 = 100_000_000;

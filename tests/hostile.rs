@@ -7,28 +7,16 @@
 //! `HOSTILE_SEED=0x...` repeats one.
 
 use dominoes_netstack::TcpStream;
-use dominoes_netstack::testkit::{Cases, Host, Rng, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_testkit::{Cases, Host, Rng, Variant};
 
-use crate::agreement::segment::{ACK, FAR, FIN, RST, STACK, SYN, Segment};
-use crate::datagrams::packets;
+use dominoes_testkit::packet::{
+    self, ACK, FIN, ICMP, RST, Right, STACK, SYN, Segment, TCP, TO_STACK,
+};
 
 /// Frames of a case.
 const FRAMES: u64 = 700;
-const FAR_MAC: [u8; 6] = [2, 0, 10, 0, 0, 2];
-
-/// A place in a list.
-trait Index {
-    /// Below `len`.
-    fn index(&mut self, len: usize) -> usize;
-}
-
-impl Index for Rng {
-    fn index(&mut self, len: usize) -> usize {
-        self.below(len as u64) as usize
-    }
-}
 
 /// What the far side knows of a flow: what the stack said last.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,7 +52,7 @@ struct Far {
 
 impl Far {
     fn on_frame(&mut self, frame: &[u8]) {
-        let Some(heard) = Segment::read(frame) else {
+        let Some(heard) = Segment::sent(frame) else {
             return;
         };
         let ports = (heard.dst_port, heard.src_port);
@@ -84,10 +72,7 @@ impl Far {
         if heard.has(SYN) {
             (flow.low, flow.high) = (heard.seq, heard.seq);
         }
-        let controls = u32::from(heard.has(SYN)) + u32::from(heard.has(FIN));
-        let end = heard
-            .seq
-            .wrapping_add(heard.payload.len() as u32 + controls);
+        let end = heard.end();
         if (end.wrapping_sub(flow.high) as i32) > 0 {
             flow.high = end;
         } else {
@@ -101,7 +86,7 @@ impl Far {
 
     /// A number at, or around, one of those that matter.
     fn near(&mut self, bases: &[u32]) -> u32 {
-        let base = bases[self.rng.below(bases.len() as u64) as usize];
+        let base = bases[self.rng.index(bases.len())];
         match self.rng.below(10) {
             0 => self.rng.next() as u32,
             1 => base.wrapping_add(1 << 31),
@@ -114,7 +99,7 @@ impl Far {
     }
 
     fn pick(&mut self, from: &[u32]) -> u32 {
-        from[self.rng.below(from.len() as u64) as usize]
+        from[self.rng.index(from.len())]
     }
 
     /// The far side opens a connection, or says that it would.
@@ -207,61 +192,43 @@ impl Far {
     fn error(&mut self) -> Vec<u8> {
         let flow = self.flows[self.rng.index(self.flows.len())];
         let seq = self.near(&[flow.low, flow.high, flow.high.wrapping_sub(1)]);
-        let (kind, code) = [
-            (3, 0),
-            (3, 1),
-            (3, 2),
-            (3, 3),
-            (3, 4),
-            (3, 13),
-            (11, 0),
-            (12, 0),
+        let numbers = [
+            [3, 0],
+            [3, 1],
+            [3, 2],
+            [3, 3],
+            [3, 4],
+            [3, 13],
+            [11, 0],
+            [12, 0],
         ][self.rng.index(8)];
         let mtu = self.pick(&[0, 1, 67, 68, 296, 576, 1006, 1499, 1500, 65_535]) as u16;
-        let mut icmp = vec![kind, code, 0, 0, 0, 0];
-        icmp.extend(mtu.to_be_bytes());
-        icmp.extend([0x45, 0, 5, 220, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-        icmp.extend(STACK);
-        icmp.extend(FAR);
-        icmp.extend(flow.ports.1.to_be_bytes());
-        icmp.extend(flow.ports.0.to_be_bytes());
-        icmp.extend(seq.to_be_bytes());
-        let checksum = !packets::sum(&icmp);
-        icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
-        packets::ip(FAR, 1, &icmp)
+        let ports = (flow.ports.1, flow.ports.0);
+        let about = packet::quote(TO_STACK.reversed(), TCP, 1500, ports, seq);
+        packet::ip(TO_STACK, ICMP, &packet::icmp_error(numbers, mtu, &about))
     }
 
     fn frame(&mut self) -> Vec<u8> {
         let act = self.rng.below(100);
         let mut frame = match act {
-            _ if self.flows.is_empty() => self.open().frame(FAR_MAC),
-            0..=7 => self.open().frame(FAR_MAC),
+            _ if self.flows.is_empty() => self.open().frame(TO_STACK),
+            0..=7 => self.open().frame(TO_STACK),
             8..=13 => self.error(),
-            _ => self.segment().frame(FAR_MAC),
+            _ => self.segment().frame(TO_STACK),
         };
-        frame[..6].copy_from_slice(&[2, 0, 10, 0, 0, 1]);
         if self.rng.chance(60_000) {
             // A damaged option, or anything else, with all checksums right.
             let at = 34 + self.rng.index(frame.len() - 34);
             frame[at] = self.rng.next() as u8;
-            self.mend(&mut frame);
+            if packet::protocol(&frame) == Some(TCP) {
+                packet::finish(&mut frame, Right::ALL);
+            }
         }
         if self.rng.chance(10_000) {
             let len = self.rng.index(frame.len());
             frame.truncate(len);
         }
         frame
-    }
-
-    /// Makes the checksum of a TCP segment right again.
-    fn mend(&mut self, frame: &mut [u8]) {
-        if frame[23] != 6 {
-            return;
-        }
-        frame[50..52].copy_from_slice(&[0, 0]);
-        let len = (frame.len() - 34) as u16;
-        let pseudo = [&frame[26..34], &[0, 6], &len.to_be_bytes(), &frame[34..]].concat();
-        frame[50..52].copy_from_slice(&(!packets::sum(&pseudo)).to_be_bytes());
     }
 }
 

@@ -10,7 +10,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::stats::MembershipStats;
 use dominoes_netstack::{Stack, StackError};
 
-use crate::support::number;
+use dominoes_testkit::number;
 
 /// Looks at a condition before something is held to hang: a minute.
 const LOOKS: u32 = 60_000;

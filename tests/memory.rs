@@ -5,11 +5,12 @@ use std::io::{BufRead, ErrorKind, Read};
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dominoes_drivers::impair::LinkConfig;
-use dominoes_netstack::testkit::{Host, HostConfig, Net, Rng, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream};
+use dominoes_testkit::packet::{ACK, Path, SYN};
+use dominoes_testkit::peer::Peer;
+use dominoes_testkit::{Host, HostConfig, LinkConfig, Net, Rng, Traffic, Variant};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -24,53 +25,11 @@ fn turn() -> MutexGuard<'static, ()> {
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
-const SYN: u8 = 2;
-const ACK: u8 = 16;
-/// Where answers to forged segments go: nobody is there.
-const NOBODY: [u8; 6] = [2, 0xee, 0, 0, 0, 1];
 
-/// A segment without options and text, to our port.
-fn segment(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8) -> Vec<u8> {
-    segment_with(remote, seq, ack, flags, &[])
-}
-
-/// A segment without options that carries `payload`, an even number of bytes, to our port.
-fn segment_with(remote: (Ipv4Addr, u16), seq: u32, ack: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
-    let len = 20 + payload.len() as u16;
-    let mut frame = Vec::with_capacity(54 + payload.len());
-    frame.extend(Host::mac_of(US));
-    frame.extend(NOBODY);
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend((20 + len).to_be_bytes());
-    frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
-    frame.extend(remote.0.octets());
-    frame.extend(US.octets());
-    let header = !sum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&header.to_be_bytes());
-    frame.extend(remote.1.to_be_bytes());
-    frame.extend(PORT.to_be_bytes());
-    frame.extend(seq.to_be_bytes());
-    frame.extend(ack.to_be_bytes());
-    frame.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
-    frame.extend(payload);
-    // The pseudo header: addresses, protocol, length.
-    let mut pseudo = frame[26..34].to_vec();
-    pseudo.extend([0, 6]);
-    pseudo.extend(len.to_be_bytes());
-    pseudo.extend(&frame[34..]);
-    let tcp = !sum(&pseudo);
-    frame[50..52].copy_from_slice(&tcp.to_be_bytes());
-    frame
-}
-
-/// RFC 1071, without the complement.
-fn sum(bytes: &[u8]) -> u16 {
-    let pairs = bytes.chunks(2);
-    let sum: u32 = pairs
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    let sum = (sum >> 16) + (sum & 0xffff);
-    ((sum >> 16) + sum) as u16
+/// A peer that opens a connection to our port. Answers go to an Ethernet address that nobody has.
+fn peer(from: Ipv4Addr, port: u16, seq: u32) -> Peer {
+    let path = Path::new(from.octets(), US.octets()).from_mac([2, 0xee, 0, 0, 0, 1]);
+    Peer::new(path, (port, PORT), seq)
 }
 
 const NOW: Instant = Instant::from_millis(1000);
@@ -88,25 +47,18 @@ fn listening(variant: Variant, connections: u32) -> (Host, TcpListener) {
     (host, listener)
 }
 
-/// Peer number `i`.
-fn peer(i: u32) -> (Ipv4Addr, u16) {
-    (Ipv4Addr::new(10, 0, 1 + (i >> 8) as u8, i as u8), 4000)
-}
-
-/// The next sequence number of every peer after the handshake.
-const PEER_NEXT: u32 = 101;
-
-/// Lets peer number `i` open a connection. Returns it, and the next sequence number of ours.
-fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, u32) {
-    host.inject(segment(peer(i), PEER_NEXT - 1, 0, SYN));
+/// Lets peer number `i` open a connection. Returns both ends of it.
+fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, Peer) {
+    let from = Ipv4Addr::new(10, 0, 1 + (i >> 8) as u8, i as u8);
+    let mut peer = peer(from, 4000, 100);
+    host.inject(peer.says(SYN, &[]));
     host.turn(NOW);
     let sent = host.take_sent();
-    let iss = u32::from_be_bytes(sent[0][38..42].try_into().expect("four bytes"));
-    let next = iss.wrapping_add(1);
-    host.inject(segment(peer(i), PEER_NEXT, next, ACK));
+    peer.hears(&sent[0]).expect("a SYN-ACK");
+    host.inject(peer.says(ACK, &[]));
     host.turn(NOW);
     let (stream, _) = listener.try_accept().expect("it is established");
-    (stream, next)
+    (stream, peer)
 }
 
 /// Calls everything that a program calls on a connection which has nothing to read, and has written
@@ -223,11 +175,11 @@ fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_a
     let limits = Limits::default();
     for variant in [Variant::Single, Variant::Replicated(2)] {
         let (mut host, listener) = listening(variant, 256);
-        let (mut reads, ours) = open(&mut host, &listener, 0);
-        let (mut writes, next) = open(&mut host, &listener, 1);
+        let (mut reads, mut sender) = open(&mut host, &listener, 0);
+        let (mut writes, mut reader) = open(&mut host, &listener, 1);
         let before = HEAP.current_usage();
 
-        host.inject(segment_with(peer(0), PEER_NEXT, ours, ACK, b"hi"));
+        host.inject(sender.says(ACK, b"hi"));
         host.turn(NOW);
         let mut buffer = [0; 16];
         assert_eq!(reads.try_read(&mut buffer), Ok(2));
@@ -236,7 +188,8 @@ fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_a
 
         assert_eq!(writes.try_write(b"hello"), Ok(5));
         host.turn(NOW);
-        host.inject(segment(peer(1), PEER_NEXT, next.wrapping_add(5), ACK));
+        reader.ack = reader.ack.wrapping_add(5);
+        host.inject(reader.says(ACK, &[]));
         host.turn(NOW);
         look(&mut writes, false);
         let written = HEAP.current_usage() - before - read;
@@ -305,12 +258,9 @@ fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     let (mut ours, mut theirs): (Option<Traffic>, Option<Traffic>) = (None, None);
     while net.now() < start + FLOOD {
         for _ in 0..forged {
-            let remote = (
-                Ipv4Addr::from_bits(0x0b00_0000 + rng.below(1 << 24) as u32),
-                rng.next() as u16 | 1,
-            );
-            let syn = segment(remote, rng.next() as u32, 0, SYN);
-            net.host(server).inject(syn);
+            let from = Ipv4Addr::from_bits(0x0b00_0000 + rng.below(1 << 24) as u32);
+            let mut forged = peer(from, rng.next() as u16 | 1, rng.next() as u32);
+            net.host(server).inject(forged.says(SYN, &[]));
         }
         if connecting.is_none() && net.now() >= start + CONNECTS_AT {
             let to = net.address_of(server, PORT);

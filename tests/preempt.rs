@@ -23,9 +23,8 @@ use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{SocketError, TcpStream};
 
-use crate::support::{Rng, mix, number};
+use dominoes_testkit::{Rng, Traffic, mix, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -121,7 +120,7 @@ impl FaultHooks for Preempt {
     }
 
     fn before_preparing(&mut self, _seq: u64) {
-        if self.rng.chance(self.per_mille) {
+        if self.rng.per_mille(self.per_mille) {
             self.baton.give_up(true, false);
             let _ = self.baton.take(self.id);
         }
@@ -139,55 +138,6 @@ fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> (EffectStats, 
         }
     }
     (worker.stats(), worker.replica().unexpected_panics())
-}
-
-fn pattern_byte(offset: u64, salt: u64) -> u8 {
-    ((offset + salt) % 251) as u8
-}
-
-/// An application that writes and reads `BYTES`.
-struct Traffic {
-    stream: TcpStream,
-    salt: u64,
-    written: u64,
-    read: u64,
-}
-
-impl Traffic {
-    fn step(&mut self) -> Result<(), String> {
-        while self.written < BYTES {
-            let len = (BYTES - self.written).min(4096);
-            let bytes: Vec<u8> = (self.written..self.written + len)
-                .map(|at| pattern_byte(at, self.salt))
-                .collect();
-            match self.stream.try_write(&bytes) {
-                Ok(len) => self.written += len as u64,
-                Err(SocketError::WouldBlock) => break,
-                Err(error) => return Err(format!("write: {error}")),
-            }
-        }
-        let (half, _) = self.stream.halves();
-        loop {
-            let len = match half.try_fill() {
-                Ok(bytes) => {
-                    let other = 1 - self.salt;
-                    for (at, &found) in (self.read..).zip(bytes) {
-                        if found != pattern_byte(at, other) {
-                            return Err(format!("byte {at} is wrong"));
-                        }
-                    }
-                    bytes.len()
-                }
-                Err(SocketError::WouldBlock) => return Ok(()),
-                Err(error) => return Err(format!("read: {error}")),
-            };
-            if len == 0 {
-                return Ok(());
-            }
-            half.consume(len);
-            self.read += len as u64;
-        }
-    }
 }
 
 fn carry(lane: &mut VecDeque<Vec<u8>>, from: &Script, to: &Script) {
@@ -221,11 +171,11 @@ impl Case {
         let first = self.rng.index(workers);
         for i in 0..workers {
             let id = (first + i) % workers;
-            if self.until[id] > index && !calm || self.rng.chance(200) {
+            if self.until[id] > index && !calm || self.rng.per_mille(200) {
                 continue;
             }
             let amid = self.baton.run(id, self.now);
-            if amid || self.rng.chance(self.pause) {
+            if amid || self.rng.per_mille(self.pause) {
                 // Most pauses are short, some are long.
                 let length = 1 << self.rng.below(12);
                 self.until[id] = index + self.rng.below(length);
@@ -312,14 +262,7 @@ fn play(seed: u64) -> Result<Seen, String> {
         single.turn(Instant::from_nanos(case.now));
         carry(&mut to_group, &theirs, &ours);
         carry(&mut to_peer, &ours, &theirs);
-        let talker = |salt| {
-            move |stream| Traffic {
-                stream,
-                salt,
-                written: 0,
-                read: 0,
-            }
-        };
+        let talker = |ours: u64| move |stream| Traffic::new(stream, ours, 1 - ours, BYTES, BYTES);
         if end.is_none() {
             end = listener
                 .try_accept()
@@ -331,8 +274,14 @@ fn play(seed: u64) -> Result<Seen, String> {
         }
         let mut total = 0;
         for talker in [&mut end, &mut peer_end].into_iter().flatten() {
-            result = result.and_then(|()| talker.step());
-            total += talker.read;
+            while result.is_ok() {
+                match talker.step() {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(what) => result = Err(what.to_string()),
+                }
+            }
+            total += talker.received();
         }
         if total > moved {
             (moved, last_news) = (total, index);

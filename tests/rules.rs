@@ -4,8 +4,3 @@
 mod conformance;
 #[expect(dead_code, reason = "shared with tests that are not here")]
 mod support;
-
-#[expect(dead_code, reason = "shared with tests that are not here")]
-mod agreement {
-    pub(crate) mod segment;
-}

@@ -17,10 +17,10 @@ mod wire_observer;
 
 use core::fmt;
 
-use dominoes_drivers::impair::LinkStats;
 use dominoes_netstack::Replica;
-use dominoes_netstack::testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
 use dominoes_netstack::time::Duration;
+use dominoes_testkit::link::LinkStats;
+use dominoes_testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
 
 use case::{About, CONNECTIONS};
 

@@ -19,7 +19,8 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 
-use crate::support::{Rng, number};
+use dominoes_testkit::packet::Header;
+use dominoes_testkit::{Rng, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -86,22 +87,20 @@ impl Lane {
     }
 
     fn watch(&mut self, bytes: &[u8]) {
-        if bytes[12..14] != [0x08, 0x00] || bytes[23] != 6 {
+        let Some(header) = Header::read(bytes) else {
             return;
-        }
-        let total = usize::from(u16::from_be_bytes([bytes[16], bytes[17]]));
-        let len = total - 20 - usize::from(bytes[14 + 32] >> 4) * 4;
+        };
+        let (seq, len) = (header.seq, header.payload_len());
         if len == 0 {
             return;
         }
-        let seq = u32::from_be_bytes([bytes[38], bytes[39], bytes[40], bytes[41]]);
-        let end = seq.wrapping_add(len as u32);
+        let end = seq.wrapping_add(len);
         let highest = *self.highest.get_or_insert(seq);
         if (end.wrapping_sub(highest) as i32) > 0 {
             self.highest = Some(end);
         }
         if (seq.wrapping_sub(highest) as i32) < 0 {
-            self.again += len as u64;
+            self.again += u64::from(len);
         }
     }
 }

@@ -3,16 +3,17 @@
 
 use std::collections::HashSet;
 
-use dominoes_netstack::testkit::{Host, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Limits, SocketError};
+use dominoes_testkit::{Host, Variant};
 
-use crate::agreement::segment::{ACK, SYN, Segment};
-use crate::datagrams::packets::{self, STACK, sum};
+use dominoes_testkit::packet::{
+    self, ACK, Address, EVERY_MAC, EVERYBODY, FAR as PEER, ICMP, Mac, Path, RST, STACK, SYN,
+    Segment, TO_STACK, identification,
+};
 
-const PEER: [u8; 4] = [10, 0, 0, 2];
-const PEER_MAC: [u8; 6] = [2, 0, 10, 0, 0, 2];
+const PEER_MAC: Mac = TO_STACK.from_mac;
 
 /// A stack, and its link.
 struct Fixture {
@@ -44,24 +45,16 @@ impl Fixture {
     }
 }
 
-/// The frame as if another host had sent it.
-fn from(source: [u8; 4], mut frame: Vec<u8>) -> Vec<u8> {
-    frame[26..30].copy_from_slice(&source);
-    frame[24..26].fill(0);
-    let checksum = !sum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
-    if frame[23] == 6 {
-        frame[50..52].fill(0);
-        let len = (frame.len() - 34) as u16;
-        let pseudo = [&frame[26..34], &[0, 6], &len.to_be_bytes(), &frame[34..]].concat();
-        let checksum = !sum(&pseudo);
-        frame[50..52].copy_from_slice(&checksum.to_be_bytes());
+/// From a host behind the peer to the stack.
+fn from(source: Address) -> Path {
+    Path {
+        from: source,
+        ..TO_STACK
     }
-    frame
 }
 
 /// A SYN with all options, from `port`.
-fn syn(source: [u8; 4], port: u16) -> Vec<u8> {
+fn syn(source: Address, port: u16) -> Vec<u8> {
     let syn = Segment {
         src_port: port,
         dst_port: 80,
@@ -74,22 +67,21 @@ fn syn(source: [u8; 4], port: u16) -> Vec<u8> {
         timestamps: Some((5, 0)),
         ..Segment::default()
     };
-    let mut frame = syn.frame(PEER_MAC);
-    frame[..6].copy_from_slice(&[2, 0, 10, 0, 0, 1]);
-    from(source, frame)
+    syn.frame(from(source))
 }
 
-fn ping(source: [u8; 4]) -> Vec<u8> {
-    packets::ip(source, 1, &packets::echo(b"ping"))
+fn ping(source: Address) -> Vec<u8> {
+    packet::ip(from(source), ICMP, &packet::echo(7, b"ping"))
 }
 
 /// A datagram to a port at which no socket is.
-fn closed_port(source: [u8; 4], port: u16) -> Vec<u8> {
-    packets::udp(source, 5000, port, b"x")
+fn closed_port(source: Address, port: u16) -> Vec<u8> {
+    packet::udp(from(source), (5000, port), b"x")
 }
 
-fn identification(frame: &[u8]) -> u16 {
-    u16::from_be_bytes([frame[18], frame[19]])
+/// The peer asks everybody for the stack.
+fn arp() -> Vec<u8> {
+    packet::arp_request(TO_STACK.to_mac(EVERY_MAC))
 }
 
 #[test]
@@ -139,13 +131,11 @@ fn a_host_without_an_address_may_speak_to_everybody_and_to_nobody_else() {
     let mut scene = Fixture::new(Variant::Single, Limits::default(), [1, 2]);
     let mut socket = scene.host.sockets().bind_udp(67).unwrap();
     scene.pass(Duration::from_millis(1));
-    let discover = packets::udp([0; 4], 68, 67, b"");
-    assert!(scene.answers([discover.clone()]).is_empty());
+    let discover = packet::udp(from([0; 4]), (68, 67), b"");
+    assert!(scene.answers([discover]).is_empty());
     assert_eq!(socket.try_peek().err(), Some(SocketError::WouldBlock));
-    // Without a checksum, since that covers the address.
-    let mut to_everybody = packets::to_everybody(discover);
-    to_everybody[40..42].fill(0);
-    scene.answers([to_everybody]);
+    let to_everybody = Path::new([0; 4], EVERYBODY).to_mac(EVERY_MAC);
+    scene.answers([packet::udp(to_everybody, (68, 67), b"")]);
     assert_eq!(
         socket.try_peek().unwrap().from,
         "0.0.0.0:68".parse().unwrap()
@@ -157,7 +147,7 @@ fn arp_from_addresses_of_no_single_host_is_ignored() {
     let mut scene = Fixture::new(Variant::Single, Limits::default(), [1, 2]);
     scene.pass(Duration::from_millis(1));
     let ask = |sender: [u8; 4], mac: [u8; 6]| {
-        let mut frame = packets::arp();
+        let mut frame = arp();
         frame[22..28].copy_from_slice(&mac);
         frame[28..32].copy_from_slice(&sender);
         frame
@@ -245,7 +235,7 @@ fn syn_ack(limits: Limits, secret: [u64; 2], which: u16) -> Segment {
 fn udp_socket(secret: [u64; 2]) -> (Fixture, dominoes_netstack::UdpSocket) {
     let mut scene = Fixture::new(Variant::Single, Limits::default(), secret);
     let socket = scene.host.sockets().bind_udp(0).unwrap();
-    scene.answers([packets::arp()]);
+    scene.answers([arp()]);
     (scene, socket)
 }
 
@@ -287,7 +277,7 @@ const FIELDS: [Field; 9] = [
     }),
     ("port of a connection", 15, |secret| {
         let mut scene = Fixture::new(Variant::Single, Limits::default(), secret);
-        scene.answers([packets::arp()]);
+        scene.answers([arp()]);
         let remote = "10.0.0.2:80".parse().unwrap();
         let _opening = scene.host.sockets().begin_connect(remote).unwrap();
         let sent = scene.answers([]);
@@ -365,12 +355,10 @@ fn timestamps_of_connections_have_nothing_in_common_and_go_on_at_the_pace_of_the
             src_port: 4000,
             dst_port: 80,
             seq: 1001,
-            flags: crate::agreement::segment::RST,
+            flags: RST,
             ..Segment::default()
         };
-        let mut reset = reset.frame(PEER_MAC);
-        reset[..6].copy_from_slice(&[2, 0, 10, 0, 0, 1]);
-        scene.answers([reset]);
+        scene.answers([reset.frame(TO_STACK)]);
         scene.now += Duration::from_secs(10);
         answer.timestamps.unwrap().0
     };
@@ -423,7 +411,7 @@ fn counting_icmp_errors_does_not_reveal_the_port_of_a_socket() {
     for round in 0..656_u16 {
         scene.now += Duration::from_secs(1);
         let ports = (0..50).map(|n| 32_768_u16.saturating_add(50 * round + n));
-        let probes = ports.map(|port| packets::udp(SERVER, 53, port, b"x"));
+        let probes = ports.map(|port| packet::udp(from(SERVER), (53, port), b"x"));
         let own = (0..50).map(|n| closed_port(UNKNOWN_HOST, 9000 + n));
         let mut count = 0;
         for frame in probes.chain(own) {
@@ -462,9 +450,7 @@ fn no_destination_keeps_another_from_its_errors_resets_and_challenges() {
                 flags: ACK,
                 ..Segment::default()
             };
-            let mut frame = stray.frame(PEER_MAC);
-            frame[..6].copy_from_slice(&[2, 0, 10, 0, 0, 1]);
-            from(source, frame)
+            stray.frame(from(source))
         };
         scene.now += Duration::from_secs(1);
         let mut greedy = 0;

@@ -5,7 +5,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 
-use crate::packets::{self, ACK, FIN, Heard, RST, SYN, TCP};
+use crate::packets::{self, ACK, FIN, Header, RST, SYN, TCP};
 
 type Drawn<T> = arbitrary::Result<T>;
 
@@ -245,12 +245,8 @@ impl Far {
 
     /// The stack sent a segment. Returns where its payload begins in the stream that the stack
     /// sends, if it has one.
-    pub(crate) fn hear(&mut self, heard: &Heard) -> Option<u32> {
-        let Heard {
-            destination: far,
-            ports,
-            ..
-        } = *heard;
+    pub(crate) fn hear(&mut self, heard: &Header) -> Option<u32> {
+        let (far, ports) = (heard.to, (heard.src_port, heard.dst_port));
         let same = |flow: &Known| flow.far == far && flow.ports == ports;
         let index = match self.flows.iter().position(same) {
             Some(index) => index,
@@ -290,9 +286,9 @@ impl Far {
             flow.high = heard.end();
         }
         if heard.has(ACK) && !heard.has(RST) {
-            (flow.acked, flow.window) = (heard.ack, u32::from(heard.window));
+            (flow.acked, flow.window) = (heard.ack, u32::from(heard.wnd));
         }
-        flow.stamp = heard.stamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
+        flow.stamp = heard.timestamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
         let has_payload = heard.payload.0 < heard.payload.1;
         let behind_syn = flow.iss.wrapping_add(u32::from(!heard.has(SYN)));
         // A stack that answered several SYNs of this flow may begin its stream at any of those numbers.
@@ -328,7 +324,7 @@ impl Far {
         }
         let mut frame = packets::headers(far, packets::STACK, TCP);
         let flags = SYN | if open.ecn { 0xc0 } else { 0 };
-        tcp(
+        packets::tcp_header(
             &mut frame,
             (far_port, port),
             (seq, 0),
@@ -408,7 +404,7 @@ impl Far {
         }
         let mut frame = packets::headers(flow.far, packets::STACK, TCP);
         frame[15] = segment.tos;
-        tcp(
+        packets::tcp_header(
             &mut frame,
             (flow.ports.1, flow.ports.0),
             (seq, ack),
@@ -460,26 +456,4 @@ impl Far {
         frame.extend(seq.resolve(seqs).to_be_bytes());
         Some(frame)
     }
-}
-
-/// Appends a TCP header; the checksum is for [`packets::finish`].
-pub(crate) fn tcp(
-    frame: &mut Vec<u8>,
-    ports: (u16, u16),
-    (seq, ack): (u32, u32),
-    flags: u8,
-    window: u16,
-    options: &[u8],
-) {
-    let padded = options.len().next_multiple_of(4).min(40);
-    frame.extend(ports.0.to_be_bytes());
-    frame.extend(ports.1.to_be_bytes());
-    frame.extend(seq.to_be_bytes());
-    frame.extend(ack.to_be_bytes());
-    frame.extend([((20 + padded) as u8 / 4) << 4, flags]);
-    frame.extend(window.to_be_bytes());
-    frame.extend([0; 4]);
-    let end = frame.len() + padded;
-    frame.extend(&options[..options.len().min(40)]);
-    frame.resize(end, 0);
 }

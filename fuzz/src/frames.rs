@@ -12,9 +12,9 @@ use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream, UdpSocket};
 
-use crate::far::{self, Far, Near, Open, Segment};
+use crate::far::{Far, Near, Open, Segment};
 use crate::input::{Input, assert_overflow_panics};
-use crate::packets::{self, ACK, FAR, HONEST, Heard, ICMP, LOWER, Right, STACK, SYN, TCP, UDP};
+use crate::packets::{self, ACK, FAR, HONEST, Header, ICMP, LOWER, Right, STACK, SYN, TCP, UDP};
 use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
@@ -563,7 +563,7 @@ impl World {
     fn run_until_idle(&mut self) {
         self.stack.run_until_idle(self.now);
         for frame in self.stack.take_sent() {
-            if let Some(heard) = packets::hear(&frame) {
+            if let Some(heard) = Header::read(&frame) {
                 self.far.hear(&heard);
             }
             self.sent = frame;
@@ -727,7 +727,7 @@ impl World {
     fn say(&mut self, honest: &mut Honest, flags: u8, payload: &[u8]) {
         let mut frame = packets::headers(HONEST, STACK, TCP);
         let ack = honest.answered.map_or(0, |heard| heard.end());
-        far::tcp(
+        packets::tcp_header(
             &mut frame,
             (61_000, LAST_PORT),
             (honest.next, ack),
@@ -740,9 +740,10 @@ impl World {
         self.stack.push(frame, RxMeta::default());
         self.stack.run_until_idle(self.now);
         let sent = self.stack.take_sent();
-        let heard = sent.iter().filter_map(|frame| packets::hear(frame));
-        let to_us =
-            heard.filter(|heard| heard.destination == HONEST && heard.ports == (LAST_PORT, 61_000));
+        let heard = sent.iter().filter_map(|frame| Header::read(frame));
+        let to_us = heard.filter(|heard| {
+            heard.to == HONEST && (heard.src_port, heard.dst_port) == (LAST_PORT, 61_000)
+        });
         let mut answers = to_us.filter(|heard| heard.has(SYN | ACK));
         honest.answered = honest.answered.or_else(|| answers.next());
     }
@@ -753,5 +754,5 @@ impl World {
 struct Honest {
     next: u32,
     /// The SYN-ACK.
-    answered: Option<Heard>,
+    answered: Option<Header>,
 }

@@ -478,7 +478,7 @@ impl Pair {
             compare(&mut first.stack, &mut second.stack);
         }
         for frame in sent {
-            let Some(heard) = packets::hear(&frame) else {
+            let Some(heard) = packets::Header::read(&frame) else {
                 continue;
             };
             // The payload is what was written at its place.

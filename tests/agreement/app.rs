@@ -8,8 +8,8 @@ use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream
 
 use super::peer::{FIRST_PORT, SERVER, keys, pattern};
 use super::plan::App;
-use super::segment::FAR;
-use crate::support::Rng;
+use dominoes_testkit::Rng;
+use dominoes_testkit::packet::FAR;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u16 = 8;
@@ -265,11 +265,11 @@ impl Application {
         let known = self.connections.len();
         self.welcome();
         for connection in &mut self.connections[known..] {
-            connection.until = rng.chance(short).then(|| rng.below(6000));
-            let gives_up = rng.chance(app.gives_up);
+            connection.until = rng.per_mille(short).then(|| rng.below(6000));
+            let gives_up = rng.per_mille(app.gives_up);
             connection.gives_up_after = gives_up.then(|| rng.index(4000));
         }
-        if rng.chance(200) {
+        if rng.per_mille(200) {
             self.exchange(rng);
         }
         if self.connections.is_empty() {
@@ -277,9 +277,9 @@ impl Application {
         }
         let at = rng.index(self.connections.len());
         let connection = &mut self.connections[at];
-        if rng.chance(app.reads) {
+        if rng.per_mille(app.reads) {
             connection.read(self.seed, 1 + rng.index(app.read_size))?;
-        } else if rng.chance(900) {
+        } else if rng.per_mille(900) {
             connection.write(self.seed, 1 + rng.index(app.write_size));
         } else {
             connection.shut_if_all_written();
@@ -288,14 +288,14 @@ impl Application {
         if let Some(after) = connection.gives_up_after
             && connection.received.len() >= after
         {
-            connection.give_up(rng.chance(500));
+            connection.give_up(rng.per_mille(500));
         }
         Ok(())
     }
 
     /// Takes some datagrams, or sends one or two.
     fn exchange(&mut self, rng: &mut Rng) {
-        if rng.chance(500) {
+        if rng.per_mille(500) {
             self.take_datagrams(1 + rng.index(4));
             return;
         }

@@ -16,11 +16,11 @@ use super::check::{Failure, Marks};
 use super::membership::STEPS_BETWEEN_FAULTS;
 use super::peer::{FIRST_PORT, Peer, Phase};
 use super::plan::{LinkFaults, Plan};
-use super::segment::{self, SYN, Segment};
 use super::stack::{self, Memory};
 use super::watch::Watch;
 use super::wire::{Coverage, OnWire, Wire};
-use crate::support::Rng;
+use dominoes_testkit::Rng;
+use dominoes_testkit::packet::{self, ACK, ICMP, Path, SYN, Segment, TCP, UDP};
 
 /// Connections of one case, at most.
 const PEERS: usize = 200;
@@ -56,7 +56,7 @@ pub(crate) struct Case<'p, T: FaultHooks> {
     watch: Watch,
     to_stack: Wire,
     to_peers: Wire,
-    mac: [u8; 6],
+    path: Path,
     /// No new connection before, because the last could not be opened.
     retry_at: u64,
     marks: Marks,
@@ -150,7 +150,7 @@ pub(crate) fn run<T: FaultHooks>(
         watch: Watch::default(),
         to_stack: Wire::default(),
         to_peers: Wire::default(),
-        mac: [2, 0, 0, 0, 0, 2],
+        path: packet::TO_STACK.to_mac([2, 0, 0, 0, 0, 1]),
         retry_at: 0,
         marks: Marks::default(),
         left: Vec::new(),
@@ -204,7 +204,7 @@ pub(crate) fn run<T: FaultHooks>(
 impl<T: FaultHooks> Case<'_, T> {
     /// The stack learns where the far side is, so that all it sends is numbered.
     fn announce_far_side(&mut self) -> Result<(), Failure> {
-        let hello = segment::arp(self.mac, false);
+        let hello = packet::arp_request(self.path);
         self.script.push_frame(Frame::from_bytes(&hello));
         let now = Instant::from_nanos(self.now);
         self.group.workers()[0].pump(now);
@@ -246,7 +246,7 @@ impl<T: FaultHooks> Case<'_, T> {
                 });
             let workers = self.group.workers().len();
             let any = self.rng.index(workers);
-            let mut worker = if self.rng.chance(500) {
+            let mut worker = if self.rng.per_mille(500) {
                 favourite % workers
             } else {
                 any
@@ -276,7 +276,7 @@ impl<T: FaultHooks> Case<'_, T> {
         match &mut self.stalled {
             Some((_, 0)) => self.stalled = None,
             Some((_, left)) => *left -= 1,
-            None if self.plan.replicas > 1 && self.rng.chance(self.plan.late.stalls) => {
+            None if self.plan.replicas > 1 && self.rng.per_mille(self.plan.late.stalls) => {
                 self.seen.stalled = true;
                 let index = self.rng.index(self.group.workers().len());
                 let id = self.group.workers()[index].id();
@@ -352,7 +352,7 @@ impl<T: FaultHooks> Case<'_, T> {
             }
             Step::Emit => self.emit(),
             Step::Read => {
-                if !self.peers.is_empty() && self.rng.chance(plan.peers.reads) {
+                if !self.peers.is_empty() && self.rng.per_mille(plan.peers.reads) {
                     let index = self.rng.index(self.peers.len());
                     let len = self.rng.below(plan.peers.buffer);
                     self.peers[index].read(len);
@@ -360,7 +360,7 @@ impl<T: FaultHooks> Case<'_, T> {
             }
             Step::Wait => self.wait(),
             Step::Credit => {
-                let busy = self.rng.chance(plan.device.busy);
+                let busy = self.rng.per_mille(plan.device.busy);
                 let credit = busy.then(|| self.rng.index(12));
                 self.script.accept_at_most(credit);
             }
@@ -409,9 +409,9 @@ impl<T: FaultHooks> Case<'_, T> {
             return Err(Failure::new(what));
         }
         for ((bytes, meta), number) in sent.into_iter().zip(numbers) {
-            let is_datagram = segment::has_protocol(&bytes, segment::UDP);
+            let is_datagram = packet::protocol(&bytes) == Some(UDP);
             // A datagram without a number waited for its neighbour, and no replica knows of it.
-            if number.is_none() && segment::has_protocol(&bytes, 6) {
+            if number.is_none() && packet::protocol(&bytes) == Some(TCP) {
                 return Err(Failure::new("a segment left without a number".into()));
             }
             let mut late = false;
@@ -426,12 +426,12 @@ impl<T: FaultHooks> Case<'_, T> {
                 self.seen.datagrams = true;
                 self.seen.fragments |= bytes[20] & 0x3f != 0 || bytes[21] != 0;
             }
-            if is_datagram || segment::has_protocol(&bytes, segment::ICMP) {
+            if is_datagram || packet::protocol(&bytes) == Some(ICMP) {
                 // Nobody listens.
                 continue;
             }
             let mut bytes = bytes;
-            if matches!(meta.checksum, TxChecksum::Partial { .. }) && !segment::complete(&mut bytes)
+            if matches!(meta.checksum, TxChecksum::Partial { .. }) && !packet::complete(&mut bytes)
             {
                 return Err(Failure::new(
                     "a partial checksum is not that of its pseudo-header".into(),
@@ -456,16 +456,16 @@ impl<T: FaultHooks> Case<'_, T> {
         let Some(mut under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
             return false;
         };
-        let is_tcp = segment::has_protocol(&under_way.bytes, 6);
+        let is_tcp = packet::protocol(&under_way.bytes) == Some(TCP);
         let mut checksum = RxChecksum::Verify;
-        if is_tcp && !under_way.damaged && self.rng.chance(self.plan.device.vouches) {
+        if is_tcp && !under_way.damaged && self.rng.per_mille(self.plan.device.vouches) {
             checksum = RxChecksum::Valid;
-            if self.rng.chance(500) {
+            if self.rng.per_mille(500) {
                 checksum = RxChecksum::Partial {
-                    start: segment::LOWER as u16,
+                    start: packet::LOWER as u16,
                     offset: 16,
                 };
-                segment::leave_partial(&mut under_way.bytes);
+                packet::leave_partial(&mut under_way.bytes);
             }
         }
         let mut frame = Frame::from_bytes(&under_way.bytes);
@@ -478,7 +478,7 @@ impl<T: FaultHooks> Case<'_, T> {
         frame.meta.gso = under_way.cut.map(|size| Gso {
             kind,
             size,
-            header_len: segment::LOWER as u16 + header,
+            header_len: packet::LOWER as u16 + header,
         });
         self.script.push_frame(frame);
         true
@@ -489,24 +489,26 @@ impl<T: FaultHooks> Case<'_, T> {
         let Some(frame) = self.to_peers.take(bad, &mut self.rng, &mut self.seen) else {
             return Ok(false);
         };
-        if segment::asks_for_us(&frame.bytes) {
+        if packet::asked(&frame.bytes) == Some(packet::FAR) {
             if !frame.damaged {
-                self.put(segment::arp(self.mac, true), None, bad);
+                self.put(packet::arp_reply(self.path), None, bad);
             }
             return Ok(true);
         }
-        let Some(seg) = Segment::read(&frame.bytes) else {
+        let Some(seg) = Segment::sent(&frame.bytes) else {
             return Ok(true);
         };
-        if !seg.payload.is_empty() && self.rng.chance(bad.strays) {
+        if !seg.payload.is_empty() && self.rng.per_mille(bad.strays) {
             // Somebody on the way drops it, and says so.
             self.seen.network_error = true;
             let mtu = self
                 .rng
-                .chance(700)
+                .per_mille(700)
                 .then(|| self.rng.between(60, 700) as u16);
-            let error = segment::network_error(self.mac, &frame.bytes, mtu);
-            self.put(error, None, bad);
+            let code = if mtu.is_some() { 4 } else { 1 };
+            let about = &frame.bytes[packet::ETHERNET..packet::LOWER + 8];
+            let error = packet::icmp_error([3, code], mtu.unwrap_or(0), about);
+            self.put(packet::ip(self.path, ICMP, &error), None, bad);
             return Ok(true);
         }
         let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
@@ -523,7 +525,7 @@ impl<T: FaultHooks> Case<'_, T> {
             return Ok(true);
         }
         if let Some(answer) = peer.arrive(&seg, self.now)? {
-            let frame = answer.frame(self.mac);
+            let frame = answer.frame(self.path);
             self.put(frame, None, bad);
         }
         Ok(true)
@@ -542,16 +544,16 @@ impl<T: FaultHooks> Case<'_, T> {
     /// The far side may send: one of the peers, a stray, news of where it is, or a new connection.
     fn emit(&mut self) {
         let plan = self.plan;
-        if self.rng.chance(plan.link_faults.strays) {
+        if self.rng.per_mille(plan.link_faults.strays) {
             self.unsolicited();
         }
-        while self.rng.chance(plan.link_faults.datagrams) {
+        while self.rng.per_mille(plan.link_faults.datagrams) {
             let payload = vec![self.rng.next() as u8; self.rng.index(700)];
-            let port = 53 + u16::from(self.rng.chance(50));
+            let port = 53 + u16::from(self.rng.per_mille(50));
             let from = 700 + self.rng.below(3) as u16;
-            let frame = segment::datagram(self.mac, from, port, &payload);
+            let frame = packet::udp(self.path, (from, port), &payload);
             // A frame with several of them, as a sender on the same machine leaves it.
-            let several = plan.device.cuts > 0 && self.rng.chance(300);
+            let several = plan.device.cuts > 0 && self.rng.per_mille(300);
             let cut = several.then(|| 50 + self.rng.below(300) as u16);
             self.put(frame, cut, &plan.link_faults);
         }
@@ -559,7 +561,7 @@ impl<T: FaultHooks> Case<'_, T> {
         if live < plan.peers.count
             && self.now >= self.retry_at
             && self.peers.len() < PEERS
-            && self.rng.chance(400)
+            && self.rng.per_mille(400)
         {
             self.begin();
         }
@@ -582,7 +584,7 @@ impl<T: FaultHooks> Case<'_, T> {
     /// Another peer, at a port of its own or at one whose connection is over.
     fn begin(&mut self) {
         let index = self.peers.len();
-        let ours = self.rng.chance(self.plan.peers.opened_by_stack);
+        let ours = self.rng.per_mille(self.plan.peers.opened_by_stack);
         let over = self.peers.iter().find(|peer| {
             let is_over =
                 peer.phase == Phase::Reset || peer.phase == Phase::Open && peer.is_finished();
@@ -593,7 +595,7 @@ impl<T: FaultHooks> Case<'_, T> {
                     .is_some_and(|connection| connection.is_over())
         });
         let port = match over.map(|peer| (peer.index, peer.port)) {
-            Some((before, port)) if self.rng.chance(950) => {
+            Some((before, port)) if self.rng.per_mille(950) => {
                 self.seen.reused = true;
                 self.peers[before].phase = Phase::Replaced;
                 self.app.newest[port] = index;
@@ -629,8 +631,8 @@ impl<T: FaultHooks> Case<'_, T> {
             if self.plan.device.cuts > 0 {
                 // A device that cuts frames for us merges them for us as well.
                 while let Some(next) = out.peek()
-                    && seg.flags == segment::ACK
-                    && next.flags == segment::ACK
+                    && seg.flags == ACK
+                    && next.flags == ACK
                     && cut.unwrap_or(seg.payload.len() as u16) == next.payload.len() as u16
                     && next.seq == seg.seq.wrapping_add(seg.payload.len() as u32)
                     && seg.payload.len() < self.plan.device.cuts
@@ -640,16 +642,19 @@ impl<T: FaultHooks> Case<'_, T> {
                     out.next();
                 }
             }
-            self.put(seg.frame(self.mac), cut, bad);
+            self.put(seg.frame(self.path), cut, bad);
         }
         count
     }
 
     /// A segment of no connection, or a neighbour that moved.
     fn unsolicited(&mut self) {
-        let frame = if self.rng.chance(200) {
-            self.mac[5] ^= 4;
-            segment::arp(self.mac, self.rng.chance(500))
+        let frame = if self.rng.per_mille(200) {
+            self.path.from_mac[5] ^= 4;
+            match self.rng.per_mille(500) {
+                true => packet::arp_reply(self.path),
+                false => packet::arp_request(self.path),
+            }
         } else {
             let mut seg = Segment {
                 src_port: 900 + self.rng.below(4) as u16,
@@ -661,7 +666,7 @@ impl<T: FaultHooks> Case<'_, T> {
                 ..Segment::default()
             };
             seg.payload = vec![7; self.rng.index(40)];
-            seg.frame(self.mac)
+            seg.frame(self.path)
         };
         self.put(frame, None, &self.plan.link_faults);
     }
@@ -706,13 +711,13 @@ impl<T: FaultHooks> Case<'_, T> {
                     "frame {number} leaves where {expected} is due"
                 )));
             }
-            if segment::has_protocol(&bytes, segment::UDP) {
+            if packet::protocol(&bytes) == Some(UDP) {
                 self.left.push((bytes, meta));
                 continue;
             }
             let mut whole = bytes.clone();
             if matches!(meta.checksum, TxChecksum::Partial { .. }) {
-                segment::complete(&mut whole);
+                packet::complete(&mut whole);
             }
             watch.look(&whole, number, false, &mut Coverage::default())?;
             self.left.push((bytes, meta));

@@ -7,7 +7,7 @@ use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
 
-use crate::support::Rng;
+use dominoes_testkit::Rng;
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use dominoes_netstack::log::request::Request;
 
 use super::case::Case;
 use super::check::Failure;
-use crate::support::{Rng, mix};
+use dominoes_testkit::{Rng, mix};
 
 /// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`]
 /// steps, but for `panics`.
@@ -36,7 +36,7 @@ impl MembershipFaults {
     /// That of the plan with `seed`: nothing ever happens in every second one.
     pub(crate) fn of(seed: u64) -> MembershipFaults {
         let mut rng = Rng::new(mix(seed ^ 0x11fe));
-        if rng.chance(500) {
+        if rng.per_mille(500) {
             return MembershipFaults::default();
         }
         MembershipFaults {
@@ -45,7 +45,7 @@ impl MembershipFaults {
             leaves: rng.below(200) as u32,
             failures: rng.below(200) as u32,
             panics: rng.below(300) as u32,
-            flips: if rng.chance(400) { 600 } else { 0 },
+            flips: if rng.per_mille(400) { 600 } else { 0 },
         }
     }
 
@@ -157,26 +157,26 @@ impl<T: FaultHooks> Case<'_, T> {
             self.maybe_join();
             return self.admit_and_remove();
         }
-        if self.rng.chance(living.flips) {
+        if self.rng.per_mille(living.flips) {
             self.flip()?;
             if self.flipped.is_some() {
                 return Ok(());
             }
         }
         self.maybe_join();
-        if self.rng.chance(living.leaves) {
+        if self.rng.per_mille(living.leaves) {
             let index = self.rng.index(self.group.workers().len());
             let replica = self.group.workers()[index].id();
             // The last one stays.
             let _ = self.group.leave(Some(replica));
         }
-        if self.rng.chance(living.leaves / 2) {
+        if self.rng.per_mille(living.leaves / 2) {
             self.group.park();
         }
-        if self.rng.chance(living.joins / 2) {
+        if self.rng.per_mille(living.joins / 2) {
             self.group.unpark();
         }
-        if self.rng.chance(living.failures) && self.remaining() > 1 {
+        if self.rng.per_mille(living.failures) && self.remaining() > 1 {
             let index = self.rng.index(self.group.workers().len());
             self.remove_worker(index)?;
             self.seen.died = true;
@@ -186,7 +186,7 @@ impl<T: FaultHooks> Case<'_, T> {
 
     /// A worker may join, if a slot is free.
     fn maybe_join(&mut self) {
-        if self.rng.chance(self.plan.membership.joins) {
+        if self.rng.per_mille(self.plan.membership.joins) {
             let hooks = (self.hooks)(self.group.workers().len());
             // With every slot taken, no worker joins.
             let _ = self.group.join(None, hooks);
@@ -298,12 +298,12 @@ impl<T: FaultHooks> Case<'_, T> {
         let panics = self.plan.membership.panics;
         if panics == 0
             || self.flipped.is_some()
-            || !self.rng.chance(panics / 16)
+            || !self.rng.per_mille(panics / 16)
             || self.remaining() < 2
         {
             return Ok(Some(what(self)));
         }
-        let panic_point = if self.rng.chance(300) {
+        let panic_point = if self.rng.per_mille(300) {
             PanicPoint::Applying
         } else {
             PanicPoint::Performing(self.rng.below(4))

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::plan::{LinkFaults, Peers};
-use super::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 use super::wire::Coverage;
-use crate::support::{Rng, mix};
+use dominoes_testkit::packet::{ACK, FIN, PSH, RST, SYN, Segment};
+use dominoes_testkit::{Rng, mix};
 
 /// The first port of the far side. Ports are counted from here.
 pub(crate) const FIRST_PORT: u16 = 2000;
@@ -121,7 +121,7 @@ impl Peer {
             rto_ns: style.rto_ms * 1_000_000,
             stack_port: SERVER,
             // Often a stream that crosses the end of the sequence space.
-            iss: if rng.chance(300) {
+            iss: if rng.per_mille(300) {
                 (rng.below(4000) as u32).wrapping_sub(6000)
             } else {
                 rng.next() as u32
@@ -131,11 +131,11 @@ impl Peer {
             key_out,
             una: 0,
             nxt: 0,
-            end: rng.chance(style.short).then(|| rng.below(6000)),
+            end: rng.per_mille(style.short).then(|| rng.below(6000)),
             quiet: false,
             fin_sent: false,
             fin_acked: false,
-            reset_after: rng.chance(style.resets).then(|| rng.below(6000)),
+            reset_after: rng.per_mille(style.resets).then(|| rng.below(6000)),
             allowed: 0,
             their_scale: 0,
             scales: style.scale.is_some(),
@@ -315,14 +315,14 @@ impl Peer {
                 self.rto_at = now + self.rto_ns;
                 vec![self.again(self.una, now, rng, seen)]
             }
-            Phase::Open if self.una < self.nxt && rng.chance(bad.overlap) => {
+            Phase::Open if self.una < self.nxt && rng.per_mille(bad.overlap) => {
                 seen.overlap = true;
                 let from = rng.between(self.una, self.nxt - 1);
                 vec![self.again(from, now, rng, seen)]
             }
             Phase::Open => {
                 let mut out = self.new_data(now, style, rng, seen);
-                if out.is_empty() && self.ack_due && rng.chance(1000 - bad.delayed_acks) {
+                if out.is_empty() && self.ack_due && rng.per_mille(1000 - bad.delayed_acks) {
                     out.push(self.segment(ACK, self.nxt + u64::from(self.fin_sent), 0, now, seen));
                 }
                 out
@@ -354,12 +354,12 @@ impl Peer {
     ) -> Segment {
         self.nxt = self.nxt.max(from + len);
         let mut flags = ACK;
-        if rng.chance(100) {
+        if rng.per_mille(100) {
             flags |= PSH;
         }
         if !self.quiet
             && self.end == Some(from + len)
-            && (self.fin_sent || len == 0 || rng.chance(500))
+            && (self.fin_sent || len == 0 || rng.per_mille(500))
         {
             flags |= FIN;
             self.fin_sent = true;
@@ -381,7 +381,7 @@ impl Peer {
             if !self.wants_more() || self.nxt >= until {
                 break;
             }
-            let full = style.bulk && rng.chance(900);
+            let full = style.bulk && rng.per_mille(900);
             let len = if full {
                 self.mss
             } else {

@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use dominoes_netstack::group::Primaries;
 
 use super::membership::MembershipFaults;
-use crate::support::Rng;
+use dominoes_testkit::Rng;
 
 /// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
 #[derive(Clone, Debug)]

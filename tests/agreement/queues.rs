@@ -9,7 +9,7 @@ use dominoes_netstack::log::request::{Body, Digest, Kind};
 use dominoes_netstack::{Entry, Limits, Replica};
 
 use super::check::{Failure, Marks};
-use crate::support::Rng;
+use dominoes_testkit::Rng;
 
 /// What became of a log that was split in two.
 pub(crate) struct Parted {
@@ -43,7 +43,7 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
             while let [a, b] = queues
                 && !(a.is_empty() && b.is_empty())
             {
-                let from = if b.is_empty() || (!a.is_empty() && rng.chance(500)) {
+                let from = if b.is_empty() || (!a.is_empty() && rng.per_mille(500)) {
                     0
                 } else {
                     1

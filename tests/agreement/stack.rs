@@ -11,7 +11,7 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Entry, Limits, Recording};
 
 use super::plan::Plan;
-use super::segment;
+use dominoes_testkit::packet::STACK;
 
 /// The device of a plan and its far side.
 pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
@@ -22,7 +22,7 @@ pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
 
 /// Address, secret and bounds of a plan.
 pub(crate) fn setup(plan: &Plan) -> Setup {
-    let mut setup = Setup::new(segment::STACK.into(), 24, [plan.seed, !plan.seed]);
+    let mut setup = Setup::new(STACK.into(), 24, [plan.seed, !plan.seed]);
     let limits = &mut setup.limits;
     limits.connections = plan.limits.connections;
     limits.receive_buffer = plan.limits.receive_buffer;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::peer::FIRST_PORT;
-use super::segment::{self, RST, SYN, Segment};
 use super::wire::Coverage;
+use dominoes_testkit::packet::{ACK, RST, SYN, Segment};
 
 /// What left for one port of the far side.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl Watch {
         if bytes[12..14] == [0x08, 0x06] {
             return Ok(None);
         }
-        let Some(seg) = Segment::read(bytes) else {
+        let Some(seg) = Segment::sent(bytes) else {
             return Err(format!("a damaged frame left: {bytes:02x?}"));
         };
         let port = usize::from(seg.dst_port.wrapping_sub(FIRST_PORT));
@@ -111,7 +111,7 @@ impl Flow {
         } else {
             seen.retransmission |= len > 0;
         }
-        if seg.has(segment::ACK) {
+        if seg.has(ACK) {
             seen.our_window_closed |= seg.wnd == 0;
             // The receive buffer is small: windows are not scaled.
             self.edge = Some(seg.ack.wrapping_add(u32::from(seg.wnd)));

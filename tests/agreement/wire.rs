@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::plan::LinkFaults;
-use crate::support::Rng;
+use dominoes_testkit::Rng;
 
 /// What a case went through. The run counts the cases that had each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -148,16 +148,16 @@ impl Wire {
         rng: &mut Rng,
         seen: &mut Coverage,
     ) {
-        if rng.chance(bad.loss) {
+        if rng.per_mille(bad.loss) {
             seen.loss = true;
             return;
         }
-        if rng.chance(bad.duplication) {
+        if rng.per_mille(bad.duplication) {
             seen.duplication = true;
             self.under_way.push_back(frame.clone());
         }
         let mut frame = frame;
-        if rng.chance(bad.corruption) {
+        if rng.per_mille(bad.corruption) {
             seen.corruption = true;
             frame.damaged = true;
             damage(&mut frame, rng);
@@ -171,7 +171,7 @@ impl Wire {
         rng: &mut Rng,
         seen: &mut Coverage,
     ) -> Option<OnWire> {
-        if self.under_way.len() > 1 && rng.chance(bad.reordering) {
+        if self.under_way.len() > 1 && rng.per_mille(bad.reordering) {
             seen.reordering = true;
             let at = 1 + rng.index(self.under_way.len() - 1);
             return self.under_way.remove(at);
@@ -184,7 +184,7 @@ impl Wire {
 /// payload.
 fn damage(frame: &mut OnWire, rng: &mut Rng) {
     let bytes = &mut frame.bytes;
-    let first = if bytes.len() > 80 && rng.chance(700) {
+    let first = if bytes.len() > 80 && rng.per_mille(700) {
         80
     } else {
         14

@@ -7,13 +7,15 @@ use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::config::{CongestionControl, Ecn};
-use dominoes_netstack::testkit::{Host, Stalls, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
+use dominoes_testkit::{Host, Stalls, Variant};
 
 use super::script::Script;
-use crate::agreement::segment::{self, ACK, FAR, FIN, PSH, RST, STACK, SYN, Segment};
+use dominoes_testkit::packet::{
+    self, ACK, FAR, FIN, ICMP, PSH, RST, Right, STACK, SYN, Segment, TCP, TO_STACK, sum,
+};
 
 const URG: u8 = 0x20;
 const ECE: u8 = 0x40;
@@ -28,7 +30,7 @@ const FLAGS: [(&str, u8); 8] = [
     ("ECE", ECE),
     ("CWR", CWR),
 ];
-const PEER_MAC: [u8; 6] = [2, 0, 10, 0, 0, 2];
+const PEER_MAC: packet::Mac = TO_STACK.from_mac;
 /// Where the stack listens, where the peer connects from, and where it listens.
 const PORT: u16 = 7;
 const PEER_PORT: u16 = 40_000;
@@ -230,8 +232,8 @@ impl Runner {
                 self.answers_arp = false;
                 Ok(())
             }
-            ["<", "arp", "request"] => self.inject(segment::arp(PEER_MAC, false)),
-            ["<", "arp", "reply"] => self.inject(segment::arp(PEER_MAC, true)),
+            ["<", "arp", "request"] => self.inject(packet::arp_request(TO_STACK)),
+            ["<", "arp", "reply"] => self.inject(packet::arp_reply(TO_STACK)),
             [">", "arp", what, ref rest @ ..] => {
                 let sent = self.next_sent(rest)?;
                 match (what, &sent) {
@@ -271,7 +273,7 @@ impl Runner {
             for frame in sent {
                 let sent = self.parse(&frame);
                 if matches!(sent, Sent::ArpRequest) && self.answers_arp {
-                    self.host.inject(to_stack(segment::arp(PEER_MAC, true)));
+                    self.host.inject(packet::arp_reply(TO_STACK));
                     continue;
                 }
                 let shown = self.show(&sent);
@@ -289,7 +291,7 @@ impl Runner {
     }
 
     fn parse(&mut self, frame: &[u8]) -> Sent {
-        if segment::asks_for_us(frame) {
+        if packet::asked(frame) == Some(FAR) {
             return Sent::ArpRequest;
         }
         if frame.len() >= 42 && frame[12..14] == [8, 6] {
@@ -304,7 +306,7 @@ impl Runner {
             let id = u16::from_be_bytes([frame[38], frame[39]]);
             return Sent::EchoReply { id, len };
         }
-        let Some(segment) = Segment::read(frame) else {
+        let Some(segment) = Segment::sent(frame) else {
             return shown_or_other(frame);
         };
         if segment.has(SYN) {
@@ -321,7 +323,7 @@ impl Runner {
 
     fn inject(&mut self, frame: Vec<u8>) -> Result<(), String> {
         self.run_until_idle();
-        self.host.inject(to_stack(frame));
+        self.host.inject(frame);
         self.run_until_idle();
         Ok(())
     }
@@ -410,12 +412,13 @@ impl Runner {
         // Text begins behind a SYN; offset 0 is the byte of sequence number 1.
         let first = seq.wrapping_add(u32::from(segment.has(SYN)));
         segment.payload = payload(first.wrapping_sub(1), len);
-        let mut frame = segment.frame(PEER_MAC);
+        let mut frame = segment.frame(TO_STACK);
         if urgent > 0 {
-            patch(&mut frame, segment::LOWER + 18, urgent);
+            frame[packet::LOWER + 18..][..2].copy_from_slice(&urgent.to_be_bytes());
+            packet::finish(&mut frame, Right::ALL);
         }
         if bad {
-            frame[segment::LOWER + 16] ^= 0x55;
+            frame[packet::LOWER + 16] ^= 0x55;
         }
         self.inject(frame)
     }
@@ -710,13 +713,7 @@ impl Runner {
                 _ => return Err(format!("`{field}` is no field")),
             }
         }
-        let mut icmp = vec![8, 0, 0, 0];
-        icmp.extend(id.to_be_bytes());
-        icmp.extend([0, 1]);
-        icmp.extend(payload(0, len));
-        let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
-        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-        self.inject(icmp_frame(&icmp))
+        self.inject(message(packet::echo(id, &payload(0, len)), bad))
     }
 
     /// Somebody on the way reports an error about a segment of the stack.
@@ -734,18 +731,10 @@ impl Runner {
                 _ => return Err(format!("`{field}` is no field")),
             }
         }
-        let mut icmp = vec![number(kind)? as u8, number(code)? as u8, 0, 0, 0, 0];
-        icmp.extend(mtu.to_be_bytes());
-        // The quoted header: its checksum is of no use to anybody.
-        icmp.extend([0x45, 0, 5, 220, 0, 0, 0x40, 0, 60, 6, 0, 0]);
-        icmp.extend(STACK);
-        icmp.extend(FAR);
-        icmp.extend(ports.0.to_be_bytes());
-        icmp.extend(ports.1.to_be_bytes());
-        icmp.extend(self.iss.unwrap_or(0).wrapping_add(seq).to_be_bytes());
-        let sum = !sum(&icmp) ^ if bad { 0x1111 } else { 0 };
-        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-        self.inject(icmp_frame(&icmp))
+        let numbers = [number(kind)? as u8, number(code)? as u8];
+        let seq = self.iss.unwrap_or(0).wrapping_add(seq);
+        let about = packet::quote(TO_STACK.reversed(), TCP, 1500, ports, seq);
+        self.inject(message(packet::icmp_error(numbers, mtu, &about), bad))
     }
 
     fn expect_echo(&mut self, fields: &[&str]) -> Result<(), String> {
@@ -767,26 +756,10 @@ impl Runner {
     }
 }
 
-/// A frame with an ICMP message from the peer.
-fn icmp_frame(icmp: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::new();
-    frame.extend([0; 6]);
-    frame.extend(PEER_MAC);
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend(((20 + icmp.len()) as u16).to_be_bytes());
-    frame.extend([0, 7, 0, 0, 64, 1, 0, 0]);
-    frame.extend(FAR);
-    frame.extend(STACK);
-    let header = !sum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&header.to_be_bytes());
-    frame.extend(icmp);
-    frame
-}
-
-/// The frame as it is addressed to the stack.
-fn to_stack(mut frame: Vec<u8>) -> Vec<u8> {
-    frame[..6].copy_from_slice(&Host::mac_of(Ipv4Addr::from(STACK)));
-    frame
+/// A frame with an ICMP message from the peer, whose checksum is wrong if it is `bad`.
+fn message(mut icmp: Vec<u8>, bad: bool) -> Vec<u8> {
+    icmp[2] ^= if bad { 0x11 } else { 0 };
+    packet::ip(TO_STACK, ICMP, &icmp)
 }
 
 fn shown_or_other(frame: &[u8]) -> Sent {
@@ -811,28 +784,6 @@ fn echo_reply(frame: &[u8]) -> Option<usize> {
         && sum(icmp) == 0xffff
         && icmp[8..] == payload(0, icmp.len() - 8);
     right.then(|| icmp.len() - 8)
-}
-
-/// RFC 1071, without the complement.
-fn sum(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = 0;
-    for pair in bytes.chunks(2) {
-        sum += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |&low| u32::from(low));
-    }
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    sum as u16
-}
-
-/// Changes a field of a segment that is zero, and its checksum with it (RFC 1624).
-fn patch(frame: &mut [u8], at: usize, value: u16) {
-    frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
-    let field = segment::LOWER + 16;
-    let old = !u16::from_be_bytes([frame[field], frame[field + 1]]);
-    let new = u32::from(old) + u32::from(value);
-    let new = !((new >> 16) as u16 + new as u16);
-    frame[field..field + 2].copy_from_slice(&new.to_be_bytes());
 }
 
 fn flags_of(names: &str) -> Result<u8, String> {

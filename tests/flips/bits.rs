@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dominoes_netstack::Replica;
-use dominoes_netstack::testkit::Cases;
+use dominoes_testkit::Cases;
 
 use super::hosts::World;
 

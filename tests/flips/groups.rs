@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_netstack::testkit::{Cases, HostConfig, Net, Rng, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
+use dominoes_testkit::{Cases, HostConfig, Net, Rng, Traffic, Variant};
 
 const CONNECTIONS: u16 = 3;
 /// Positions between two posts in a group of the testkit, at most.
@@ -37,7 +37,7 @@ enum Fate {
 fn flip(seed: u64, replicas: usize) -> Result<Option<Fate>, String> {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(seed);
-    let delay = dominoes_netstack::testkit::LinkConfig::default();
+    let delay = dominoes_testkit::LinkConfig::default();
     let delay = delay.delay(core::time::Duration::from_millis(1));
     let mut add = |variant| {
         let config = HostConfig::new(variant).wires(delay.clone(), delay.clone());

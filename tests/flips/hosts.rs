@@ -13,7 +13,7 @@ use dominoes_netstack::log::request::{
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
 
-use crate::support::Rng;
+use dominoes_testkit::Rng;
 
 const PORT: u16 = 7;
 const DELAY: Duration = Duration::from_millis(3);
@@ -366,10 +366,10 @@ impl World {
     fn transmit(&mut self, host: usize) {
         while let Some((frame, segment)) = self.hosts[host].unsent.pop_front() {
             self.hosts[host].taken = frame + 1;
-            if self.rng.chance(self.loss_per_mille) {
+            if self.rng.per_mille(self.loss_per_mille) {
                 continue;
             }
-            let late = if self.rng.chance(self.loss_per_mille) {
+            let late = if self.rng.per_mille(self.loss_per_mille) {
                 2_500
             } else {
                 0

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dominoes_netstack::log::effect::Event;
-use dominoes_netstack::testkit::Cases;
+use dominoes_testkit::Cases;
 
 use super::hosts::World;
 

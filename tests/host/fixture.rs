@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dominoes_testkit::Rng;
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
@@ -537,20 +538,16 @@ impl Temporary {
         self.0.join(name).display().to_string()
     }
 
-    /// Writes a file of `len` bytes without a pattern that follow from `seed` (Marsaglia's
-    /// xorshift64); returns its hash.
+    /// Writes a file of `len` bytes without a pattern that follow from `seed`; returns its hash.
     pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
         let mut file = File::create(self.0.join(name))?;
         let mut hash = Sha256::new();
-        let mut state = seed + 1;
+        let mut rng = Rng::new(seed);
         let mut chunk = vec![0; len.min(1 << 20).next_multiple_of(8)];
         let mut left = len;
         while left > 0 {
             for word in chunk.chunks_exact_mut(8) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_le_bytes());
+                word.copy_from_slice(&rng.next().to_le_bytes());
             }
             let bytes = &chunk[..left.min(chunk.len())];
             file.write_all(bytes)?;

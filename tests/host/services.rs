@@ -1,6 +1,7 @@
 //! The example `services` on each kind of device, asked by `iperf3` and `curl`, with `tshark`
 //! looking on.
 
+use dominoes_testkit::mix;
 use libtest_mimic::Failed;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -113,10 +114,7 @@ pub(crate) fn expected(bytes: u64) -> crate::fixture::Hash {
     while at < bytes {
         chunk.clear();
         while chunk.len() < 1 << 20 && at < bytes {
-            let mut mixed = (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let word = (mixed ^ (mixed >> 31)).to_le_bytes();
+            let word = mix((at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
             let len = 8.min(bytes - at);
             chunk.extend(&word[..len as usize]);
             at += len;

@@ -5,14 +5,14 @@ use core::ops::ControlFlow;
 use std::net::SocketAddrV4;
 use std::rc::Rc;
 
-use dominoes_drivers::memory::Faults;
-use dominoes_netstack::testkit::{
-    FaultPlan, HostConfig, HostId, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls,
-    Traffic, TrafficError, Variant,
-};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{
     Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
+};
+use dominoes_testkit::link::Faults;
+use dominoes_testkit::{
+    FaultPlan, HostConfig, HostId, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls,
+    Traffic, TrafficError, Variant,
 };
 
 use super::Tally;

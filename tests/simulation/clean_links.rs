@@ -4,8 +4,8 @@ use core::cell::RefCell;
 use core::ops::ControlFlow;
 use std::rc::Rc;
 
-use dominoes_netstack::testkit::{HostConfig, LinkConfig, Net, Stalls, Traffic, Variant};
 use dominoes_netstack::time::Duration;
+use dominoes_testkit::{HostConfig, LinkConfig, Net, Stalls, Traffic, Variant};
 
 use super::wire_observer::WireObserver;
 

@@ -34,7 +34,7 @@
 //! Every server is a process that serves HTTP with the same code, a thread for each connection. The
 //! client and the flood are on the other side of one link, in a network namespace made for it: our
 //! stack has the far end of the client's TAP, or one end of a veth pair; Linux has one end of a
-//! veth pair. Frames are made by smoltcp, sent through a packet socket on the client's interface,
+//! veth pair. Frames are sent through a packet socket on the client's interface,
 //! paced by the clock, and the same for every server.
 //!
 //! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it,

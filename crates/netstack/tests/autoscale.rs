@@ -1,8 +1,6 @@
 //! A group that chooses how many of its replicas work: nothing is lost when one is unparked or
 //! parked.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::thread;
 
@@ -12,7 +10,7 @@ use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 
-use support::{Ends, pattern_byte, setup};
+use crate::support::{Ends, pattern_byte, setup};
 
 /// A group of up to three, and a peer that writes to it, in virtual time.
 struct Fixture {

@@ -1,111 +1,42 @@
 //! What comes for a connection while it is between two groups, at every step of a move: errors that
 //! the network reports, and SYNs. And moves of connections that wait to be accepted.
 
-#![cfg(feature = "testkit")]
-
 use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::testkit::{HostConfig, Net, Traffic, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Sockets, TcpListener, TcpStream};
+use dominoes_testkit::packet::{
+    self, ACK, FAR, FIN, ICMP, Path, RST, STACK, SYN, Segment, TO_STACK,
+};
+use dominoes_testkit::peer::Peer;
+use dominoes_testkit::{HostConfig, Net, Traffic, Variant};
 
 const PORT: u16 = 7;
-const OURS: [u8; 4] = [10, 0, 0, 1];
-const THEIRS: [u8; 4] = [10, 0, 0, 2];
-const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
-
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
-
 /// Turns of single groups after which a move that nothing holds up is over.
 const MOVE: usize = 12;
 
-fn sum(octets: &[u8], mut sum: u32) -> u32 {
-    for pair in octets.chunks(2) {
-        sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
-    }
-    sum
-}
-
-fn checksum(octets: &[u8], more: u32) -> [u8; 2] {
-    let mut sum = sum(octets, more);
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    (!(sum as u16)).to_be_bytes()
-}
-
-/// A packet from `from` for us, in a frame.
-fn packet(from: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
-    let mut header = [0; 20];
-    (header[0], header[8], header[9]) = (0x45, 64, protocol);
-    header[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
-    header[12..16].copy_from_slice(&from);
-    header[16..20].copy_from_slice(&OURS);
-    let sum = checksum(&header, 0);
-    header[10..12].copy_from_slice(&sum);
-    [&OUR_MAC[..], &THEIR_MAC, &[8, 0], &header, payload].concat()
-}
-
 /// An ICMP error of a router about a frame of ours: destination unreachable, `code`.
 fn error(about: &[u8], code: u8, mtu: u16) -> Vec<u8> {
-    let mut icmp = vec![3, code, 0, 0, 0, 0];
-    icmp.extend(mtu.to_be_bytes());
-    icmp.extend(&about[14..14 + 28]);
-    let sum = checksum(&icmp, 0);
-    icmp[2..4].copy_from_slice(&sum);
-    packet([10, 0, 0, 9], 1, &icmp)
+    let router = Path {
+        from: [10, 0, 0, 9],
+        ..TO_STACK
+    };
+    let about = &about[packet::ETHERNET..packet::LOWER + 8];
+    packet::ip(router, ICMP, &packet::icmp_error([3, code], mtu, about))
 }
 
-/// A segment of a peer that is written by hand.
-fn segment(from: u16, seq: u32, ack: u32, flags: u8) -> Vec<u8> {
-    let mut tcp = [0; 20];
-    tcp[0..2].copy_from_slice(&from.to_be_bytes());
-    tcp[2..4].copy_from_slice(&PORT.to_be_bytes());
-    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
-    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
-    (tcp[12], tcp[13]) = (0x50, flags);
-    tcp[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
-    let pseudo = sum(&THEIRS, sum(&OURS, 6 + 20));
-    let sum = checksum(&tcp, pseudo);
-    tcp[16..18].copy_from_slice(&sum);
-    packet(THEIRS, 6, &tcp)
-}
-
-/// What a segment of ours says: sequence and acknowledgment number, flags, and how long the whole
-/// packet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    seq: u32,
-    ack: u32,
-    flags: u8,
-    packet: usize,
-    text: usize,
-}
-
-fn seen(frame: &[u8]) -> Option<Seen> {
-    if frame.get(23) != Some(&6) {
-        return None;
-    }
-    let word =
-        |at: usize| u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
-    let packet = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
-    Some(Seen {
-        seq: word(38),
-        ack: word(42),
-        flags: frame[47],
-        packet,
-        text: packet - 20 - 4 * usize::from(frame[46] >> 4),
-    })
+/// The TCP segments among these frames.
+fn segments(frames: &[Vec<u8>]) -> Vec<Segment> {
+    frames
+        .iter()
+        .filter_map(|frame| Segment::read(frame))
+        .collect()
 }
 
 /// Two groups of one, by hand.
@@ -118,8 +49,9 @@ struct Groups {
 
 impl Groups {
     fn new() -> Groups {
-        let (device, wire) = scripted_with(MemoryConfig::default().macs(OUR_MAC, OUR_MAC));
-        let setup = Setup::new(OURS.into(), 24, [1, 1]);
+        let mac = TO_STACK.to_mac;
+        let (device, wire) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let setup = Setup::new(STACK.into(), 24, [1, 1]);
         let parts = groups::divide(setup, 2, Box::new(device), INBOX).unwrap();
         let group = |(setup, part)| Single::new(setup, Box::new(part)).unwrap();
         let groups: Vec<_> = parts.into_iter().map(group).collect();
@@ -149,9 +81,8 @@ impl Groups {
     }
 
     /// The same; what the segments that were sent say.
-    fn answers(&mut self) -> Vec<Seen> {
-        let sent = self.settle();
-        sent.iter().filter_map(|frame| seen(frame)).collect()
+    fn answers(&mut self) -> Vec<Segment> {
+        segments(&self.settle())
     }
 
     /// Requests that waited for a connection.
@@ -188,11 +119,12 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        let (device, far_wire) = scripted_with(MemoryConfig::default().macs(THEIR_MAC, THEIR_MAC));
-        let far = Single::new(Setup::new(THEIRS.into(), 24, [1, 2]), Box::new(device)).unwrap();
+        let mac = TO_STACK.from_mac;
+        let (device, far_wire) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let far = Single::new(Setup::new(FAR.into(), 24, [1, 2]), Box::new(device)).unwrap();
         let listener = far.sockets().listen(PORT, 1).unwrap();
         let ours = Groups::new();
-        let to = SocketAddrV4::new(Ipv4Addr::from(THEIRS), PORT);
+        let to = SocketAddrV4::new(Ipv4Addr::from(FAR), PORT);
         let mut opening = ours.sockets.begin_connect(to).unwrap();
         let (mut ours, mut far) = (ours, far);
         let (mut near, mut other) = (None, None);
@@ -250,13 +182,15 @@ fn a_path_that_takes_less_is_heard_of_at_every_step_of_a_move() {
     for (away, turns) in (0..MOVE).flat_map(|turns| [(false, turns), (true, turns)]) {
         let mut pair = Pair::new();
         let [before, after] = pair.hears(away, turns, 4, 1000);
-        let all = after.iter().filter_map(|frame| seen(frame));
-        let cut: Vec<Seen> = all.filter(|segment| segment.text > 0).collect();
-        let text: usize = cut.iter().map(|segment| segment.text).sum();
-        let sent = before.iter().filter_map(|frame| seen(frame));
-        let unread: usize = sent.map(|segment| segment.text).sum();
-        assert_eq!((away, turns, text), (away, turns, unread), "{cut:?}");
-        assert!(cut.iter().all(|segment| segment.packet <= 1000), "{cut:?}");
+        let text = |frames: &[Vec<u8>]| -> usize {
+            let segments = segments(frames);
+            segments.iter().map(|segment| segment.payload.len()).sum()
+        };
+        let cut: Vec<usize> = after.iter().map(|frame| frame.len()).collect();
+        let (again, unread) = (text(&after), text(&before));
+        assert_eq!((away, turns, again), (away, turns, unread), "{cut:?}");
+        let longest = packet::ETHERNET + 1000;
+        assert!(cut.iter().all(|len| *len <= longest), "{cut:?}");
         held += pair.ours.held_back();
         // And what is cut anew is what was written.
         for frame in after {
@@ -302,79 +236,77 @@ struct ScriptedPeer {
     ours: Groups,
     listener: TcpListener,
     stream: TcpStream,
-    /// The next sequence numbers of both.
-    theirs: u32,
-    next: u32,
+    peer: Peer,
 }
 
-const FROM: u16 = 4000;
+/// A peer whose next sequence number is this.
+fn peer(next: u32) -> Peer {
+    Peer::new(TO_STACK, (4000, PORT), next)
+}
 
 impl ScriptedPeer {
     fn new() -> ScriptedPeer {
         let mut ours = Groups::new();
         let listener = ours.sockets.listen(PORT, 4).unwrap();
-        let (stream, next) = Self::open(&mut ours, &listener, 100);
+        let mut peer = peer(100);
+        let stream = Self::open(&mut ours, &listener, &mut peer);
         ScriptedPeer {
             ours,
             listener,
             stream,
-            theirs: 101,
-            next,
+            peer,
         }
     }
 
-    /// The peer opens, with this number. Returns the next one of ours.
-    fn open(ours: &mut Groups, listener: &TcpListener, seq: u32) -> (TcpStream, u32) {
-        ours.wire.push(segment(FROM, seq, 0, SYN));
+    /// The peer opens.
+    fn open(ours: &mut Groups, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
+        ours.wire.push(peer.says(SYN, &[]));
         let answers = ours.answers();
-        let [answer] = answers[..] else {
+        let [answer] = &answers[..] else {
             panic!("{answers:?}")
         };
-        assert_eq!((answer.flags, answer.ack), (SYN | ACK, seq + 1));
-        let next = answer.seq + 1;
-        ours.wire.push(segment(FROM, seq + 1, next, ACK));
+        assert_eq!((answer.flags, answer.ack), (SYN | ACK, peer.next));
+        peer.ack = answer.end();
+        ours.wire.push(peer.says(ACK, &[]));
         assert_eq!(ours.answers(), []);
-        (listener.try_accept().unwrap().0, next)
+        listener.try_accept().unwrap().0
     }
 
     fn says(&mut self, flags: u8) {
-        let frame = segment(FROM, self.theirs, self.next, flags);
-        self.ours.wire.push(frame);
-        self.theirs += u32::from(flags & (SYN | FIN) != 0);
+        self.ours.wire.push(self.peer.says(flags, &[]));
     }
 
     /// We close first: FIN-WAIT-2.
     fn close(&mut self) {
         self.stream.shutdown_write();
         let answers = self.ours.answers();
-        let [fin] = answers[..] else {
+        let [fin] = &answers[..] else {
             panic!("{answers:?}")
         };
-        assert_eq!(fin.flags & FIN, FIN);
-        self.next += 1;
+        assert!(fin.has(FIN));
+        self.peer.ack = fin.end();
         self.says(ACK);
         assert_eq!(self.ours.answers(), []);
     }
 
     /// The peer opens anew; its SYN may get lost, so it repeats it. Nobody resets it.
     fn opens_anew(mut self, from: usize) -> (Groups, TcpStream) {
-        let seq = self.theirs + 70_000;
-        let syn = segment(FROM, seq, 0, SYN);
-        self.ours.wire.push(syn);
-        let first = self.ours.turns(from, MOVE);
-        let first = first.iter().filter_map(|frame| seen(frame));
-        let first: Vec<Seen> = first.chain(self.ours.answers()).collect();
-        let resets = first.iter().any(|segment| segment.flags & RST != 0);
+        let seq = self.peer.next + 70_000;
+        let mut anew = peer(seq);
+        self.ours.wire.push(anew.says(SYN, &[]));
+        let mut first = segments(&self.ours.turns(from, MOVE));
+        first.extend(self.ours.answers());
+        let resets = first.iter().any(|segment| segment.has(RST));
         assert!(!resets, "{first:?}");
         self.ours.now += Duration::from_secs(1);
         let (ours, listener) = (&mut self.ours, &self.listener);
         let is_open = first.iter().find(|segment| segment.flags == SYN | ACK);
         let stream = match is_open {
-            None => Self::open(ours, listener, seq).0,
+            None => Self::open(ours, listener, &mut peer(seq)),
             Some(answer) => {
-                assert_eq!(answer.ack, seq + 1);
-                let ack = segment(FROM, seq + 1, answer.seq + 1, ACK);
-                ours.wire.push(ack);
+                assert_eq!(answer.ack, anew.next);
+                anew.ack = answer.end();
+                ours.wire.push(anew.says(ACK, &[]));
                 ours.settle();
                 listener.try_accept().unwrap().0
             }
@@ -390,11 +322,13 @@ fn is_alive(ours: &mut Groups, mut stream: TcpStream) {
     for _ in 0..2 {
         assert_eq!(stream.try_write(b"here"), Ok(4));
         let answers = ours.answers();
-        assert_eq!(answers.iter().map(|one| one.text).sum::<usize>(), 4);
-        let [text] = answers[..] else {
+        let [text] = &answers[..] else {
             panic!("{answers:?}")
         };
-        ours.wire.push(segment(FROM, text.ack, text.seq + 4, ACK));
+        assert_eq!(text.payload, b"here");
+        let mut peer = peer(text.ack);
+        peer.ack = text.end();
+        ours.wire.push(peer.says(ACK, &[]));
         ours.settle();
         ours.move_over(&stream);
     }
@@ -453,17 +387,15 @@ fn a_syn_for_a_connection_between_groups_is_challenged_and_changes_nothing() {
         let from = scripted.stream.group();
         scripted.stream.migrate_to(1 - from);
         let mut sent = scripted.ours.turns(from, turns);
-        scripted
-            .ours
-            .wire
-            .push(segment(FROM, scripted.theirs + 5000, 0, SYN));
+        let mut anew = peer(scripted.peer.next + 5000);
+        scripted.ours.wire.push(anew.says(SYN, &[]));
         sent.extend(scripted.ours.settle());
         // RFC 5961 section 4.
-        let answers: Vec<Seen> = sent.iter().filter_map(|frame| seen(frame)).collect();
-        let [challenge] = answers[..] else {
+        let answers = segments(&sent);
+        let [challenge] = &answers[..] else {
             panic!("{away} {turns}: {answers:?}")
         };
-        let expected = (ACK, scripted.next, scripted.theirs);
+        let expected = (ACK, scripted.peer.ack, scripted.peer.next);
         assert_eq!((challenge.flags, challenge.seq, challenge.ack), expected);
         assert_eq!(scripted.stream.group(), 1 - from);
         held += scripted.ours.held_back();

@@ -9,16 +9,11 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, locked};
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
+use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const PORT: u16 = 7;
-
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const PSH: u8 = 8;
-const ACK: u8 = 16;
 
 #[derive(Clone, Copy, Debug)]
 enum Variant {
@@ -48,14 +43,9 @@ struct Host {
     script: Script,
 }
 
-fn mac_of(address: Ipv4Addr) -> [u8; 6] {
-    let [a, b, c, d] = address.octets();
-    [2, 0, a, b, c, d]
-}
-
 impl Host {
     fn new(variant: Variant, address: Ipv4Addr) -> Host {
-        let mac = mac_of(address);
+        let mac = packet::mac_of(address.octets());
         let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
         let setup = Setup::new(address, 24, [u64::from(address.to_bits()), 7]);
         let device = Box::new(device);
@@ -126,35 +116,10 @@ impl Host {
     }
 }
 
-/// RFC 1071.
-fn checksum(parts: &[&[u8]]) -> [u8; 2] {
-    let mut sum = 0_u32;
-    for part in parts {
-        for pair in part.chunks(2) {
-            sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-        }
-    }
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    (!(sum as u16)).to_be_bytes()
-}
-
-fn ethernet(from: Ipv4Addr, to: Ipv4Addr, kind: u16, payload: &[u8]) -> Vec<u8> {
-    let [to, from] = [to, from].map(mac_of);
-    [&to[..], &from, &kind.to_be_bytes(), payload].concat()
-}
-
 /// An IPv4 packet from the peer to us; `fragment` is its word of flags and offset.
 fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
-    let len = (20 + payload.len() as u16).to_be_bytes();
-    let [high, low] = fragment.to_be_bytes();
-    let mut header = [&[0x45, 0], &len[..], &[0, 9, high, low, 64, protocol, 0, 0]].concat();
-    header.extend(PEER.octets());
-    header.extend(US.octets());
-    let sum = checksum(&[&header]);
-    header[10..12].copy_from_slice(&sum);
-    ethernet(PEER, US, 0x0800, &[&header, payload].concat())
+    let place = (usize::from(fragment & 0x1fff) * 8, fragment & 0x2000 != 0);
+    packet::fragment(TO_STACK, protocol, 9, place, payload)
 }
 
 /// A segment as far as these tests look at it.
@@ -181,51 +146,30 @@ impl Segment {
 
     /// The frame that brings it from the peer to our port `to`.
     fn frame(&self, to: u16) -> Vec<u8> {
-        let ports = [self.port.to_be_bytes(), to.to_be_bytes()].concat();
-        let numbers = [self.seq.to_be_bytes(), self.ack.to_be_bytes()].concat();
-        let rest = [0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0];
-        let mut segment = [&ports[..], &numbers, &rest, &self.payload].concat();
-        let len = (segment.len() as u16).to_be_bytes();
-        let pseudo = [&PEER.octets()[..], &US.octets(), &[0, 6], &len].concat();
-        let sum = checksum(&[&pseudo, &segment]);
-        segment[16..18].copy_from_slice(&sum);
-        packet(6, 0x4000, &segment)
+        let segment = packet::Segment {
+            src_port: self.port,
+            dst_port: to,
+            seq: self.seq,
+            ack: self.ack,
+            flags: self.flags,
+            wnd: u16::MAX,
+            payload: self.payload.clone(),
+            ..packet::Segment::default()
+        };
+        segment.frame(TO_STACK)
     }
 
     /// What a frame from us brings to the peer; `None` if it is no TCP segment.
     fn sent(frame: &[u8]) -> Option<(u16, Segment)> {
-        if frame[12..14] != [8, 0] || frame[23] != 6 {
-            return None;
-        }
-        let ip = &frame[14..];
-        let ip = &ip[..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
-        let tcp = &ip[usize::from(ip[0] & 15) * 4..];
-        let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
-        let ports = word(0);
-        let header = usize::from(tcp[12] >> 4) * 4;
-        let segment = Segment::new(ports as u16, word(4), word(8), tcp[13], &tcp[header..]);
-        Some(((ports >> 16) as u16, segment))
+        let sent = packet::Segment::read(frame)?;
+        let segment = Segment::new(sent.dst_port, sent.seq, sent.ack, sent.flags, &sent.payload);
+        Some((sent.src_port, segment))
     }
 }
 
 /// Who is asked for by ARP, if a frame asks for somebody.
 fn asked(frame: &[u8]) -> Option<Ipv4Addr> {
-    let request = frame[12..14] == [8, 6] && frame[20..22] == [0, 1];
-    request.then(|| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[38..42]).unwrap()))
-}
-
-/// The peer's answer to an ARP request of ours.
-fn arp_answer() -> Vec<u8> {
-    let head = [0, 1, 8, 0, 6, 4, 0, 2];
-    let message = [
-        &head[..],
-        &mac_of(PEER),
-        &PEER.octets(),
-        &mac_of(US),
-        &US.octets(),
-    ]
-    .concat();
-    ethernet(PEER, US, 0x0806, &message)
+    packet::asked(frame).map(Ipv4Addr::from)
 }
 
 #[test]
@@ -241,7 +185,7 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
         let sent = host.jump(&mut now, Duration::from_secs(1));
         let again = sent.iter().find_map(|frame| asked(frame));
         assert_eq!(again, Some(PEER), "{variant:?}: the request is sent again");
-        host.script.push(arp_answer());
+        host.script.push(packet::arp_reply(TO_STACK));
         let sent = host.turn(now);
         let (ours, syn) = sent.iter().find_map(|frame| Segment::sent(frame)).unwrap();
         assert_eq!(syn.flags & SYN, SYN);

@@ -10,6 +10,7 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Sockets, TcpStream};
+use dominoes_testkit::Rng;
 
 /// MTU 1500 less headers with timestamps.
 const SEGMENT: u32 = 1448;
@@ -160,14 +161,8 @@ fn step(stacks: &mut [Variant; 2], now: &mut Instant) {
 }
 
 fn text(len: usize, seed: u64) -> Vec<u8> {
-    let mut x = seed | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 24) as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut rng = Rng::new(seed);
+    (0..len).map(|_| rng.next() as u8).collect()
 }
 
 /// Whole records of `record` bytes, at least `len` bytes long; tags are zeros, as they are read.

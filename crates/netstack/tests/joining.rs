@@ -4,15 +4,13 @@
 //! byte that it performs, for each request that it applies, for a snapshot that it gives. The peer
 //! and the applications cost nothing.
 
-mod support;
-
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
 
-use support::{Ends, setup};
+use crate::support::{Ends, setup};
 
 /// What work costs, in nanoseconds.
 const NS_PER_BYTE: u64 = 20;

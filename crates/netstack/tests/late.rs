@@ -1,12 +1,10 @@
 //! A machine that stood still sees what came meanwhile before it takes the time for a loss.
 
-#![cfg(feature = "testkit")]
-
 use std::net::SocketAddrV4;
 
-use dominoes_netstack::testkit::{Host, Variant};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_testkit::{Host, Variant};
 
 /// Longer than any timeout of a connection that has measured its path.
 const STOOD_STILL: Duration = Duration::from_secs(2);

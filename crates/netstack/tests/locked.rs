@@ -9,78 +9,22 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::locked::{self, Group, Hold, Layout, LockKind, Mcs, Worker};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Entry, Recorder, Recording, SocketError, TcpStream};
+use dominoes_netstack::{Entry, Recorder, Recording};
+use dominoes_testkit::{Rng, Traffic};
 
-fn setup(last: u8) -> Setup {
-    Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
-}
+use crate::support::{pattern_byte, setup};
 
-fn pattern_byte(at: u64) -> u8 {
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
-
-/// A small generator, so that a failure is repeated by its seed.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
-
-/// One end of a transfer in both directions at once, driven without blocking.
-struct End {
-    stream: TcpStream,
-    written: u64,
-    read: u64,
-    total: u64,
-}
-
-impl End {
-    fn new(stream: TcpStream, total: u64) -> End {
-        End {
-            stream,
-            written: 0,
-            read: 0,
-            total,
-        }
-    }
-
-    /// Writes and reads what it can. Whether both directions are complete.
-    fn turn(&mut self) -> bool {
-        let len = (self.total - self.written).min(5_000);
-        let chunk: Vec<u8> = (self.written..self.written + len)
-            .map(pattern_byte)
-            .collect();
-        match self.stream.try_write(&chunk) {
-            Ok(wrote) => self.written += wrote as u64,
-            Err(SocketError::WouldBlock) => {}
-            Err(error) => panic!("after {} octets: {error}", self.written),
-        }
-        let mut buffer = [0; 4_096];
-        match self.stream.try_read(&mut buffer) {
-            Ok(got) => {
-                for byte in &buffer[..got] {
-                    assert_eq!(*byte, pattern_byte(self.read), "pattern_byte {}", self.read);
-                    self.read += 1;
-                }
-            }
-            Err(SocketError::WouldBlock) => {}
-            Err(error) => panic!("after {} octets: {error}", self.read),
-        }
-        self.read == self.total && self.written == self.total
-    }
+/// Writes and reads what it can. Whether both directions are complete.
+fn is_over(traffic: &mut Traffic) -> bool {
+    traffic.step().expect("every byte is right");
+    traffic.is_over()
 }
 
 /// One step of one worker.
-fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, dice: &mut Dice) {
-    match dice.roll(7) {
+fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, rng: &mut Rng) {
+    match rng.below(7) {
         0 => _ = worker.pump(now),
         1 => _ = worker.prepare(),
         2 | 3 => _ = worker.apply(),
@@ -120,7 +64,7 @@ impl Write for Memory {
 /// in the same state. Returns how many segments were misordered at the lock.
 fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     println!("{} with {workers} workers, seed {seed:#x}", K::NAME);
-    let mut dice = Dice(seed | 1);
+    let mut rng = Rng::new(seed);
     let (near, far) = memory::pair(bad_wire(seed));
     let mut layout = Layout::default();
     layout.workers = workers;
@@ -134,25 +78,25 @@ fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
     let listener = group.sockets().listen(7, 4).unwrap();
     let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
     let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
-    let mut ends: Vec<End> = Vec::new();
+    let mut ends: Vec<Traffic> = Vec::new();
     for round in 1..2_000_000u64 {
         let now = Instant::from_nanos(round * 20_000);
         for _ in 0..8 {
-            let which = dice.roll(workers as u64) as usize;
-            step(&mut group.workers()[which], now, &mut dice);
+            let which = rng.below(workers as u64) as usize;
+            step(&mut group.workers()[which], now, &mut rng);
         }
         peer.turn(now);
         if let Some(open) = &mut opening
             && let Some(stream) = open.try_finish().unwrap()
         {
-            ends.push(End::new(stream, total));
+            ends.push(Traffic::new(stream, 1, 2, total, total));
             opening = None;
         }
         if let Ok((stream, _)) = listener.try_accept() {
-            ends.push(End::new(stream, total));
+            ends.push(Traffic::new(stream, 2, 1, total, total));
         }
-        let done = ends.iter_mut().map(End::turn).filter(|done| *done).count();
-        if done == 2 {
+        let over = ends.iter_mut().map(is_over).filter(|over| *over).count();
+        if over == 2 {
             for worker in group.workers() {
                 while worker.prepare() || worker.apply() || worker.perform() {}
                 assert_eq!(worker.stats().diverged, 0);
@@ -250,7 +194,7 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
     let start = std::time::Instant::now();
     let now = || Instant::from_nanos(start.elapsed().as_nanos() as u64);
     let stop = AtomicBool::new(false);
-    let (mut ours, mut theirs): (Option<End>, Option<End>) = (None, None);
+    let (mut ours, mut theirs): (Option<Traffic>, Option<Traffic>) = (None, None);
     thread::scope(|scope| {
         let run = |mut worker: Worker<K>| {
             let (stop, now) = (&stop, &now);
@@ -273,14 +217,14 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
             if let Some(open) = &mut opening
                 && let Some(stream) = open.try_finish().unwrap()
             {
-                theirs = Some(End::new(stream, total));
+                theirs = Some(Traffic::new(stream, 1, 2, total, total));
                 opening = None;
             }
             if let Ok((stream, _)) = listener.try_accept() {
-                ours = Some(End::new(stream, total));
+                ours = Some(Traffic::new(stream, 2, 1, total, total));
             }
-            heard = ours.as_mut().is_some_and(End::turn);
-            told = theirs.as_mut().is_some_and(End::turn);
+            heard = ours.as_mut().is_some_and(is_over);
+            told = theirs.as_mut().is_some_and(is_over);
         }
         stop.store(true, Ordering::Relaxed);
         for thread in threads {
@@ -318,7 +262,7 @@ fn a_layout_out_of_range_is_refused() {
 #[test]
 fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
     for seed in 1..20 {
-        let mut dice = Dice(seed * 0x9e37_79b9);
+        let mut rng = Rng::new(seed);
         let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
         let mut layout = Layout::default();
         layout.workers = 3;
@@ -337,13 +281,13 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
         let mut sent = 0;
         for round in 0..20_000_u64 {
             let now = Instant::from_nanos(round * 1_000);
-            if sent < back.len() as u64 && dice.roll(4) == 0 {
+            if sent < back.len() as u64 && rng.below(4) == 0 {
                 ours.try_send_to(&datagram(sent), to).unwrap();
                 sent += 1;
             }
             client.turn(now);
-            let worker = dice.roll(3) as usize;
-            step(&mut server.workers()[worker], now, &mut dice);
+            let worker = rng.below(3) as usize;
+            step(&mut server.workers()[worker], now, &mut rng);
             while let Ok((len, from)) = theirs.try_recv_from(&mut buffer) {
                 theirs.try_send_to(&buffer[..len], from).unwrap();
             }

@@ -1,22 +1,20 @@
 //! Connections that move from group to group while they run: every byte arrives all the same,
 //! whatever the wire does and whoever stalls, dies, joins or leaves meanwhile.
 
-#![cfg(feature = "testkit")]
-
 use core::ops::ControlFlow;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
 use dominoes_netstack::stats::StateStats;
-use dominoes_netstack::testkit::{
-    FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
-};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Connecting, Limits, TcpStream};
+use dominoes_testkit::{
+    FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
+};
 
 const PORT: u16 = 7;
 

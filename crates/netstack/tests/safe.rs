@@ -2,9 +2,6 @@
 //! that are not its own nor memory that the stack still writes to.
 #![forbid(unsafe_code)]
 
-#[expect(dead_code, reason = "shared with tests that use all of it")]
-mod support;
-
 use std::io::BufRead;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,6 +9,8 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, TcpStream};
+
+use crate::support;
 
 const RING: u32 = 1 << 12;
 

@@ -224,10 +224,10 @@ mod tests {
     use proptest::strategy::ValueTree;
 
     use super::super::super::plan;
-    use super::super::super::segment::{ACK, SYN, Segment};
     use super::super::super::wire::Coverage;
     use super::*;
-    use crate::support::Rng;
+    use dominoes_testkit::Rng;
+    use dominoes_testkit::packet::{ACK, SYN, Segment};
 
     /// Nobody would ask for it again if the stack had forgotten the connection.
     #[test]

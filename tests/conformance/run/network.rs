@@ -6,9 +6,12 @@ use std::net::SocketAddrV4;
 
 use dominoes_netstack::UdpSocket;
 
-use super::{FAR, PEER_MAC, Runner, STACK, number, payload, sum};
+use dominoes_testkit::packet::{
+    self, Address, EVERY_MAC, EVERYBODY, FAR, ICMP, Path, STACK, TO_STACK, UDP, sum, transport_sum,
+};
 
-const EVERYBODY: [u8; 4] = [255; 4];
+use super::{PEER_MAC, Runner, message, number, payload};
+
 /// Identification of the peer's fragments.
 const IDENT: u16 = 77;
 
@@ -45,27 +48,19 @@ impl Runner {
     pub(super) fn network_step(&mut self, words: &[&str]) -> Option<Result<(), String>> {
         Some(match *words {
             ["udp", ref rest @ ..] => self.use_socket(rest),
-            ["<", "udp", ref rest @ ..] => datagram(rest).and_then(|frame| self.inject_as(frame)),
+            ["<", "udp", ref rest @ ..] => datagram(rest).and_then(|frame| self.inject(frame)),
             // Errors about segments begin with their numbers.
             ["<", "icmp", ref rest @ ..] if rest.iter().all(|word| word.contains('=')) => {
-                icmp(rest).and_then(|frame| self.inject_as(frame))
+                icmp(rest).and_then(|frame| self.inject(frame))
             }
-            ["<", "ip", ref rest @ ..] => packet(rest).and_then(|frame| self.inject_as(frame)),
-            ["<", "arp", "conflict"] => self.inject_as(arp(STACK, STACK)),
-            ["<", "arp", "probe"] => self.inject_as(arp([0; 4], STACK)),
+            ["<", "ip", ref rest @ ..] => packet_of(rest).and_then(|frame| self.inject(frame)),
+            ["<", "arp", "conflict"] => self.inject(arp(STACK)),
+            ["<", "arp", "probe"] => self.inject(arp([0; 4])),
             [">", "udp" | "fragment" | "icmp", ..] | [">", "arp", "announcement", ..] => {
                 self.expect_shown(&words[1..])
             }
             _ => return None,
         })
-    }
-
-    /// The frame is addressed already.
-    fn inject_as(&mut self, frame: Vec<u8>) -> Result<(), String> {
-        self.run_until_idle();
-        self.host.inject(frame);
-        self.run_until_idle();
-        Ok(())
     }
 
     fn expect_shown(&mut self, words: &[&str]) -> Result<(), String> {
@@ -169,31 +164,12 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
 
 // Frames of the peer.
 
-/// An IPv4 packet of the peer, or a piece of one.
-fn ip(protocol: u8, dst: [u8; 4], piece: (usize, bool), payload: &[u8]) -> Vec<u8> {
-    let mut frame = if dst == EVERYBODY {
-        vec![0xff; 6]
-    } else {
-        super::to_stack(vec![0; 6])
-    };
-    frame.extend(PEER_MAC);
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend(((20 + payload.len()) as u16).to_be_bytes());
-    frame.extend(IDENT.to_be_bytes());
-    let place = (piece.0 / 8) as u16 | if piece.1 { 0x2000 } else { 0 };
-    frame.extend(place.to_be_bytes());
-    frame.extend([64, protocol, 0, 0]);
-    frame.extend(FAR);
-    frame.extend(dst);
-    let header = !sum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&header.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
-
-fn checksum_of_datagram(src: [u8; 4], dst: [u8; 4], udp: &[u8]) -> u16 {
-    let len = (udp.len() as u16).to_be_bytes();
-    sum(&[&src[..], &dst, &[0, 17], &len, udp].concat())
+/// From the peer to the stack, or to all if that is a field.
+fn path(fields: &Fields<'_>) -> Path {
+    match fields.text("all") {
+        Some(_) => Path::new(FAR, EVERYBODY).to_mac(EVERY_MAC),
+        None => TO_STACK,
+    }
 }
 
 fn datagram(words: &[&str]) -> Result<Vec<u8>, String> {
@@ -201,84 +177,65 @@ fn datagram(words: &[&str]) -> Result<Vec<u8>, String> {
         "from", "to", "len", "checksum", "all", "piece", "more", "udp-len",
     ];
     let fields = Fields::new(words, &known)?;
+    let path = path(&fields);
     let payload = payload(0, fields.number("len", 0)? as usize);
-    let len = 8 + payload.len() as i64;
-    let mut udp = Vec::new();
-    udp.extend((fields.number("from", 9)? as u16).to_be_bytes());
-    udp.extend((fields.number("to", 53)? as u16).to_be_bytes());
-    udp.extend((fields.number("udp-len", len)? as u16).to_be_bytes());
-    udp.extend([0, 0]);
-    udp.extend(payload);
-    let dst = if fields.text("all").is_some() {
-        EVERYBODY
-    } else {
-        STACK
-    };
-    let checksum = match fields.text("checksum") {
-        None => !checksum_of_datagram(FAR, dst, &udp),
-        Some("none") => 0,
-        Some(_) => !checksum_of_datagram(FAR, dst, &udp) ^ 0x1111,
-    };
-    udp[6..8].copy_from_slice(&checksum.to_be_bytes());
+    let ports = (
+        fields.number("from", 9)? as u16,
+        fields.number("to", 53)? as u16,
+    );
+    let mut udp = packet::udp(path, ports, &payload).split_off(packet::LOWER);
+    if fields.text("udp-len").is_some() {
+        udp[4..6].copy_from_slice(&(fields.number("udp-len", 0)? as u16).to_be_bytes());
+        udp[6..8].fill(0);
+        let checksum = !transport_sum(path.from, path.to, UDP, &udp);
+        udp[6..8].copy_from_slice(&checksum.to_be_bytes());
+    }
+    match fields.text("checksum") {
+        None => {}
+        Some("none") => udp[6..8].fill(0),
+        Some(_) => udp[6..8].iter_mut().for_each(|byte| *byte ^= 0x11),
+    }
     let Some(piece) = fields.text("piece") else {
-        return Ok(ip(17, dst, (0, false), &udp));
+        return Ok(packet::ip(path, UDP, &udp));
     };
     let (from, to) = piece.split_once("..").ok_or("write piece=A..B")?;
     let (from, to) = (number(from)? as usize, number(to)? as usize);
     let bytes = udp.get(from..to).ok_or("there are not so many bytes")?;
-    Ok(ip(17, dst, (from, fields.text("more").is_some()), bytes))
+    let place = (from, fields.text("more").is_some());
+    Ok(packet::fragment(path, UDP, IDENT, place, bytes))
 }
 
 /// An error about a datagram of the stack.
 fn icmp(words: &[&str]) -> Result<Vec<u8>, String> {
     let fields = Fields::new(words, &["type", "code", "from", "to", "checksum"])?;
-    let mut message = vec![
+    let numbers = [
         fields.number("type", 3)? as u8,
         fields.number("code", 3)? as u8,
     ];
-    message.extend([0; 6]);
-    message.extend([0x45, 0, 0, 36, 0, 1, 0, 0, 64, 17, 0, 0]);
-    message.extend(STACK);
-    message.extend(FAR);
-    message.extend((fields.number("from", 53)? as u16).to_be_bytes());
-    message.extend((fields.number("to", 9)? as u16).to_be_bytes());
-    message.extend([0, 16, 0, 0]);
-    let bad = if fields.text("checksum").is_some() {
-        1
-    } else {
-        0
-    };
-    let checksum = !sum(&message) ^ bad;
-    message[2..4].copy_from_slice(&checksum.to_be_bytes());
-    Ok(ip(1, STACK, (0, false), &message))
+    let ports = (
+        fields.number("from", 53)? as u16,
+        fields.number("to", 9)? as u16,
+    );
+    let about = packet::quote(TO_STACK.reversed(), UDP, 36, ports, 16 << 16);
+    let bad = fields.text("checksum").is_some();
+    Ok(message(packet::icmp_error(numbers, 0, &about), bad))
 }
 
-fn packet(words: &[&str]) -> Result<Vec<u8>, String> {
+/// A packet of another protocol.
+fn packet_of(words: &[&str]) -> Result<Vec<u8>, String> {
     let fields = Fields::new(words, &["protocol", "len", "all"])?;
-    let dst = if fields.text("all").is_some() {
-        EVERYBODY
-    } else {
-        STACK
-    };
     let payload = payload(0, fields.number("len", 20)? as usize);
-    Ok(ip(
-        fields.number("protocol", 99)? as u8,
-        dst,
-        (0, false),
-        &payload,
-    ))
+    let protocol = fields.number("protocol", 99)? as u8;
+    Ok(packet::ip(path(&fields), protocol, &payload))
 }
 
-/// A question to everybody about `target`, from who says to have `sender`.
-fn arp(sender: [u8; 4], target: [u8; 4]) -> Vec<u8> {
-    let mut frame = vec![0xff; 6];
-    frame.extend(PEER_MAC);
-    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-    frame.extend(PEER_MAC);
-    frame.extend(sender);
-    frame.extend([0; 6]);
-    frame.extend(target);
-    frame
+/// A question of the peer to everybody about the stack, in which it says to have `sender`.
+fn arp(sender: Address) -> Vec<u8> {
+    let path = Path {
+        from: sender,
+        ..TO_STACK
+    };
+    packet::arp_request(path.to_mac(EVERY_MAC))
 }
 
 // Frames of the stack.
@@ -305,12 +262,12 @@ pub(super) fn shown(frame: &[u8]) -> Option<String> {
         return Some(format!("fragment offset={offset} len={}{more}", body.len()));
     }
     match frame[23] {
-        1 if sum(body) == 0xffff && body[0] != 0 => {
+        ICMP if sum(body) == 0xffff && body[0] != 0 => {
             Some(format!("icmp type={} code={}", body[0], body[1]))
         }
-        17 => {
+        UDP => {
             let dst = if to_all { EVERYBODY } else { FAR };
-            let is_right = checksum_of_datagram(STACK, dst, body) == 0xffff
+            let is_right = transport_sum(STACK, dst, UDP, body) == 0xffff
                 && usize::from(half(38)) == body.len()
                 && body[8..] == payload(0, body.len() - 8);
             let mut shown = format!(

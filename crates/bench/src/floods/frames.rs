@@ -3,17 +3,9 @@
 
 use std::net::Ipv4Addr;
 
-use dominoes_netstack::testkit::Rng;
-use smoltcp::phy::ChecksumCapabilities;
-use smoltcp::wire::{
-    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol,
-    EthernetRepr, Icmpv4Packet, Icmpv4Repr, IpAddress, IpProtocol, Ipv4Packet, Ipv4Repr,
-    TcpControl, TcpPacket, TcpRepr, TcpSeqNumber, UdpPacket, UdpRepr,
-};
+use dominoes_testkit::Rng;
+use dominoes_testkit::packet::{self, ACK, EVERY_MAC, FIN, ICMP, Path, RST, SYN, Segment, UDP};
 
-/// Bytes of an Ethernet header, and of an IPv4 header without options.
-const ETHERNET: usize = 14;
-const IPV4: usize = 20;
 /// Bytes that a fragment, and an echo request, carry.
 const FRAGMENT: usize = 512;
 const ECHO: usize = 56;
@@ -85,6 +77,18 @@ pub(crate) struct Link {
     pub(crate) port: u16,
 }
 
+impl Link {
+    /// From `source` to the server.
+    pub(crate) const fn path(&self, source: Ipv4Addr) -> Path {
+        Path {
+            from_mac: self.mac,
+            to_mac: self.server_mac,
+            from: source.octets(),
+            to: self.server.octets(),
+        }
+    }
+}
+
 /// Makes frames.
 #[derive(Debug)]
 pub(crate) struct Frames {
@@ -106,9 +110,9 @@ impl Frames {
         let source = self.source();
         match kind {
             Kind::Syn => self.syn(source),
-            Kind::Ack => self.unsolicited(source, TcpControl::None),
-            Kind::Rst => self.unsolicited(source, TcpControl::Rst),
-            Kind::Fin => self.unsolicited(source, TcpControl::Fin),
+            Kind::Ack => self.segment(ACK).frame(self.link.path(source)),
+            Kind::Rst => self.segment(RST | ACK).frame(self.link.path(source)),
+            Kind::Fin => self.segment(FIN | ACK).frame(self.link.path(source)),
             Kind::Fragment => self.fragment(source),
             Kind::Icmp => self.echo(source),
             Kind::Arp => self.arp(),
@@ -128,75 +132,39 @@ impl Frames {
     }
 
     fn syn(&mut self, source: Ipv4Addr) -> Vec<u8> {
-        let repr = TcpRepr {
-            control: TcpControl::Syn,
-            ack_number: None,
-            window_scale: Some(7),
-            max_seg_size: Some(1460),
+        let syn = Segment {
+            ack: 0,
+            scale: Some(7),
+            mss: Some(1460),
             sack_permitted: true,
-            ..self.segment()
+            ..self.segment(SYN)
         };
-        self.tcp(source, &repr)
+        syn.frame(self.link.path(source))
     }
 
-    fn unsolicited(&mut self, source: Ipv4Addr, control: TcpControl) -> Vec<u8> {
-        let repr = TcpRepr {
-            control,
-            ..self.segment()
-        };
-        self.tcp(source, &repr)
-    }
-
-    fn segment(&mut self) -> TcpRepr<'static> {
-        TcpRepr {
+    fn segment(&mut self, flags: u8) -> Segment {
+        Segment {
             src_port: self.high_port(),
             dst_port: self.link.port,
-            control: TcpControl::None,
-            seq_number: TcpSeqNumber(self.rng.next() as i32),
-            ack_number: Some(TcpSeqNumber(self.rng.next() as i32)),
-            window_len: 60_000,
-            window_scale: None,
-            max_seg_size: None,
-            sack_permitted: false,
-            sack_ranges: [None; 3],
-            timestamp: None,
-            payload: &[],
+            seq: self.rng.next() as u32,
+            ack: self.rng.next() as u32,
+            flags,
+            wnd: 60_000,
+            ..Segment::default()
         }
-    }
-
-    /// A segment from `source` to the server.
-    pub(crate) fn tcp(&self, source: Ipv4Addr, repr: &TcpRepr<'_>) -> Vec<u8> {
-        let server = IpAddress::Ipv4(self.link.server);
-        let mut frame = self.ipv4(source, IpProtocol::Tcp, repr.buffer_len());
-        let mut packet = TcpPacket::new_unchecked(&mut frame[ETHERNET + IPV4..]);
-        let sums = ChecksumCapabilities::default();
-        repr.emit(&mut packet, &IpAddress::Ipv4(source), &server, &sums);
-        frame
     }
 
     /// The first or a later piece of a datagram of which nothing else comes.
     fn fragment(&mut self, source: Ipv4Addr) -> Vec<u8> {
-        let mut frame = self.ipv4(source, IpProtocol::Udp, FRAGMENT);
-        let offset = self.rng.below(3) as u16 * FRAGMENT as u16;
-        let mut packet = Ipv4Packet::new_unchecked(&mut frame[ETHERNET..]);
-        packet.set_dont_frag(false);
-        packet.set_more_frags(true);
-        packet.set_frag_offset(offset);
-        packet.set_ident(self.rng.next() as u16);
-        packet.fill_checksum();
-        frame
+        let place = (self.rng.index(3) * FRAGMENT, true);
+        let ident = self.rng.next() as u16;
+        packet::fragment(self.link.path(source), UDP, ident, place, &[0; FRAGMENT])
     }
 
     fn echo(&mut self, source: Ipv4Addr) -> Vec<u8> {
-        let repr = Icmpv4Repr::EchoRequest {
-            ident: self.rng.next() as u16,
-            seq_no: self.rng.next() as u16,
-            data: &[0x55; ECHO],
-        };
-        let mut frame = self.ipv4(source, IpProtocol::Icmp, repr.buffer_len());
-        let mut packet = Icmpv4Packet::new_unchecked(&mut frame[ETHERNET + IPV4..]);
-        repr.emit(&mut packet, &ChecksumCapabilities::default());
-        frame
+        let numbers = (self.rng.next() as u32).to_be_bytes();
+        let echo = packet::icmp([8, 0], numbers, &[0x55; ECHO]);
+        packet::ip(self.link.path(source), ICMP, &echo)
     }
 
     /// A neighbour that does not exist asks for the server: in its network, but not among the first
@@ -204,66 +172,13 @@ impl Frames {
     fn arp(&mut self) -> Vec<u8> {
         let [a, b, ..] = self.link.server.octets();
         let (high, low) = (1 + self.rng.below(254) as u8, 1 + self.rng.below(254) as u8);
-        let mac = EthernetAddress([2, 0x99, 0, 0, high, low]);
-        let repr = ArpRepr::EthernetIpv4 {
-            operation: ArpOperation::Request,
-            source_hardware_addr: mac,
-            source_protocol_addr: Ipv4Addr::new(a, b, high, low),
-            target_hardware_addr: EthernetAddress([0; 6]),
-            target_protocol_addr: self.link.server,
-        };
-        let mut frame = self.ethernet(EthernetProtocol::Arp, repr.buffer_len());
-        let mut ethernet = EthernetFrame::new_unchecked(&mut frame);
-        ethernet.set_src_addr(mac);
-        ethernet.set_dst_addr(EthernetAddress::BROADCAST);
-        repr.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET..]));
-        frame
+        let path = self.link.path(Ipv4Addr::new(a, b, high, low));
+        let mac = [2, 0x99, 0, 0, high, low];
+        packet::arp_request(path.from_mac(mac).to_mac(EVERY_MAC))
     }
 
     fn datagram(&mut self, source: Ipv4Addr) -> Vec<u8> {
-        let repr = UdpRepr {
-            src_port: self.high_port(),
-            dst_port: self.high_port(),
-        };
-        let payload = [0x55; 32];
-        let len = repr.header_len() + payload.len();
-        let server = IpAddress::Ipv4(self.link.server);
-        let mut frame = self.ipv4(source, IpProtocol::Udp, len);
-        let mut packet = UdpPacket::new_unchecked(&mut frame[ETHERNET + IPV4..]);
-        repr.emit(
-            &mut packet,
-            &IpAddress::Ipv4(source),
-            &server,
-            payload.len(),
-            |into| into.copy_from_slice(&payload),
-            &ChecksumCapabilities::default(),
-        );
-        frame
-    }
-
-    /// A packet to the server with room for so many bytes.
-    fn ipv4(&self, source: Ipv4Addr, protocol: IpProtocol, len: usize) -> Vec<u8> {
-        let mut frame = self.ethernet(EthernetProtocol::Ipv4, IPV4 + len);
-        let repr = Ipv4Repr {
-            src_addr: source,
-            dst_addr: self.link.server,
-            next_header: protocol,
-            payload_len: len,
-            hop_limit: 64,
-        };
-        let mut packet = Ipv4Packet::new_unchecked(&mut frame[ETHERNET..]);
-        repr.emit(&mut packet, &ChecksumCapabilities::default());
-        frame
-    }
-
-    fn ethernet(&self, ethertype: EthernetProtocol, len: usize) -> Vec<u8> {
-        let mut frame = vec![0; ETHERNET + len];
-        let repr = EthernetRepr {
-            src_addr: EthernetAddress(self.link.mac),
-            dst_addr: EthernetAddress(self.link.server_mac),
-            ethertype,
-        };
-        repr.emit(&mut EthernetFrame::new_unchecked(&mut frame));
-        frame
+        let ports = (self.high_port(), self.high_port());
+        packet::udp(self.link.path(source), ports, &[0x55; 32])
     }
 }

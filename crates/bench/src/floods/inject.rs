@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, TxFrame};
-use smoltcp::wire::{EthernetFrame, Ipv4Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber};
+use dominoes_testkit::packet::{ACK, Header, PSH, Path, RST, SYN, Segment};
 
 use super::frames::{Frames, Kind, Link};
 
@@ -43,6 +43,8 @@ pub(crate) struct Sent {
 pub(crate) struct Injector {
     rx: Box<dyn DeviceRx>,
     tx: Box<dyn DeviceTx>,
+    /// From [`HOLDER`] to the server.
+    path: Path,
     frames: Frames,
     sent: Sent,
 }
@@ -76,6 +78,7 @@ impl Injector {
         Ok(Injector {
             rx,
             tx,
+            path: link.path(HOLDER),
             frames: Frames::new(link, seed),
             sent: Sent::default(),
         })
@@ -123,19 +126,20 @@ impl Injector {
         let start = Instant::now();
         let mut begun = 0;
         // What is expected next from the server, by port.
-        let mut expected: HashMap<u16, TcpSeqNumber> = HashMap::new();
+        let mut expected: HashMap<u16, u32> = HashMap::new();
         let mut frames: Vec<Frame> = Vec::new();
         while !ends() {
             let due = start.elapsed().as_millis() as u64 * BEGUN_PER_SECOND / 1_000;
             let mut answers = Vec::new();
             while begun < count && u64::from(begun) < due {
-                answers.push(self.frames.tcp(HOLDER, &syn(FIRST_PORT + begun)));
+                answers.push(syn(FIRST_PORT + begun).frame(self.path));
                 begun += 1;
             }
             self.rx.claim(BATCH, &mut frames)?;
             let heard = frames.len();
             for frame in &frames {
-                let Some(heard) = Received::read(frame.bytes()) else {
+                let heard = Header::read(frame.bytes());
+                let Some(heard) = heard.filter(|heard| heard.to == HOLDER.octets()) else {
                     continue;
                 };
                 let answer = self.answer(&heard, &mut expected, request);
@@ -151,14 +155,14 @@ impl Injector {
             .keys()
             .map(|&port| {
                 let begin = syn(port);
-                let repr = TcpRepr {
-                    control: TcpControl::Rst,
-                    seq_number: begin.seq_number + 1 + request.len(),
-                    window_scale: None,
-                    max_seg_size: None,
+                let reset = Segment {
+                    flags: RST,
+                    seq: begin.end().wrapping_add(request.len() as u32),
+                    scale: None,
+                    mss: None,
                     ..begin
                 };
-                self.frames.tcp(HOLDER, &repr)
+                reset.frame(self.path)
             })
             .collect();
         self.send(&resets)?;
@@ -167,45 +171,45 @@ impl Injector {
 
     fn answer(
         &mut self,
-        heard: &Received,
-        expected: &mut HashMap<u16, TcpSeqNumber>,
+        heard: &Header,
+        expected: &mut HashMap<u16, u32>,
         request: &[u8],
     ) -> Option<Vec<u8>> {
-        let closed = TcpRepr {
-            ack_number: Some(heard.seq + 1),
-            window_len: 0,
-            seq_number: heard.ack,
-            window_scale: None,
-            max_seg_size: None,
-            control: TcpControl::None,
-            ..syn(heard.port)
+        let closed = Segment {
+            seq: heard.ack,
+            ack: heard.seq.wrapping_add(1),
+            flags: ACK,
+            wnd: 0,
+            scale: None,
+            mss: None,
+            ..syn(heard.dst_port)
         };
-        if heard.control == TcpControl::Rst {
-            self.sent.reset += u64::from(expected.remove(&heard.port).is_some());
+        if heard.has(RST) {
+            self.sent.reset += u64::from(expected.remove(&heard.dst_port).is_some());
             return None;
         }
-        if heard.control == TcpControl::Syn {
-            if expected.insert(heard.port, heard.seq + 1).is_none() {
+        if heard.has(SYN) {
+            if expected.insert(heard.dst_port, closed.ack).is_none() {
                 self.sent.established += 1;
             }
-            let repr = TcpRepr {
-                control: TcpControl::Psh,
-                payload: request,
+            let asks = Segment {
+                flags: PSH | ACK,
+                payload: request.to_vec(),
                 ..closed
             };
-            return Some(self.frames.tcp(HOLDER, &repr));
+            return Some(asks.frame(self.path));
         }
-        let next = *expected.get(&heard.port)?;
+        let next = *expected.get(&heard.dst_port)?;
         // An acknowledgment of the request wants no answer; a probe has a byte, or is from before.
-        if heard.len == 0 && heard.seq == next {
+        if heard.payload_len() == 0 && heard.seq == next {
             return None;
         }
         self.sent.answered += 1;
-        let repr = TcpRepr {
-            ack_number: Some(next),
+        let again = Segment {
+            ack: next,
             ..closed
         };
-        Some(self.frames.tcp(HOLDER, &repr))
+        Some(again.frame(self.path))
     }
 
     fn send(&mut self, frames: &[Vec<u8>]) -> Outcome<()> {
@@ -221,51 +225,15 @@ impl Injector {
 const HOLDER: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const FIRST_PORT: u16 = 20_000;
 
-fn syn(port: u16) -> TcpRepr<'static> {
-    TcpRepr {
+fn syn(port: u16) -> Segment {
+    Segment {
         src_port: port,
         dst_port: 80,
-        control: TcpControl::Syn,
-        seq_number: TcpSeqNumber(i32::from(port) * 1_000),
-        ack_number: None,
-        window_len: 1_000,
-        window_scale: Some(0),
-        max_seg_size: Some(1460),
-        sack_permitted: false,
-        sack_ranges: [None; 3],
-        timestamp: None,
-        payload: &[],
-    }
-}
-
-/// A segment of the server for [`HOLDER`].
-struct Received {
-    port: u16,
-    seq: TcpSeqNumber,
-    ack: TcpSeqNumber,
-    control: TcpControl,
-    len: usize,
-}
-
-impl Received {
-    fn read(frame: &[u8]) -> Option<Received> {
-        let ethernet = EthernetFrame::new_checked(frame).ok()?;
-        let ip = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
-        if ip.dst_addr() != HOLDER {
-            return None;
-        }
-        let tcp = TcpPacket::new_checked(ip.payload()).ok()?;
-        let control = match (tcp.rst(), tcp.syn()) {
-            (true, _) => TcpControl::Rst,
-            (false, true) => TcpControl::Syn,
-            (false, false) => TcpControl::None,
-        };
-        Some(Received {
-            port: tcp.dst_port(),
-            seq: tcp.seq_number(),
-            ack: tcp.ack_number(),
-            control,
-            len: tcp.payload().len(),
-        })
+        seq: u32::from(port) * 1_000,
+        flags: SYN,
+        wnd: 1_000,
+        scale: Some(0),
+        mss: Some(1460),
+        ..Segment::default()
     }
 }

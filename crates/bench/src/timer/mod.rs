@@ -3,6 +3,7 @@
 use dominoes::{TimerId, Wheel};
 use dominoes_bench::svg::{Anchor, Canvas, MARGIN, text_width};
 use dominoes_bench::{record::Spread, topology::Machine};
+use dominoes_testkit::Rng;
 use serde::Serialize;
 use std::{
     cmp::Reverse,
@@ -106,22 +107,7 @@ impl Timers for Map {
     }
 }
 
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
-
-fn filled<T: Timers>(running: usize, random: &mut Random) -> (T, Vec<T::Id>) {
+fn filled<T: Timers>(running: usize, random: &mut Rng) -> (T, Vec<T::Id>) {
     let mut timers = T::default();
     let start = |n: usize| timers.start(1 + random.below(AHEAD), n as u64);
     let ids = (0..running).map(start).collect();
@@ -132,7 +118,7 @@ fn filled<T: Timers>(running: usize, random: &mut Random) -> (T, Vec<T::Id>) {
 /// timer, while so many run.
 pub(crate) fn start_cancel<T: Timers>(running: usize, seed: u64) -> f64 {
     const TIMES: usize = 100_000;
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let (mut timers, mut ids) = filled::<T>(running, &mut random);
     let begin = Instant::now();
     for n in 0..TIMES {
@@ -145,7 +131,7 @@ pub(crate) fn start_cancel<T: Timers>(running: usize, seed: u64) -> f64 {
 
 /// Nanoseconds per timer to fire all of them, while time moves on tick by tick.
 pub(crate) fn fire<T: Timers>(running: usize, seed: u64) -> f64 {
-    let (mut timers, _) = filled::<T>(running, &mut Random::new(seed));
+    let (mut timers, _) = filled::<T>(running, &mut Rng::new(seed));
     let mut fired = 0;
     let begin = Instant::now();
     for now in 1..=AHEAD {
@@ -159,7 +145,7 @@ pub(crate) fn fire<T: Timers>(running: usize, seed: u64) -> f64 {
 /// Random starts, cancels and steps of time: everybody must fire the same.
 pub(crate) fn verify(seed: u64) {
     fn run<T: Timers>(seed: u64) -> Vec<(u64, u64)> {
-        let mut random = Random::new(seed);
+        let mut random = Rng::new(seed);
         let (mut timers, mut ids) = filled::<T>(1000, &mut random);
         let (mut now, mut fired) = (0, Vec::new());
         for n in 0..20_000 {

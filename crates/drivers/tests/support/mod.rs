@@ -1,7 +1,7 @@
 //! What the tests of devices share: frames to send, and the behaviours that every device must have.
 
 // Two test programs share these modules, and each uses a part of them.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 pub mod behaviour;
 pub mod packet;

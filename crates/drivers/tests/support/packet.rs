@@ -1,22 +1,13 @@
-//! Just enough of Ethernet, IPv4, UDP and TCP to talk to a kernel.
+//! Packets with what a device is to do to them, and what a kernel sends.
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxFrame, TxMeta, complete_checksum};
+use dominoes_testkit::packet::{self, Header, Segment, UDP};
 use std::net::Ipv4Addr;
+
+pub use dominoes_testkit::packet::{ACK, LOWER as L4_START, RST, SYN};
 
 /// The EtherType for local experiments: no kernel minds such frames.
 pub const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
-
-/// Bytes of Ethernet and IPv4 headers.
-pub const L4_START: usize = 34;
-
-const UDP: u8 = 17;
-const TCP: u8 = 6;
-
-/// Flags of a TCP segment.
-pub const FIN: u8 = 0x01;
-pub const SYN: u8 = 0x02;
-pub const RST: u8 = 0x04;
-pub const ACK: u8 = 0x10;
 
 /// A frame for local experiments of `len` bytes, whose payload follows from `number`.
 pub fn experiment(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<u8> {
@@ -39,6 +30,17 @@ pub struct Path {
     pub to: (Ipv4Addr, u16),
 }
 
+impl Path {
+    fn hosts(&self) -> packet::Path {
+        packet::Path {
+            from_mac: self.from_mac,
+            to_mac: self.to_mac,
+            from: self.from.0.octets(),
+            to: self.to.0.octets(),
+        }
+    }
+}
+
 /// A frame to send with what the device is to do to it.
 #[derive(Clone, Debug)]
 pub struct Packet {
@@ -48,6 +50,33 @@ pub struct Packet {
 }
 
 impl Packet {
+    /// Takes back the checksum at `offset` of the transport header; in pieces of so many bytes if
+    /// that is given.
+    fn partial(
+        mut whole: Vec<u8>,
+        payload: &[u8],
+        offset: u16,
+        gso: Option<(GsoKind, u16)>,
+    ) -> Packet {
+        packet::leave_partial(&mut whole);
+        let payload = whole.split_off(whole.len() - payload.len());
+        let header_len = whole.len() as u16;
+        let checksum = TxChecksum::Partial {
+            start: L4_START as u16,
+            offset,
+        };
+        let gso = gso.map(|(kind, size)| Gso {
+            kind,
+            size,
+            header_len,
+        });
+        Packet {
+            head: whole,
+            payload,
+            meta: TxMeta { checksum, gso },
+        }
+    }
+
     pub fn frame(&self) -> TxFrame<'_> {
         TxFrame {
             head: &self.head,
@@ -68,21 +97,8 @@ impl Packet {
 
 /// A UDP packet with a partial checksum, in datagrams of `size` bytes if it is given.
 pub fn udp(path: Path, payload: &[u8], size: Option<u16>) -> Packet {
-    let len = (8 + payload.len()) as u16;
-    let mut head = [
-        path.from.1.to_be_bytes(),
-        path.to.1.to_be_bytes(),
-        len.to_be_bytes(),
-        [0; 2],
-    ]
-    .concat();
-    let gso = size.map(|size| Gso {
-        kind: GsoKind::Udp,
-        size,
-        header_len: (L4_START + 8) as u16,
-    });
-    head.splice(0..0, below(path, UDP, head.len() + payload.len()));
-    partial(head, payload, path, UDP, 6, gso)
+    let whole = packet::udp(path.hosts(), (path.from.1, path.to.1), payload);
+    Packet::partial(whole, payload, 6, size.map(|size| (GsoKind::Udp, size)))
 }
 
 /// The fields of a TCP segment that the tests care for.
@@ -96,107 +112,41 @@ pub struct Tcp {
 /// A TCP packet with a partial checksum, in segments of `size` payload bytes if it is given. A SYN
 /// offers segments of 1460 bytes and a window scale of 7.
 pub fn tcp(path: Path, tcp: Tcp, payload: &[u8], size: Option<u16>) -> Packet {
-    let options: &[u8] = if tcp.flags & SYN != 0 {
-        &[2, 4, 0x05, 0xb4, 1, 3, 3, 7]
-    } else {
-        &[]
-    };
-    let mut head = [path.from.1.to_be_bytes(), path.to.1.to_be_bytes()].concat();
-    head.extend(tcp.seq.to_be_bytes());
-    head.extend(tcp.ack.to_be_bytes());
-    head.extend([
-        (((20 + options.len()) / 4) << 4) as u8,
-        tcp.flags,
-        0xff,
-        0xff,
-        0,
-        0,
-        0,
-        0,
-    ]);
-    head.extend(options);
-    let header_len = (L4_START + head.len()) as u16;
-    let gso = size.map(|size| Gso {
-        kind: GsoKind::Tcp4,
-        size,
-        header_len,
-    });
-    head.splice(0..0, below(path, TCP, head.len() + payload.len()));
-    partial(head, payload, path, TCP, 16, gso)
-}
-
-/// Ethernet and IPv4 headers for `len` bytes above them.
-fn below(path: Path, protocol: u8, len: usize) -> Vec<u8> {
-    let total = (20 + len) as u16;
-    let mut ip = vec![0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, protocol, 0, 0];
-    ip[2..4].copy_from_slice(&total.to_be_bytes());
-    ip.extend(path.from.0.octets());
-    ip.extend(path.to.0.octets());
-    complete_checksum(&mut ip, 0, 10);
-    [&path.to_mac[..], &path.from_mac, &[0x08, 0x00], &ip].concat()
-}
-
-fn partial(
-    mut head: Vec<u8>,
-    payload: &[u8],
-    path: Path,
-    protocol: u8,
-    offset: u16,
-    gso: Option<Gso>,
-) -> Packet {
-    let len = (head.len() + payload.len() - L4_START) as u32;
-    let pseudo = [path.from.0, path.to.0].map(|ip| ip.to_bits());
-    let mut sum = pseudo
-        .iter()
-        .map(|ip| (ip >> 16) + (ip & 0xffff))
-        .sum::<u32>()
-        + u32::from(protocol)
-        + len;
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    let field = L4_START + usize::from(offset);
-    head[field..field + 2].copy_from_slice(&(sum as u16).to_be_bytes());
-    let checksum = TxChecksum::Partial {
-        start: L4_START as u16,
-        offset,
-    };
-    Packet {
-        head,
+    let opens = tcp.flags & SYN != 0;
+    let segment = Segment {
+        src_port: path.from.1,
+        dst_port: path.to.1,
+        seq: tcp.seq,
+        ack: tcp.ack,
+        flags: tcp.flags,
+        wnd: u16::MAX,
+        mss: opens.then_some(1460),
+        scale: opens.then_some(7),
         payload: payload.to_vec(),
-        meta: TxMeta { checksum, gso },
-    }
+        ..Segment::default()
+    };
+    let gso = size.map(|size| (GsoKind::Tcp4, size));
+    Packet::partial(segment.frame(path.hosts()), payload, 16, gso)
 }
 
-/// A received TCP packet: its source port, fields and payload.
+/// A received TCP packet: its source port, fields and payload. Its checksum may be partial.
 pub fn parse_tcp(frame: &[u8]) -> Option<(u16, Tcp, &[u8])> {
-    if frame.get(12..15) != Some(&[0x08, 0x00, 0x45]) || frame[23] != TCP {
-        return None;
-    }
-    let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
-    let segment = frame.get(L4_START..14 + total)?;
-    let word = |at: usize| u32::from_be_bytes(segment[at..at + 4].try_into().expect("four bytes"));
+    let header = Header::read(frame)?;
     let fields = Tcp {
-        seq: word(4),
-        ack: word(8),
-        flags: segment[13],
+        seq: header.seq,
+        ack: header.ack,
+        flags: header.flags,
     };
-    Some((
-        (word(0) >> 16) as u16,
-        fields,
-        &segment[usize::from(segment[12] >> 4) * 4..],
-    ))
+    let (begin, end) = header.payload;
+    Some((header.src_port, fields, &frame[begin..end]))
 }
 
 /// A received UDP packet: its payload.
 pub fn parse_udp(frame: &[u8]) -> Option<&[u8]> {
-    let is_udp = frame.get(12..15) == Some(&[0x08, 0x00, 0x45]) && frame[23] == UDP;
-    is_udp.then(|| &frame[L4_START + 8..])
+    (packet::protocol(frame)? == UDP).then(|| &frame[L4_START + 8..])
 }
 
 /// Whether this is an ARP request for `address`.
 pub fn is_arp_request(frame: &[u8], address: Ipv4Addr) -> bool {
-    frame.get(12..14) == Some(&[0x08, 0x06])
-        && frame.get(20..22) == Some(&[0, 1])
-        && frame.get(38..42) == Some(&address.octets())
+    packet::asked(frame) == Some(address.octets())
 }

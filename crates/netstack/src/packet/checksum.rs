@@ -266,14 +266,8 @@ mod tests {
 
     /// Bytes without a pattern that a wrong loop could live with.
     fn pattern(len: usize) -> Vec<u8> {
-        let mut x = 0x9e37_79b9_7f4a_7c15u64;
-        let mut next = || {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            (x >> 32) as u8
-        };
-        (0..len).map(|_| next()).collect()
+        let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b1) >> 24;
+        (0..len).map(|at| byte(at) as u8).collect()
     }
 
     /// What every loop that this processor can run makes of `from`, copied to `to` besides where it

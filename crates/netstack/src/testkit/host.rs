@@ -334,12 +334,12 @@ impl Host {
     }
 
     /// Frames that arrived and that no group has taken.
-    pub(super) fn unclaimed(&self) -> usize {
+    pub fn unclaimed(&self) -> usize {
         self.script.unclaimed()
     }
 
     /// Another group of the same stack did something: there may be frames for this one.
-    pub(super) const fn disturb(&mut self) {
+    pub const fn disturb(&mut self) {
         self.is_disturbed = true;
     }
 

@@ -11,32 +11,6 @@ use crate::tcp::retransmit::Timer;
 use crate::tcp::{Cx, Finish, State, Tcb};
 use crate::time::Instant;
 
-/// A generator that is the same everywhere (xorshift64*).
-pub(super) struct Rng(u64);
-
-impl Rng {
-    pub(super) fn new(seed: u64) -> Self {
-        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    /// Below `n`.
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    /// True `n` times in a hundred.
-    pub(super) fn percent(&mut self, n: u64) -> bool {
-        self.below(100) < n
-    }
-}
-
 /// One segment on the wire.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire {

@@ -3,8 +3,9 @@
 
 use proptest::prelude::*;
 
-use super::end::{CONN, Rng, check, compare_paths, flow};
+use super::end::{CONN, check, compare_paths, flow};
 use crate::config::Limits;
+use crate::hash::Rng;
 use crate::log::effect::{Effect, Event, FrameNumbers};
 use crate::log::request::{Flags, Mac, Options, Sack, Segment, SynOptions};
 use crate::seqnum::SeqNum;
@@ -35,10 +36,10 @@ impl Subject {
         let limits = Limits {
             receive_buffer: 1 << (10 + rng.below(8)),
             send_buffer: 1 << (10 + rng.below(8)),
-            mtu: [68, 576, 1500, 65_535][rng.below(4) as usize],
-            tx_slots: [4, 64][rng.below(2) as usize],
-            frame_payload: [0, 65_475][rng.below(2) as usize],
-            quantum: [1, 64][rng.below(2) as usize],
+            mtu: [68, 576, 1500, 65_535][rng.index(4)],
+            tx_slots: [4, 64][rng.index(2)],
+            frame_payload: [0, 65_475][rng.index(2)],
+            quantum: [1, 64][rng.index(2)],
             ..Limits::default()
         };
         // Half of all streams pass the wrap.
@@ -65,7 +66,7 @@ impl Subject {
                 run_offset: 0,
                 count: 1,
                 wnd: rng.next() as u16,
-                flags: [Flags::SYN, Flags(0xc2)][rng.below(2) as usize],
+                flags: [Flags::SYN, Flags(0xc2)][rng.index(2)],
                 timestamps: rng.percent(50).then_some((7, 0)),
                 ce: false,
                 followed: false,
@@ -88,7 +89,7 @@ impl Subject {
 
     /// A number close to one that matters, or any.
     fn near(&mut self, numbers: &[SeqNum]) -> SeqNum {
-        let base = numbers[self.rng.below(numbers.len() as u64) as usize];
+        let base = numbers[self.rng.index(numbers.len())];
         match self.rng.below(10) {
             0 => SeqNum(self.rng.next() as u32),
             1..=4 => base,

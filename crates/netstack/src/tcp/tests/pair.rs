@@ -1,7 +1,8 @@
 //! Two sides, a wire that loses, repeats and reorders, and a clock that jumps to the next event.
 
-use super::end::{CONN, End, Rng, Wire, flow, segments};
+use super::end::{CONN, End, Wire, flow, segments};
 use crate::config::{CongestionControl, Ecn, Limits, TcpPolicy};
+use crate::hash::Rng;
 use crate::log::effect::{Effect, Event, FrameNumbers};
 use crate::log::request::{Flags, Mac};
 use crate::seqnum::SeqNum;
@@ -11,10 +12,10 @@ use crate::time::{Duration, Instant};
 /// How the wire misbehaves, in percent.
 #[derive(Clone, Copy)]
 pub(super) struct Faults {
-    loss: u64,
-    duplicate: u64,
-    reorder: u64,
-    bad_checksum: u64,
+    loss: u32,
+    duplicate: u32,
+    reorder: u32,
+    bad_checksum: u32,
 }
 
 impl Faults {
@@ -283,20 +284,18 @@ impl Pair {
 }
 
 fn limits_for(rng: &mut Rng) -> Limits {
-    let mtu = [576, 1500, 9000, 120][rng.below(4) as usize];
+    let mtu = [576, 1500, 9000, 120][rng.index(4)];
     Limits {
         connections: 1,
         receive_buffer: 1 << (10 + rng.below(8)),
         send_buffer: 1 << (10 + rng.below(8)),
-        tx_slots: [4, 16, 64, 512][rng.below(4) as usize],
+        tx_slots: [4, 16, 64, 512][rng.index(4)],
         mtu,
-        frame_payload: [0, 4000, 65_000][rng.below(3) as usize],
-        quantum: [1, 2, 16, 64][rng.below(4) as usize],
+        frame_payload: [0, 4000, 65_000][rng.index(3)],
+        quantum: [1, 2, 16, 64][rng.index(4)],
         tcp: TcpPolicy::default()
-            .ecn([Ecn::Never, Ecn::Accept, Ecn::Request][rng.below(3) as usize])
-            .congestion(
-                [CongestionControl::NewReno, CongestionControl::Cubic][rng.below(2) as usize],
-            ),
+            .ecn([Ecn::Never, Ecn::Accept, Ecn::Request][rng.index(3)])
+            .congestion([CongestionControl::NewReno, CongestionControl::Cubic][rng.index(2)]),
         ..Limits::default()
     }
 }
@@ -304,10 +303,7 @@ fn limits_for(rng: &mut Rng) -> Limits {
 fn stream(seed: u64, faults: Faults, simultaneous: bool) -> Pair {
     let mut rng = Rng::new(seed ^ 0xabcd);
     let limits = [limits_for(&mut rng), limits_for(&mut rng)];
-    let total = [
-        rng.below(60_000),
-        [0, rng.below(60_000)][rng.below(2) as usize],
-    ];
+    let total = [rng.below(60_000), [0, rng.below(60_000)][rng.index(2)]];
     let mut pair = Pair::new(seed, limits, faults, total);
     pair.open(0);
     if simultaneous {

@@ -4,9 +4,10 @@
 //!
 //! Here nothing catches a panic, and the profile of tests checks every addition for overflow.
 
-use super::end::{Rng, Wire};
+use super::end::Wire;
 use super::fuzz::Subject;
 use super::one_side::OneSide;
+use crate::hash::Rng;
 use crate::log::request::{Flags, Options, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State};
@@ -57,7 +58,7 @@ fn edge(subject: &mut Subject) -> SeqNum {
         SeqNum(u32::MAX),
     ];
     let rng = &mut subject.rng;
-    let base = bases[rng.below(bases.len() as u64) as usize];
+    let base = bases[rng.index(bases.len())];
     let flight = u64::from(nxt.since(una)).clamp(1, 1 << 20);
     match rng.below(12) {
         0 => SeqNum(rng.next() as u32),
@@ -103,9 +104,9 @@ fn report(subject: &mut Subject) {
     let wire = Wire {
         seq,
         ack,
-        len: [0, 0, 0, 0, 500][rng.below(5) as usize],
+        len: [0, 0, 0, 0, 500][rng.index(5)],
         offset: 0,
-        wnd: [60_000, 60_000, 60_000, 700, 0][rng.below(5) as usize],
+        wnd: [60_000, 60_000, 60_000, 700, 0][rng.index(5)],
         flags: Flags::ACK.with(Flags(if rng.percent(2) { 0x40 } else { 0 })),
         timestamps: timestamps.then_some((ts_recent, (recent - rng.below(3)) as u32)),
         options,
@@ -144,7 +145,7 @@ fn establish(subject: &mut Subject) {
 
 fn offer(rng: &mut Rng) -> Options {
     Options::Syn(SynOptions {
-        mss: Some([64, 500, 1460][rng.below(3) as usize]),
+        mss: Some([64, 500, 1460][rng.index(3)]),
         window_scale: rng.percent(70).then_some(rng.below(20) as u8),
         sack_permitted: rng.percent(95),
     })

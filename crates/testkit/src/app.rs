@@ -2,10 +2,9 @@
 
 use core::fmt;
 
-use super::Rng;
-use crate::error::SocketError;
-use crate::hash::mix;
-use crate::socket::TcpStream;
+use dominoes_netstack::{SocketError, TcpStream};
+
+use crate::rng::{Rng, mix};
 
 /// Bytes that are read or written at once, at most.
 const PIECE: u64 = 8192;

@@ -5,17 +5,14 @@ use core::net::{Ipv4Addr, SocketAddrV4};
 use core::ops::ControlFlow;
 
 use dominoes_drivers::Frame;
-use dominoes_drivers::impair::{Link, LinkConfig, LinkStats};
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{ConfigError, Limits, SocketError, Sockets};
 
-use super::Rng;
-use super::fault_plan::FaultPlan;
-use super::host::{Host, Stalls, Variant};
-use crate::config::Limits;
-use crate::error::{ConfigError, SocketError};
-use crate::hash::mix;
-use crate::socket::Sockets;
-use crate::time::{Duration, Instant};
-use crate::variants::Setup;
+use crate::faults::FaultPlan;
+use crate::host::{Host, Stalls, Variant};
+use crate::link::{Link, LinkConfig, LinkStats};
+use crate::rng::{Rng, mix};
 
 /// Rounds at one moment before the net counts as spinning.
 const SPINNING: usize = 1_000_000;

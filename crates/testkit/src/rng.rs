@@ -1,11 +1,11 @@
-//! Many seeds, on all cores, and one line that repeats the one that failed.
+//! The seeded generator; many seeds, on all cores, and one line that repeats the one that failed.
 
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::hash::mix;
+pub use dominoes_netstack::testkit::{Rng, mix};
 
 /// Runs a test for many seeds.
 ///
@@ -81,15 +81,22 @@ impl Cases {
     }
 
     fn number(&self, what: &str) -> Option<u64> {
-        let name = format!("{}_{what}", self.name);
-        let text = std::env::var(&name).ok()?;
-        let parsed = match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16),
-            None => text.parse(),
-        };
-        match parsed {
-            Ok(number) => Some(number),
-            Err(error) => panic!("{name}={text}: {error}"),
-        }
+        number(&format!("{}_{what}", self.name))
+    }
+}
+
+/// A number from the environment, decimal or hexadecimal.
+///
+/// # Panics
+/// If the variable is set to anything else.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(number) => Some(number),
+        Err(error) => panic!("{name}={text}: {error}"),
     }
 }

@@ -1,0 +1,90 @@
+//! What the tests, fuzz targets and benchmarks of this workspace build, built once.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`packet`] | frames as the far side of a stack writes and reads them |
+//! | [`peer`] | a TCP peer that says what a test tells it |
+//! | [`link`] | bad wires: loss, reordering, duplication, corruption, delay, rate |
+//! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
+//! | `app` | applications that check every byte |
+//! | `host` | a stack whose time, frames and order of steps are in the caller's hands |
+//! | `net` | hosts on a switch, in virtual time |
+//! | `faults` | workers that join, leave and fail, and bits that flip |
+//!
+//! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each
+//! direction, as its [`LinkConfig`] says. Time moves only from one event to the next. The workers
+//! of a replicated stack take their steps in random order; a stack whose threads would sleep takes
+//! none. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many
+//! and says in one line how to repeat the one that failed.
+//!
+//! [`Host`], its [`FaultPlan`] and [`Rng`] stand in `dominoes_netstack::testkit`, since they use
+//! what a stack does not show; this crate passes them on. Without the feature `stack` it knows
+//! frames, peers and wires only, and depends on no stack.
+//!
+#![cfg_attr(feature = "stack", doc = "```")]
+#![cfg_attr(not(feature = "stack"), doc = "```ignore")]
+//! use core::ops::ControlFlow;
+//! use dominoes_netstack::time::Duration;
+//! use dominoes_testkit::link::{Faults, LinkConfig};
+//! use dominoes_testkit::{HostConfig, Net, Traffic, Variant};
+//!
+//! let mut net = Net::new(7);
+//! let bad = LinkConfig::default().faults(Faults::new(1).loss(50_000)).delay(core::time::Duration::from_millis(5));
+//! let server = net.add(HostConfig::new(Variant::Replicated(2)))?;
+//! let client = net.add(HostConfig::new(Variant::Single).wires(bad.clone(), bad))?;
+//!
+//! let listener = net.sockets(server).listen(7, 4)?;
+//! let mut connecting = net.sockets(client).begin_connect(net.address_of(server, 7))?;
+//! let (mut ours, mut theirs) = (None, None);
+//! net.run(Duration::from_secs(60), |_| {
+//!     if theirs.is_none() && let Ok((stream, _)) = listener.try_accept() {
+//!         theirs = Some(Traffic::new(stream, 2, 1, 0, 20_000));
+//!     }
+//!     if ours.is_none() && let Some(stream) = connecting.try_finish()? {
+//!         ours = Some(Traffic::new(stream, 1, 2, 20_000, 0));
+//!     }
+//!     let all_traffic = [&mut ours, &mut theirs].into_iter().flatten();
+//!     let mut done = 0;
+//!     for traffic in all_traffic {
+//!         done += traffic.step().expect("what was written is what is read");
+//!     }
+//!     let over = |traffic: &Option<Traffic>| traffic.as_ref().is_some_and(Traffic::is_over);
+//!     Ok(if over(&ours) && over(&theirs) { ControlFlow::Break(()) } else { ControlFlow::Continue(done) })
+//! })?;
+//! assert!(theirs.is_some_and(|traffic| traffic.received() == 20_000));
+//! net.check().expect("the replicas agree");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(feature = "stack")]
+pub mod app;
+pub mod link;
+#[cfg(feature = "stack")]
+pub mod net;
+pub mod packet;
+pub mod peer;
+#[cfg(feature = "stack")]
+pub mod rng;
+
+/// A stack whose time, frames and order of steps are in the caller's hands.
+#[cfg(feature = "stack")]
+pub mod host {
+    pub use dominoes_netstack::testkit::{Host, Stalls, Variant};
+}
+
+/// Workers that join, leave and fail, and bits that flip.
+#[cfg(feature = "stack")]
+pub mod faults {
+    pub use dominoes_netstack::testkit::{FaultPlan, FaultStats};
+}
+
+#[cfg(feature = "stack")]
+#[doc(no_inline)]
+pub use self::{
+    app::{Traffic, TrafficError},
+    faults::{FaultPlan, FaultStats},
+    host::{Host, Stalls, Variant},
+    link::LinkConfig,
+    net::{HostConfig, HostId, Moment, Net, Progress, RunError},
+    rng::{Cases, Rng, mix, number},
+};
