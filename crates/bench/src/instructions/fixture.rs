@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) timestamps: bool,
     /// Whether the device verifies and completes checksums.
     pub(super) verifies_checksums: bool,
+    /// Whether frames arrive together; otherwise the device gives out one at a time.
+    pub(super) together: bool,
 }
 
 /// What both halves and who counts share. Everything happens on one thread; the words are atomic
@@ -292,6 +294,7 @@ impl ScriptedRx {
 impl DeviceRx for ScriptedRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let before = out.len();
+        let max = if self.plan.together { max } else { max.min(1) };
         match (self.phase, self.plan.direction) {
             (Phase::Established, Direction::Receive) => self.segments(max, out),
             (Phase::Established, Direction::Send) => self.acknowledgments(max, out),

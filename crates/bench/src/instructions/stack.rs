@@ -58,7 +58,7 @@ impl Use {
 pub(super) struct Setting {
     pub(super) using: Use,
     pub(super) segment: u32,
-    /// Whether segments, or acknowledgments, that arrive together are merged into runs.
+    /// Whether segments, or acknowledgments, arrive together; otherwise there is one in a turn.
     pub(super) merge: bool,
     pub(super) timestamps: bool,
     /// Whether the device verifies and completes checksums.
@@ -72,13 +72,13 @@ impl Setting {
             segment: self.segment,
             timestamps: self.timestamps,
             verifies_checksums: self.verifies_checksums,
+            together: self.merge,
         }
     }
 
     pub(super) fn setup(&self) -> Setup {
         let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         setup.limits.connections = 4;
-        setup.merge = self.merge;
         setup
     }
 

@@ -1,5 +1,10 @@
 //! From frames to runs.
 //!
+//! All frames that the pump claims at once are gathered by flow: [`OpenRuns`] has an open run for
+//! each of up to 64 flows, so connections whose frames alternate merge as well as one alone. The
+//! header template of a flow's last run stays, so that the first segment of its next run need not
+//! be parsed either.
+//!
 //! Segments are merged only where no protocol step could tell: one flow, consecutive sequence
 //! numbers, and the same acknowledgment, window, timestamps, flags and congestion mark; all but the
 //! last of equal length, PSH or FIN only on the last. Segments with options besides timestamps stay
@@ -20,7 +25,7 @@ use dominoes_drivers::Frame;
 use crate::io::Run;
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::log::request::{
-    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
+    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
     SynOptions,
 };
 use crate::packet as wire;
@@ -42,8 +47,6 @@ pub(crate) struct OpenRun {
     begun: bool,
     /// Whether another segment may follow.
     open: bool,
-    /// How many segments with text it may have.
-    pub(crate) most: usize,
     /// Whether it is acknowledgments without text whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
@@ -52,6 +55,8 @@ pub(crate) struct OpenRun {
     flags: u8,
     /// Whose segments they are.
     pub(crate) flow: Flow,
+    /// The connection of the flow, with the number of the table that it was looked up in.
+    pub(crate) hint: Option<(u64, ConnId)>,
     /// What a segment looks like that surely follows, in the run or behind it.
     next: Option<wire::HeaderTemplate>,
     /// With `is_acks`, what the second and later ones say.
@@ -67,7 +72,6 @@ impl Default for OpenRun {
         OpenRun {
             begun: false,
             open: false,
-            most: MAX_RUN,
             is_acks: false,
             is_verified_by_device: false,
             flags: 0,
@@ -75,11 +79,86 @@ impl Default for OpenRun {
                 local: nobody,
                 remote: nobody,
             },
+            hint: None,
             next: None,
             acks: Acks::default(),
             request: Request::tick(Instant::ZERO, 0),
             run: Run::default(),
         }
+    }
+}
+
+/// Flows that have an open run at a time.
+pub(crate) const OPEN_RUNS: usize = 64;
+
+/// The entry of the flow between these addresses and ports.
+#[inline(always)]
+const fn entry_of(src: u32, dst: u32, ports: u32) -> usize {
+    let mixed = (src ^ dst.rotate_left(16) ^ ports).wrapping_mul(0x9e37_79b1);
+    (mixed >> (32 - OPEN_RUNS.trailing_zeros())) as usize
+}
+
+/// The open runs of the frames that were claimed at once: one at most for a flow. Flows whose
+/// entries collide end the runs of one another.
+#[derive(Debug)]
+pub(crate) struct OpenRuns {
+    runs: Box<[OpenRun]>,
+    /// A bit for each run that has begun.
+    begun: u64,
+    /// The entry of the last segment.
+    current: usize,
+}
+
+impl Default for OpenRuns {
+    fn default() -> Self {
+        OpenRuns {
+            runs: (0..OPEN_RUNS).map(|_| OpenRun::default()).collect(),
+            begun: 0,
+            current: 0,
+        }
+    }
+}
+
+impl OpenRuns {
+    /// Makes the run of the flow of this frame the current one. Returns false if it is that already
+    /// or the frame is no TCP segment without IP options.
+    #[inline(always)]
+    pub(crate) fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
+        let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
+            return false;
+        };
+        let entry = entry_of(src, dst, ports);
+        core::mem::replace(&mut self.current, entry) != entry
+    }
+
+    /// Makes the run of the flow of this segment the current one.
+    pub(crate) fn switch_to(&mut self, tcp: &wire::Tcp) {
+        let ports = u32::from(tcp.src_port) << 16 | u32::from(tcp.dst_port);
+        self.current = entry_of(tcp.src.to_bits(), tcp.dst.to_bits(), ports);
+    }
+
+    /// The run of the last segment.
+    #[inline(always)]
+    pub(crate) fn current(&mut self) -> &mut OpenRun {
+        &mut self.runs[self.current]
+    }
+
+    /// The current run has begun.
+    #[inline(always)]
+    pub(crate) fn note_begun(&mut self) {
+        self.begun |= 1 << self.current;
+    }
+
+    /// Makes a run that has begun the current one, and returns whether there is one. It counts as
+    /// ended afterwards.
+    #[inline(always)]
+    pub(crate) fn next_begun(&mut self) -> bool {
+        if self.begun == 0 {
+            return false;
+        }
+        self.current = self.begun.trailing_zeros() as usize;
+        self.begun &= self.begun - 1;
+        true
     }
 }
 
@@ -121,7 +200,7 @@ impl OpenRun {
             return many;
         }
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        let room = self.most - usize::from(digest.count);
+        let room = MAX_RUN - usize::from(digest.count);
         // Looked at first and moved then, all at once.
         let waiting = frames.as_slice().iter().take(room);
         let many = waiting
@@ -146,10 +225,9 @@ impl OpenRun {
         tcp: &wire::Tcp,
         mac: [u8; 6],
         frame: Frame,
-        merge: bool,
     ) -> Result<Option<Frame>, Frame> {
         if !self.begun {
-            return Ok(self.begin(tcp, mac, frame, merge));
+            return Ok(self.begin(tcp, mac, frame));
         }
         if !self.may_take(tcp, &frame) {
             return Err(frame);
@@ -169,13 +247,16 @@ impl OpenRun {
         Ok(None)
     }
 
-    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
+    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame) -> Option<Frame> {
         self.begun = true;
         self.is_verified_by_device = is_verified_by_device(&frame);
         self.is_acks = is_bare_ack(tcp) && verified(&frame);
-        self.open = merge && (self.is_acks || may_begin(tcp, &frame));
+        self.open = self.is_acks || may_begin(tcp, &frame);
         self.flags = tcp.flags;
-        self.flow = flow_of(tcp);
+        let flow = flow_of(tcp);
+        if flow != self.flow {
+            (self.flow, self.hint) = (flow, None);
+        }
         self.next = (self.is_acks || may_begin(tcp, &frame))
             .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
             .flatten();
@@ -217,7 +298,7 @@ impl OpenRun {
             && if self.is_acks {
                 usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
             } else {
-                usize::from(digest.count) < self.most
+                usize::from(digest.count) < MAX_RUN
                     && may_continue(tcp)
                     && tcp.payload_len <= u32::from(digest.seg_len)
                     && tcp.ack == digest.seg_ack.0
@@ -267,20 +348,14 @@ impl OpenRun {
     /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is
     /// none. If nobody needs the frame any more, it goes to `done_with`.
     #[inline]
-    pub(crate) fn repeat(
-        &mut self,
-        frame: Frame,
-        what: (SeqNum, u16),
-        merge: bool,
-        done_with: &mut Vec<Frame>,
-    ) {
+    pub(crate) fn repeat(&mut self, frame: Frame, what: (SeqNum, u16), done_with: &mut Vec<Frame>) {
         let digest = &mut self.request.digest;
         digest.seg_seq += digest.len;
         (digest.seg_ack, digest.seg_wnd) = what;
         digest.count = 1;
         digest.flags = Flags(self.flags);
         digest.bits &= Digest::TIMESTAMPS | Digest::CE;
-        (self.begun, self.open) = (true, merge);
+        (self.begun, self.open) = (true, true);
         if self.is_acks {
             if let Body::Segment { options, .. } = &mut self.request.body {
                 *options = Options::None;
@@ -400,7 +475,7 @@ mod tests {
 
     fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
         let (tcp, frame) = frame(seq, flags, payload);
-        run.push(&tcp, [2; 6], frame, true).is_ok()
+        run.push(&tcp, [2; 6], frame).is_ok()
     }
 
     #[test]
@@ -437,7 +512,7 @@ mod tests {
         assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
         assert_eq!(run.request.digest.count, 8);
 
-        run.repeat(next, what, true, &mut Vec::new());
+        run.repeat(next, what, &mut Vec::new());
         // Only its length may have ended it.
         run.record_followed();
         run.take(Run::default).unwrap();
@@ -449,11 +524,11 @@ mod tests {
         let mut run = OpenRun::default();
         let (tcp, mut first) = frame(100, Flags::ACK, &[1; 10]);
         first.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], first, true).is_ok());
+        assert!(run.push(&tcp, [2; 6], first).is_ok());
         let (tcp, mut second) = frame(110, Flags::ACK, &[2; 10]);
-        assert!(run.push(&tcp, [2; 6], second.clone(), true).is_err());
+        assert!(run.push(&tcp, [2; 6], second.clone()).is_err());
         second.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], second, true).is_ok());
+        assert!(run.push(&tcp, [2; 6], second).is_ok());
     }
 
     #[test]
@@ -475,7 +550,7 @@ mod tests {
             let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
             frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
             tcp.ack += 2;
-            assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(Some(_))));
+            assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(Some(_))));
         }
         assert!(!push(&mut run, 100, Flags::ACK, &[]));
         let (frames, _) = run.take(Run::default).unwrap();
@@ -492,7 +567,7 @@ mod tests {
         let mut run = OpenRun::default();
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` leaves the checksum to whoever knows the payload.
-        assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(None)));
+        assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(None)));
         let (frames, _) = run.take(Run::default).unwrap();
         let request = run.request;
         assert_eq!((request.digest.count, frames.frames.len()), (1, 1));

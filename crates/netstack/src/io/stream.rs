@@ -61,7 +61,7 @@ use crate::config::{Keepalive, Limits, Settings};
 use crate::io::copy::Copier;
 use crate::io::processor::{Failure, Inline, StreamId};
 use crate::io::sync::{AtomicU32, AtomicU64, Shadow, fence};
-use crate::log::effect::{Deliver, Event, Row};
+use crate::log::effect::{Deliver, Event};
 use crate::log::request::ConnId;
 use crate::seqnum::SeqNum;
 use crate::time::Duration;
@@ -953,44 +953,6 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Whether the deliveries of a row are contiguous in the ring.
-    #[inline]
-    pub(crate) fn has_room_for(&self, row: &Row) -> bool {
-        let [_, (_, wrapped)] = self
-            .incoming()
-            .ring
-            .spans(row.deliver.stream_offset, row.all as usize);
-        wrapped == 0
-    }
-
-    /// Copies the deliveries of a row: `payloads` are the bytes of one segment after the other.
-    /// False if they are fewer or more than the row says.
-    ///
-    /// # Panics
-    /// Unless the row [has room](Self::has_room_for).
-    #[inline(always)]
-    pub(crate) fn store_row<'t>(
-        &self,
-        row: &Row,
-        payloads: impl Iterator<Item = Option<&'t [u8]>>,
-    ) -> bool {
-        let copier = Copier::here();
-        let copy = |mut to: &mut [u8]| {
-            for payload in payloads {
-                let Some(payload) = payload else { return false };
-                let Some((place, rest)) = to.split_at_mut_checked(payload.len()) else {
-                    return false;
-                };
-                copier.copy(payload, place);
-                to = rest;
-            }
-            to.is_empty()
-        };
-        let (offset, len) = (row.deliver.stream_offset, row.all as usize);
-        // SAFETY: as in `store`, of all its deliveries.
-        unsafe { self.incoming().ring.write_at(offset, len, copy) }
-    }
-
     /// As [`StreamRef::store`], of `len` bytes that `fill` writes, in up to two parts.
     #[inline]
     pub(crate) fn store_by(
@@ -1054,20 +1016,6 @@ impl<'a> StreamRef<'a> {
             stamp(deliver.delivery, slots, deliver.end),
             Ordering::Release,
         );
-    }
-
-    /// As [`StreamRef::stamp`], for all deliveries of a row.
-    #[inline]
-    pub(crate) fn stamp_row(&self, row: &Row) {
-        let incoming = self.incoming();
-        let slots = incoming.delivered.len() as u64;
-        let first = row.deliver.delivery;
-        let end = row.deliver.stream_offset + u64::from(row.all);
-        for delivery in first..first + u64::from(row.count) {
-            let slot = &incoming.delivered[(delivery & (slots - 1)) as usize];
-            // ORDERING: Release, as in `stamp`.
-            slot.store(stamp(delivery, slots, end), Ordering::Release);
-        }
     }
 
     /// The payload of a numbered frame in the send ring.

@@ -33,7 +33,6 @@ mod deadlines;
 mod isolate;
 mod listen;
 mod migration;
-mod row;
 
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
@@ -135,13 +134,6 @@ pub(crate) trait Requests<S> {
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
     fn current(&self) -> (&Request, u16);
-    /// Whether the current request is a row: several requests of one segment each, bundled.
-    fn is_row(&self) -> bool {
-        false
-    }
-    /// The row cannot be applied at once: from now on its requests come one by one, beginning with
-    /// the first. Does nothing if the current request is no row.
-    fn take_apart(&mut self) {}
     /// The current request was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
 }
@@ -270,11 +262,8 @@ impl Replica {
             let batch = || {
                 while requests.advance() {
                     applying = true;
-                    if !requests.is_row() || !self.apply_row(requests.current(), out) {
-                        requests.take_apart();
-                        let (request, verdict) = requests.current();
-                        self.apply_in_batch(request, verdict, out);
-                    }
+                    let (request, verdict) = requests.current();
+                    self.apply_in_batch(request, verdict, out);
                     applying = false;
                     requests.applied(out);
                 }

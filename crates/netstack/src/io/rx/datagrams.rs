@@ -136,8 +136,7 @@ impl RxPump {
         let fits = match open.run.frames.first() {
             None => true,
             Some(first) => {
-                self.merge
-                    && open.index == index
+                open.index == index
                     && open.run.frames.len() < MAX_RUN
                     && is_verified_by_device(first) == is_verified_by_device(&frame)
             }
