@@ -155,23 +155,39 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The files that may say `unsafe`.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 20] = [
+    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/ring.rs",
-    "crates/dominoes/src/cell.rs",
-    "crates/netstack/src/io/stream.rs",
+    "crates/dominoes/src/slots.rs",
+    "crates/netstack/src/io/prefetch.rs",
+    "crates/netstack/src/io/stream/byte_ring.rs",
+    "crates/netstack/src/io/stream/delivery.rs",
+    "crates/netstack/src/io/stream/send.rs",
+    "crates/netstack/src/io/stream/table.rs",
     "crates/netstack/src/io/tx.rs",
-    "crates/drivers/src/sys.rs",
+    "crates/drivers/src/sys/bpf.rs",
+    "crates/drivers/src/sys/interface.rs",
+    "crates/drivers/src/sys/memory.rs",
+    "crates/drivers/src/sys/mod.rs",
+    "crates/drivers/src/sys/packet.rs",
+    "crates/drivers/src/sys/tap.rs",
+    "crates/drivers/src/sys/wait.rs",
+    "crates/drivers/src/sys/xdp.rs",
     "crates/drivers/src/umem.rs",
     "crates/drivers/src/xsk_ring.rs",
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 36] = [
-    "crates/dominoes/src/cell.rs",
+const PATH_OF_A_FRAME: [&str; 48] = [
+    "crates/dominoes/src/attachments.rs",
+    "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/log.rs",
     "crates/dominoes/src/publisher.rs",
     "crates/dominoes/src/ring.rs",
+    "crates/dominoes/src/slots.rs",
     "crates/dominoes/src/subscription.rs",
+    "crates/dominoes/src/verdicts.rs",
     "crates/dominoes/src/work.rs",
     "crates/netstack/src/packet/checksum.rs",
     "crates/netstack/src/packet/checksum/wide.rs",
@@ -186,8 +202,17 @@ const PATH_OF_A_FRAME: [&str; 36] = [
     "crates/netstack/src/io/processor/cipher.rs",
     "crates/netstack/src/io/processor/search.rs",
     "crates/netstack/src/state/apply.rs",
+    "crates/netstack/src/state/apply/connections.rs",
+    "crates/netstack/src/state/apply/schedule.rs",
     "crates/netstack/src/state/apply/row.rs",
+    "crates/netstack/src/io/prefetch.rs",
     "crates/netstack/src/io/stream.rs",
+    "crates/netstack/src/io/stream/byte_ring.rs",
+    "crates/netstack/src/io/stream/delivery.rs",
+    "crates/netstack/src/io/stream/options.rs",
+    "crates/netstack/src/io/stream/send.rs",
+    "crates/netstack/src/io/stream/status.rs",
+    "crates/netstack/src/io/stream/table.rs",
     "crates/netstack/src/io/tx.rs",
     "crates/netstack/src/groups/classify.rs",
     "crates/netstack/src/udp.rs",

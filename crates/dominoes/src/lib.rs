@@ -177,8 +177,9 @@
 //! random calls with a plain model, `tests/pitfalls.rs` has a test for each bug that other channels
 //! had, `tests/adversarial.rs` has one for each block of `unsafe`, with user code that panics, lies
 //! and calls back, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
-//! AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. `unsafe` stands in two files,
-//! `ring.rs` and `cell.rs`, whose module documentation holds the argument.
+//! AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. `unsafe` stands in four files:
+//! `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation of `ring.rs`
+//! and of `attachments.rs` holds the argument.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.
@@ -203,21 +204,21 @@ mod stats;
 mod subscription;
 mod sync;
 mod timer;
+mod verdicts;
 mod wait;
 mod wait_set;
 mod work;
 
-#[expect(
-    unsafe_code,
-    reason = "what stands beside the slots is shared memory, too"
-)]
-mod cell;
-#[expect(unsafe_code, reason = "the one owner of slot memory")]
+#[expect(unsafe_code, reason = "threads share the values beside the slots")]
+mod attachments;
+#[expect(unsafe_code, reason = "it lends its value to one thread at a time")]
+mod exclusive;
+#[expect(unsafe_code, reason = "it decides who accesses which slot of the ring")]
 mod ring;
+#[expect(unsafe_code, reason = "the one owner of slot memory")]
+mod slots;
 
-pub use cell::{
-    Attachments, BegunVerdict, Exclusive, ExclusiveGuard, Pin, Stocker, Verdicts, attachments,
-};
+pub use attachments::{Attachments, Pin, Stocker, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use consistency::{
     Action, Fingerprints, Joined, Joiner, Manager, Mismatch, Observe, ReplicaHandle, Verdict,
@@ -225,6 +226,7 @@ pub use consistency::{
 pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
+pub use exclusive::{Exclusive, ExclusiveGuard};
 pub use log::{Log, channel, channel_with_slots};
 pub use membership::{Entry, Members};
 pub use primary::{
@@ -244,6 +246,7 @@ pub use subscription::{Batch, Inactive, Iter, Subscription};
 pub use timer::{
     Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
 };
+pub use verdicts::{BegunVerdict, Verdicts};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
 pub use wait_set::{WaitSet, WakeSource};
 pub use work::{Begun, UnitState, Units};

@@ -1,4 +1,5 @@
-//! The multicast ring: claim, show, read. The only file, with `cell.rs`, that touches slot memory.
+//! The multicast ring: claim, show, read. No other file, but `attachments.rs` for values of its own,
+//! accesses slot memory.
 //!
 //! # Who writes what
 //!
@@ -75,7 +76,7 @@
 
 use crate::{
     Seq,
-    cell::Slots,
+    slots::Slots,
     sync::{
         Arc, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, LOAD_BEFORE_FENCE, Ordering,
         STORE_AFTER_FENCE, fence,

@@ -33,14 +33,14 @@ pub(crate) use std::sync::atomic::Ordering;
 /// sees through this one.
 #[cfg(tsan)]
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(crate::cell::Exclusive<T>);
+pub(crate) struct Mutex<T>(crate::exclusive::Exclusive<T>);
 
 #[cfg(tsan)]
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
-        Mutex(crate::cell::Exclusive::new(value))
+        Mutex(crate::exclusive::Exclusive::new(value))
     }
-    pub(crate) fn lock(&self) -> std::sync::LockResult<crate::cell::ExclusiveGuard<'_, T>> {
+    pub(crate) fn lock(&self) -> std::sync::LockResult<crate::exclusive::ExclusiveGuard<'_, T>> {
         loop {
             match self.0.try_take() {
                 Some(guard) => return Ok(guard),

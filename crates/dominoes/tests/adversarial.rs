@@ -6,19 +6,19 @@
 //!
 //! | `unsafe` in | block | test |
 //! |---|---|---|
-//! | `cell.rs` | `Slots: Send`, `Slots: Sync`, `Exclusive: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
-//! | `cell.rs` | `Slots::new`, `Slots::drop`, `Slots::at` | [`entries_of_any_size_and_alignment`], [`a_capacity_that_no_memory_holds`] |
-//! | `cell.rs` | `View::write` | [`an_iterator_that_panics`], [`an_iterator_that_lies_about_its_length`], [`an_iterator_that_uses_the_channel`] |
-//! | `cell.rs` | `Slots::write` | [`entries_of_any_size_and_alignment`], [`a_publisher_that_changes_threads`] |
-//! | `cell.rs` | `Slots::copy_in` | [`batches_of_every_length_at_every_slot`] |
-//! | `cell.rs` | `Slots::get`, `Slots::slice` | [`a_forgotten_guard_keeps_its_entries`], [`a_range_that_is_not_readable`] |
-//! | `cell.rs` | `Slots::take` | all tests of destructors |
-//! | `cell.rs` | `Emptying::next`, `Emptying::drop` | [`a_callback_of_take_out_that_panics`], [`a_callback_of_take_out_that_calls_back`] |
-//! | `cell.rs` | `Attachments::drop` | [`a_destructor_that_panics_while_attachments_go`] |
-//! | `cell.rs` | `Stocker::put` | [`a_callback_of_reclaim_that_panics`] |
-//! | `cell.rs` | `Stocker::reclaim` | [`a_callback_of_reclaim_that_panics`], [`a_callback_of_reclaim_that_calls_back`] |
-//! | `cell.rs` | `Pin::get` | [`a_callback_of_reclaim_that_panics`], [`a_forgotten_pin_keeps_its_chunk`], [`positions_that_no_chunk_holds`] |
-//! | `cell.rs` | `ExclusiveGuard::deref`, `deref_mut` | [`an_exclusive_whose_guard_is_forgotten`] |
+//! | `slots.rs`, `exclusive.rs` | `Slots: Send`, `Slots: Sync`, `Exclusive: Sync` | [`what_may_go_to_another_thread`], and the examples marked `compile_fail` |
+//! | `slots.rs` | `Slots::new`, `Slots::drop`, `Slots::at` | [`entries_of_any_size_and_alignment`], [`a_capacity_that_no_memory_holds`] |
+//! | `slots.rs` | `View::write` | [`an_iterator_that_panics`], [`an_iterator_that_lies_about_its_length`], [`an_iterator_that_uses_the_channel`] |
+//! | `slots.rs` | `Slots::write` | [`entries_of_any_size_and_alignment`], [`a_publisher_that_changes_threads`] |
+//! | `slots.rs` | `Slots::copy_in` | [`batches_of_every_length_at_every_slot`] |
+//! | `slots.rs` | `Slots::get`, `Slots::slice` | [`a_forgotten_guard_keeps_its_entries`], [`a_range_that_is_not_readable`] |
+//! | `slots.rs` | `Slots::take` | all tests of destructors |
+//! | `attachments.rs` | `Emptying::next`, `Emptying::drop` | [`a_callback_of_take_out_that_panics`], [`a_callback_of_take_out_that_calls_back`] |
+//! | `attachments.rs` | `Attachments::drop` | [`a_destructor_that_panics_while_attachments_go`] |
+//! | `attachments.rs` | `Stocker::put` | [`a_callback_of_reclaim_that_panics`] |
+//! | `attachments.rs` | `Stocker::reclaim` | [`a_callback_of_reclaim_that_panics`], [`a_callback_of_reclaim_that_calls_back`] |
+//! | `attachments.rs` | `Pin::get` | [`a_callback_of_reclaim_that_panics`], [`a_forgotten_pin_keeps_its_chunk`], [`positions_that_no_chunk_holds`] |
+//! | `exclusive.rs` | `ExclusiveGuard::deref`, `deref_mut` | [`an_exclusive_whose_guard_is_forgotten`] |
 //! | `ring.rs` | `Ring::drop_below` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_destructor_that_uses_the_channel`] |
 //! | `ring.rs` | `Ring::drop` | [`a_destructor_that_panics_while_the_channel_goes`] |
 //! | `ring.rs` | `Writer::try_push` | [`a_destructor_that_panics_while_a_publisher_looks_for_room`], [`a_wait_strategy_that_panics`] |

@@ -15,6 +15,7 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod gro;
 pub(crate) mod perform;
+pub(crate) mod prefetch;
 pub(crate) mod prepare;
 pub mod processor;
 pub(crate) mod record;

@@ -7,9 +7,12 @@ use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::{Gso, GsoKind, RxChecksum, TxChecksum, TxFrame, TxMeta, complete_checksum};
 
+use super::af_xdp::open_xdp;
+use super::interfaces::{Veth, ip};
 use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
-use super::{Instant, Missing, OPEN, Trial, Veth, ip, open_xdp};
+use super::{Missing, OPEN, Trial};
+use std::time::Instant;
 
 pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     vec![

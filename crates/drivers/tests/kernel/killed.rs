@@ -11,11 +11,11 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpMode};
 use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{DeviceError, TxFrame};
 
+use super::af_xdp::{arp_request, has_program, is_arp_reply};
+use super::interfaces::{Veth, bring_up, ip, try_ip};
 use super::support::packet::{experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
-use super::{
-    Missing, OPEN, Trial, Veth, arp_request, bring_up, has_program, ip, is_arp_reply, try_ip,
-};
+use super::{Missing, OPEN, Trial};
 
 /// Devices on a veth, by name.
 const ON_VETH: [&str; 7] = [

@@ -8,8 +8,11 @@ use dominoes_drivers::phy::FromPhy;
 use dominoes_drivers::{Device, DeviceError};
 use smoltcp::phy::{Medium, RawSocket, TunTapInterface};
 
+use super::interfaces::{NEXT_SUBNET, Veth, bring_up, ip, try_ip};
+use super::support::TIMEOUT;
 use super::support::{Port, behaviour};
-use super::{Instant, Missing, NEXT_SUBNET, TIMEOUT, Trial, Veth, bring_up, ip, try_ip};
+use super::{Missing, Trial};
+use std::time::Instant;
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 7];
 

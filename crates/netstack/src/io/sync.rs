@@ -1,9 +1,9 @@
 //! Atomics of the transmit slots and of the streams.
 //!
 //! Normally these are the ones of `core`. Under `cfg(netstack_loom)` they are loom's (other crates
-//! know `cfg(loom)`, and mean their own atomics by it), so that the models at the foot of `tx.rs`
-//! and `stream.rs` run the code as shipped under every outcome that the memory model allows. In
-//! unit tests each access is a step, and a test can let another claimer run before any of them
+//! know `cfg(loom)`, and mean their own atomics by it), so that the models of `tx.rs` and of
+//! `stream/loom_models.rs` run the code as shipped under every outcome that the memory model allows.
+//! In unit tests each access is a step, and a test can let another claimer run before any of them
 //! (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on every
 //! machine.
 

@@ -28,7 +28,8 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
-use crate::io::stream::{BorrowedPayload, prefetch_at};
+use crate::io::prefetch::{prefetch_at, prefetch_of};
+use crate::io::stream::BorrowedPayload;
 use crate::io::sync::{AtomicU64, Shadow};
 
 const FREE: u64 = 0;
@@ -173,7 +174,7 @@ impl TxRing {
     #[inline]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
         let index = self.index(frame);
-        super::stream::prefetch_of(&self.slots[index]);
+        prefetch_of(&self.slots[index]);
         let start = UnsafeCell::raw_get(&raw const self.memory[index * self.slot_len]);
         prefetch_at(start, len.min(self.slot_len));
     }

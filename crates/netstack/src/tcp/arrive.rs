@@ -1,7 +1,7 @@
 //! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after
 //! it.
 
-use super::receive_space::{AckDue, SHIFT_MAX};
+use super::receive_space::SHIFT_MAX;
 use super::send_space::Due;
 use super::{Cx, State, Tcb};
 use crate::config::{Limits, Settings};
@@ -148,7 +148,7 @@ impl Tcb {
         self.establish(seg, cx);
         // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
         self.set_window(seg.seq, seg.ack, u32::from(seg.wnd));
-        self.rcv.ack = AckDue::Now;
+        self.ack_now();
         // Sixth to eighth step, for the rest of the segment after the SYN.
         let behind = Segment {
             seq: seg.seq + 1,
@@ -301,7 +301,7 @@ impl Tcb {
             self.enter_time_wait(cx);
         }
         if seg.len > 0 || seg.flags.has(Flags::FIN) {
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
         } else {
             self.challenge(cx);
         }
@@ -316,7 +316,7 @@ impl Tcb {
         };
         let peer = *self.flow.remote.ip();
         if self.challenges.allow(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
         }
     }
 
@@ -412,7 +412,7 @@ impl Tcb {
             self.rcv.record_duplicate(seg.seq, seg.seq + seg.len);
         }
         if first >= last {
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
             return end <= room;
         }
         let run_offset = seg.run_offset.wrapping_add((first - from) as u32);
@@ -422,12 +422,12 @@ impl Tcb {
             self.take_in_order(run_offset, len, cx);
             self.ack_soon(seg, len, cx);
             if cut {
-                self.rcv.ack = AckDue::Now;
+                self.ack_now();
             }
             return last == end;
         }
         // RFC 5681 section 4.2: what is out of order, or fills a gap, is acknowledged at once.
-        self.rcv.ack = AckDue::Now;
+        self.ack_now();
         self.take_out_of_order(run_offset, first as u64, last as u64, cx) && last == end
     }
 
@@ -489,7 +489,7 @@ impl Tcb {
         let seg = acceptable.seg;
         if self.state == State::TimeWait {
             if seg.flags.has(Flags::FIN) {
-                self.rcv.ack = AckDue::Now;
+                self.ack_now();
                 self.enter_time_wait(cx);
             }
             return;
@@ -504,7 +504,7 @@ impl Tcb {
             if end >= 0 && at >= self.reassembly.end() {
                 self.rcv.fin_at = at;
             }
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
         }
         if self.rcv.fin_at == self.rcv.offset {
             self.peer_finished(cx);
@@ -516,8 +516,8 @@ impl Tcb {
         let rcv = &mut self.rcv;
         rcv.nxt += 1;
         rcv.edge = rcv.edge.max(rcv.nxt);
-        rcv.ack = AckDue::Now;
         let end = rcv.offset;
+        self.ack_now();
         self.notify(Event::PeerFinished { end }, cx);
         match self.state {
             State::Established => self.enter(State::CloseWait),

@@ -108,6 +108,7 @@ mod arrive;
 mod autotune;
 mod congestion;
 mod cookie;
+mod delayed_ack;
 mod ecn;
 mod fast_path;
 pub(crate) mod fields;
@@ -153,16 +154,13 @@ use undo::Undo;
 
 pub use arrive::{reset_at, reset_for};
 pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
+pub use delayed_ack::DELAYED_ACK;
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
 pub use send::Finish;
 
 /// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes
 /// two minutes and leaves it to experience.
 pub const MSL: Duration = Duration::from_secs(30);
-
-/// How long an acknowledgment may wait for a second segment, 40 ms (RFC 9293 section 3.8.6.3 allows
-/// less than 500 ms).
-pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 
 /// How long a connection without a socket stays in FIN-WAIT-2, 60 s.
 pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
@@ -546,7 +544,7 @@ impl Tcb {
             self.clear_scoreboard();
         }
         if next == State::Closed {
-            self.rcv.ack = receive_space::AckDue::None;
+            self.rcv.ack = delayed_ack::AckDue::None;
         }
     }
 

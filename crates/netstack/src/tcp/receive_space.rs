@@ -8,32 +8,17 @@
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use super::fields::{field_variants, fields};
-use super::retransmit::Timer;
-use super::{Cx, DELAYED_ACK, PendingDelivery, Tcb};
+use super::delayed_ack::AckDue;
+use super::fields::fields;
+use super::{Cx, PendingDelivery, Tcb};
 use crate::config::Limits;
 use crate::log::effect::EffectSink;
-use crate::log::request::{ConnId, Sack, Segment, SynOptions};
+use crate::log::request::{ConnId, Sack, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// Largest shift of a window field (RFC 7323 section 2.3).
 pub(super) const SHIFT_MAX: u8 = 14;
-
-/// Whether an acknowledgment is owed (RFC 9293 section 3.8.6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-#[repr(u8)]
-pub(super) enum AckDue {
-    /// No.
-    None,
-    /// Yes, with the next segment or when the timer says so.
-    Delayed,
-    /// Yes, with this request.
-    Now,
-}
-
-field_variants!(AckDue { None, Delayed, Now });
 
 /// What acknowledgments have to carry besides numbers, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,22 +302,6 @@ impl Tcb {
         (!sack.blocks().is_empty()).then_some(sack)
     }
 
-    /// `len` bytes of `seg` arrived in order: acknowledges every second full segment at once, a
-    /// single one later (RFC 9293 section 3.8.6.3). If the pump has further segments already, they
-    /// are acknowledged together with this one.
-    #[inline(always)]
-    pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
-        let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
-        let owed = self.rcv.ack;
-        if owed == AckDue::Now || !seg.followed && (several || owed == AckDue::Delayed) {
-            self.rcv.ack = AckDue::Now;
-        } else {
-            // If the following segments were damaged, the timer triggers the acknowledgment.
-            self.rcv.ack = AckDue::Delayed;
-            self.timers.start(Timer::DelayedAck, cx.now + DELAYED_ACK);
-        }
-    }
-
     /// The application has read up to `app_read`: schedules a window update if the window opens
     /// enough.
     #[inline(always)]
@@ -350,7 +319,7 @@ impl Tcb {
     fn schedule_window_update(&mut self, now: Instant, limits: &Limits) {
         self.autotune(now, limits);
         if self.state.accepts_data() && self.rcv.needs_window_update(limits) {
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
         }
     }
 }

@@ -10,7 +10,6 @@ use super::fields::{field_variants, fields};
 use super::send_space::Due;
 use super::undo::Cause;
 
-use super::receive_space::AckDue;
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
 use crate::log::effect::{EffectSink, Event};
 use crate::seqnum::SeqNum;
@@ -340,7 +339,7 @@ impl Tcb {
             self.on_keepalive_timeout(cx);
         }
         if self.timers.take(Timer::DelayedAck, now) {
-            self.rcv.ack = AckDue::Now;
+            self.ack_now();
         }
         if self.timers.take(Timer::Persist, now) {
             self.on_persist_timeout(cx);

@@ -4,8 +4,9 @@
 //! lies between `snd_nxt` and the end of what was written. SYN and FIN are bytes of that sequence
 //! space too.
 
+use super::delayed_ack::AckDue;
 use super::fast_path::FastPath;
-use super::receive_space::{AckContents, AckDue};
+use super::receive_space::AckContents;
 use super::recovery::TailProbe;
 use super::retransmit::{Expiry, Timer, timestamp};
 use super::send_space::{Allowed, Due};
@@ -75,7 +76,7 @@ impl Tcb {
         let mut finish = Finish::default();
         if !self.has_sent_all() {
             finish = self.finish_sending(&mut cx.outside_fast_path());
-        } else if self.rcv.ack == AckDue::Now {
+        } else if self.is_ack_due() {
             finish.blocked = !self.send_ack(cx);
         }
         self.update_fast_path();
@@ -106,7 +107,7 @@ impl Tcb {
         if self.snd.nxt != self.snd.end || self.has_control_to_send() {
             finish.blocked = self.send(cx);
         }
-        if self.rcv.ack == AckDue::Now && !finish.blocked {
+        if self.is_ack_due() && !finish.blocked {
             finish.blocked = !self.send_ack(cx);
         }
         finish
@@ -178,7 +179,7 @@ impl Tcb {
             }
             if what.payload_len == 0 {
                 sack = self.take_sack();
-            } else if contents.has(AckContents::BLOCKS) && self.rcv.ack == AckDue::Now {
+            } else if contents.has(AckContents::BLOCKS) && self.is_ack_due() {
                 // The blocks would take room from the payload: a separate segment carries them.
                 owed = AckDue::Now;
             }
@@ -195,16 +196,14 @@ impl Tcb {
         sack: Option<Sack>,
         cx: &mut Cx<'_, S>,
     ) {
-        let rcv = &mut self.rcv;
         let ack = if what.flags.has(Flags::ACK) {
-            rcv.ack = owed;
-            rcv.last_ack_sent = rcv.nxt;
-            self.timers.stop(Timer::DelayedAck);
-            rcv.nxt
+            self.ack_is_numbered(owed);
+            self.rcv.last_ack_sent = self.rcv.nxt;
+            self.rcv.nxt
         } else {
             SeqNum(0)
         };
-        let wnd = rcv.advertise(cx.limits, what.flags.has(Flags::SYN));
+        let wnd = self.rcv.advertise(cx.limits, what.flags.has(Flags::SYN));
         let first_frame = cx.frames.next;
         cx.frames.next += u64::from(what.count);
         if what.payload_len > 0 {

@@ -38,12 +38,12 @@ pub mod kernel {
     use dominoes_drivers::Frame;
 
     use crate::io::processor::{Processor, StreamId};
-    use crate::io::{perform, prepare, stream};
+    use crate::io::{perform, prefetch, prepare};
 
     /// Asks the processor to fetch `bytes` into its nearest cache; waits for nothing.
     #[inline]
     pub fn prefetch(bytes: &[u8]) {
-        stream::prefetch(bytes);
+        prefetch::prefetch(bytes);
     }
 
     /// Whether the TCP checksum of a frame (Ethernet, IPv4) is right.

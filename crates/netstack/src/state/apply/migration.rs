@@ -15,7 +15,8 @@
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink, Event, SerializedPart};
 use crate::log::request::{ConnId, Flow, MigrationParts};
-use crate::state::apply::{Replica, is_current};
+use crate::state::apply::Replica;
+use crate::state::apply::connections::is_current;
 use crate::tcp::Tcb;
 use crate::time::Instant;
 

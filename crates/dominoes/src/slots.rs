@@ -1,0 +1,173 @@
+//! The memory of slots: plain `T`, published once and lent as `&[T]`.
+//!
+//! What changes after publishing is kept beside it in dense arrays of the same length:
+//! [`Verdicts`](crate::Verdicts) and [`Attachments`](crate::Attachments).
+
+use crate::sync::Shadow;
+use std::{
+    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    cell::UnsafeCell,
+    mem::MaybeUninit,
+    ptr::NonNull,
+    slice,
+};
+
+/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Does not check which
+/// thread accesses what.
+pub(crate) struct Slots<T> {
+    base: NonNull<UnsafeCell<MaybeUninit<T>>>,
+    len: usize,
+    shadow: Shadow,
+}
+
+/// The address of the slots, by value, for loops: the compiler cannot know that writing to a slot
+/// leaves the `Slots` alone.
+pub(crate) struct View<'a, T> {
+    base: *mut UnsafeCell<MaybeUninit<T>>,
+    slots: &'a Slots<T>,
+}
+
+impl<T> View<'_, T> {
+    /// # Safety
+    /// As for [`Slots::write`].
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, index: usize, value: T) {
+        debug_assert!(index < self.slots.len);
+        self.slots.shadow.write(index);
+        // SAFETY: the caller has the slot for itself, and `index` is inside the allocation.
+        unsafe { UnsafeCell::raw_get(self.base.add(index)).write(MaybeUninit::new(value)) }
+    }
+}
+
+// SAFETY: the slots own their `T`s like a `Vec<T>` does; moving them to another thread moves the
+// values.
+unsafe impl<T: Send> Send for Slots<T> {}
+
+// SAFETY: through a shared `Slots`, values are put in and taken out (hence `Send`) and lent to
+// several threads at once (hence `Sync`); the unsafe methods leave it to the caller that no two
+// accesses conflict.
+unsafe impl<T: Send + Sync> Sync for Slots<T> {}
+
+impl<T> Slots<T> {
+    pub(crate) fn new(len: usize) -> Self {
+        let layout = Self::layout(len);
+        let base = if layout.size() == 0 {
+            NonNull::dangling()
+        } else {
+            // SAFETY: the layout is not of size zero.
+            let memory = unsafe { alloc(layout) };
+            NonNull::new(memory.cast()).unwrap_or_else(|| handle_alloc_error(layout))
+        };
+        Slots {
+            base,
+            len,
+            shadow: Shadow::new(len),
+        }
+    }
+
+    fn layout(len: usize) -> Layout {
+        let array =
+            Layout::array::<UnsafeCell<MaybeUninit<T>>>(len).and_then(|array| array.align_to(128));
+        array.expect("the slots of a channel fit into memory")
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    pub(crate) fn view(&self) -> View<'_, T> {
+        View {
+            base: self.base.as_ptr(),
+            slots: self,
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> *mut T {
+        debug_assert!(index < self.len);
+        // SAFETY: callers give an index below `len`, which is inside the allocation.
+        unsafe { UnsafeCell::raw_get(self.base.as_ptr().add(index)).cast() }
+    }
+
+    /// # Safety
+    /// `index < len`, and no other thread reads or writes the slot meanwhile. An old value is
+    /// overwritten, not dropped.
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, index: usize, value: T) {
+        self.shadow.write(index);
+        // SAFETY: the caller has the slot for itself.
+        unsafe { self.at(index).write(value) }
+    }
+
+    /// # Safety
+    /// `index + n <= len`, and no other thread reads or writes these slots meanwhile. `values`
+    /// points to `n` values outside the slots, which are copied bit by bit: they are `Copy`, or the
+    /// caller forgets them.
+    #[inline]
+    pub(crate) unsafe fn copy_in(&self, index: usize, values: *const T, n: usize) {
+        if n == 0 {
+            return;
+        }
+        for i in index..index + n {
+            self.shadow.write(i);
+        }
+        // SAFETY: the caller has the slots for itself and vouches for the values.
+        unsafe { self.at(index).copy_from_nonoverlapping(values, n) }
+    }
+
+    /// # Safety
+    /// `index < len`, the slot holds a value, and no thread writes or empties it as long as the
+    /// reference lives.
+    #[inline(always)]
+    pub(crate) unsafe fn get(&self, index: usize) -> &T {
+        self.shadow.read(index);
+        // SAFETY: the caller vouches for value and lifetime.
+        unsafe { &*self.at(index) }
+    }
+
+    /// # Safety
+    /// As for [`get`](Self::get), for each slot of `index..index + len`.
+    #[inline]
+    pub(crate) unsafe fn slice(&self, index: usize, len: usize) -> &[T] {
+        if len == 0 {
+            return &[];
+        }
+        self.touch(index, len);
+        // SAFETY: the caller vouches for values and lifetime; the slots are contiguous and
+        // `UnsafeCell<MaybeUninit<T>>` has the layout of `T`.
+        unsafe { slice::from_raw_parts(self.at(index), len) }
+    }
+
+    /// Shows loom a read of these slots.
+    #[inline(always)]
+    pub(crate) fn touch(&self, index: usize, len: usize) {
+        if cfg!(loom) {
+            for i in index..index + len {
+                self.shadow.read(i);
+            }
+        }
+    }
+
+    /// # Safety
+    /// `index < len`, the slot holds a value, no other thread touches the slot meanwhile, and it
+    /// counts as empty from now on.
+    #[inline]
+    pub(crate) unsafe fn take(&self, index: usize) -> T {
+        self.shadow.write(index);
+        // SAFETY: the caller has the slot for itself and treats it as empty afterwards.
+        unsafe { self.at(index).read() }
+    }
+}
+
+impl<T> Drop for Slots<T> {
+    fn drop(&mut self) {
+        let layout = Self::layout(self.len);
+        if layout.size() != 0 {
+            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, which
+            // knows which of them exist.
+            unsafe { dealloc(self.base.as_ptr().cast(), layout) }
+        }
+    }
+}

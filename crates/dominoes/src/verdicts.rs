@@ -1,0 +1,147 @@
+//! One atomic word per slot for what is computed after publishing.
+
+use crate::{
+    Seq,
+    sync::{AtomicU16, Ordering},
+};
+use std::{fmt, mem};
+
+/// One small atomic word per slot, for what is found out after publishing: 14 bits of payload and a
+/// lap bit.
+///
+/// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
+/// lap must set every slot it means to read. A word may be set twice by two threads that computed
+/// the same bits; where finding them out must not be done twice, the thread that does it
+/// [begins](Verdicts::begin) first. Begin and set it only while a subscription keeps the position
+/// in the ring: a late store would stand in the place of the next lap's.
+///
+/// ```
+/// let verdicts = dominoes::Verdicts::new(8);
+/// assert_eq!(verdicts.get(3), None);
+/// verdicts.set(3, 0b101);
+/// assert_eq!(verdicts.get(3), Some(0b101));
+/// assert_eq!(verdicts.get(3 + 8), None); // same slot, next lap
+/// ```
+pub struct Verdicts {
+    words: Box<[AtomicU16]>,
+    mask: u64,
+    shift: u32,
+}
+
+impl Verdicts {
+    const LAP: u16 = 1 << 15;
+    const BEGUN: u16 = 1 << 14;
+    const BITS: u16 = Self::BEGUN - 1;
+
+    /// Words for `slots` slots, none of them set.
+    ///
+    /// # Panics
+    /// If `slots` is not a power of two; [`Log::slots`](crate::Log::slots) is one.
+    pub fn new(slots: usize) -> Self {
+        assert!(
+            slots.is_power_of_two(),
+            "{slots} slots are not a power of two"
+        );
+        Verdicts {
+            // Lap 0 writes a clear lap bit, so a set one means "not yet".
+            words: (0..slots).map(|_| AtomicU16::new(Self::LAP)).collect(),
+            mask: slots as u64 - 1,
+            shift: slots.trailing_zeros(),
+        }
+    }
+
+    #[inline]
+    fn lap(&self, seq: Seq) -> u16 {
+        ((seq >> self.shift) as u16) << 15
+    }
+
+    /// Sets the bits of position `seq`.
+    ///
+    /// # Panics
+    /// If `bits` needs more than 14 bits.
+    #[inline]
+    pub fn set(&self, seq: Seq, bits: u16) {
+        assert!(
+            bits & !Self::BITS == 0,
+            "a verdict has 14 bits, {bits:#x} needs more"
+        );
+        // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict
+        // is seen with it.
+        self.words[(seq & self.mask) as usize].store(self.lap(seq) | bits, Ordering::Release);
+    }
+
+    /// The bits of position `seq`, or `None` while they are not set.
+    #[inline]
+    pub fn get(&self, seq: Seq) -> Option<u16> {
+        // ORDERING: Acquire, pairs with the Release in `set`.
+        let word = self.words[(seq & self.mask) as usize].load(Ordering::Acquire);
+        (word & Self::LAP == self.lap(seq)).then_some(word & Self::BITS)
+    }
+
+    /// Reserves computing the bits of position `seq` for the caller. `None` if they are set, or if
+    /// another thread has begun.
+    #[inline]
+    pub fn begin(&self, seq: Seq) -> Option<BegunVerdict<'_>> {
+        let word = &self.words[(seq & self.mask) as usize];
+        let last = word.load(Ordering::Relaxed);
+        if last & Self::LAP == self.lap(seq) || last & Self::BEGUN != 0 {
+            return None;
+        }
+        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: a thread that gave up
+        // wrote before.
+        word.compare_exchange(
+            last,
+            last | Self::BEGUN,
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        )
+        .ok()?;
+        Some(BegunVerdict {
+            verdicts: self,
+            seq,
+        })
+    }
+
+    /// How many words there are.
+    pub fn slots(&self) -> usize {
+        self.words.len()
+    }
+}
+
+impl fmt::Debug for Verdicts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verdicts")
+            .field("slots", &self.words.len())
+            .finish()
+    }
+}
+
+/// A thread's reservation of computing the bits of a position; no other thread computes them
+/// meanwhile. If it is dropped without [`BegunVerdict::set`], also by unwinding, another thread may
+/// begin.
+#[derive(Debug)]
+pub struct BegunVerdict<'a> {
+    verdicts: &'a Verdicts,
+    seq: Seq,
+}
+
+impl BegunVerdict<'_> {
+    /// Sets the bits, as [`Verdicts::set`] does.
+    ///
+    /// # Panics
+    /// If `bits` needs more than 14 bits.
+    #[inline]
+    pub fn set(self, bits: u16) {
+        self.verdicts.set(self.seq, bits);
+        mem::forget(self);
+    }
+}
+
+impl Drop for BegunVerdict<'_> {
+    fn drop(&mut self) {
+        let word = &self.verdicts.words[(self.seq & self.verdicts.mask) as usize];
+        let last = word.load(Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `Verdicts::begin`.
+        word.store(last & !Verdicts::BEGUN, Ordering::Release);
+    }
+}

@@ -1,0 +1,146 @@
+//! Maps and programs of the kernel (`bpf`).
+
+use libc::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use super::{check, own};
+
+/// The argument of bpf(2): zero but for what a command sets.
+struct BpfAttributes([u64; 18]);
+
+impl BpfAttributes {
+    fn new() -> Self {
+        Self([0; 18])
+    }
+
+    fn set32(mut self, at: usize, value: u32) -> Self {
+        let shift = if cfg!(target_endian = "little") {
+            at % 8 * 8
+        } else {
+            32 - at % 8 * 8
+        };
+        self.0[at / 8] |= u64::from(value) << shift;
+        self
+    }
+
+    fn set64(mut self, at: usize, value: u64) -> Self {
+        self.0[at / 8] = value;
+        self
+    }
+
+    /// # Safety
+    /// Pointers among the attributes are valid for what the command does with them.
+    unsafe fn call(&self, command: c_int) -> io::Result<c_int> {
+        // SAFETY: as many bytes as said; the caller answers for pointers in them.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                command,
+                self.0.as_ptr(),
+                size_of_val(&self.0),
+            )
+        };
+        check(result as c_int)
+    }
+}
+
+/// Makes a map from queue numbers to AF_XDP sockets.
+pub(crate) fn bpf_socket_map(entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: c_int = 0;
+    const XSKMAP: u32 = 17;
+    let attributes = BpfAttributes::new()
+        .set32(0, XSKMAP)
+        .set32(4, 4)
+        .set32(8, 4)
+        .set32(12, entries);
+    // SAFETY: no pointers.
+    own(unsafe { attributes.call(BPF_MAP_CREATE) }?)
+}
+
+/// Puts a socket into a map.
+pub(crate) fn bpf_map_set(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    let value = socket.as_raw_fd();
+    let attributes = BpfAttributes::new()
+        .set32(0, map.as_raw_fd() as u32)
+        .set64(8, ptr::from_ref(&key).addr() as u64)
+        .set64(16, ptr::from_ref(&value).addr() as u64);
+    // SAFETY: key and value are four bytes each, as the map was made for, and live until the call
+    // returns.
+    unsafe { attributes.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
+}
+
+/// Where a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    /// In the driver or right behind it, before the kernel's stack and packet sockets.
+    Xdp,
+    /// Behind packet sockets and before the kernel's stack.
+    Ingress,
+}
+
+/// Loads a program. `fragments`: it may get packets in several pieces (XDP only).
+pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const XDP_HAS_FRAGS: u32 = 1 << 5;
+    let (kind, attach) = match hook {
+        Hook::Xdp => (6, 37),
+        Hook::Ingress => (3, 46),
+    };
+    let license = c"Dual MIT/GPL";
+    let attributes = BpfAttributes::new()
+        .set32(0, kind)
+        .set32(4, program.len() as u32)
+        .set64(8, program.as_ptr().addr() as u64)
+        .set64(16, license.as_ptr().addr() as u64)
+        .set32(44, if fragments { XDP_HAS_FRAGS } else { 0 })
+        .set32(68, attach);
+    // SAFETY: as many instructions as said, and a text that ends in zero; both live until the call
+    // returns.
+    own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
+}
+
+/// Runs an XDP program on a frame, again and again, and does with the frame what it says.
+#[cfg(feature = "bare")]
+pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) -> io::Result<()> {
+    const BPF_PROG_TEST_RUN: c_int = 10;
+    const LIVE_FRAMES: u32 = 1 << 1;
+    let attributes = BpfAttributes::new()
+        .set32(0, program.as_raw_fd() as u32)
+        .set32(8, frame.len() as u32)
+        .set64(16, frame.as_ptr().addr() as u64)
+        .set32(32, count)
+        .set32(64, LIVE_FRAMES);
+    // SAFETY: as many bytes as said, only read from, which live until the call returns.
+    unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
+}
+
+/// How an XDP program is attached.
+pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
+
+/// As above.
+pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
+
+/// Attaches a program to an interface, for as long as the descriptor that is returned is open
+/// somewhere.
+pub(crate) fn bpf_attach(
+    hook: Hook,
+    program: BorrowedFd<'_>,
+    index: i32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: c_int = 28;
+    let attach = match hook {
+        Hook::Xdp => 37,
+        Hook::Ingress => 46,
+    };
+    let attributes = BpfAttributes::new()
+        .set32(0, program.as_raw_fd() as u32)
+        .set32(4, index as u32)
+        .set32(8, attach)
+        .set32(12, flags);
+    // SAFETY: no pointers.
+    own(unsafe { attributes.call(BPF_LINK_CREATE) }?)
+}

@@ -1,0 +1,210 @@
+//! What the kernel says about interfaces and addresses.
+
+use libc::c_int;
+use std::io;
+use std::mem;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use super::{check, own};
+
+/// A request about the interface `name`, with everything else zero.
+pub(super) fn request(name: &str) -> libc::ifreq {
+    // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a
+    // value of each.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    // The last byte stays zero: names are checked to be shorter, longer ones are cut.
+    let room = request.ifr_name.len() - 1;
+    for (place, byte) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    request
+}
+
+/// Asks about an interface, by a request that the kernel answers in place.
+pub(super) fn ask(
+    fd: BorrowedFd<'_>,
+    number: libc::Ioctl,
+    request: &mut libc::ifreq,
+) -> io::Result<()> {
+    // SAFETY: all callers pass a SIOCGIF* number or TUNSETIFF, for which the kernel reads and
+    // writes one `ifreq`; the reference makes it valid for both.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            number as libc::Ioctl,
+            ptr::from_mut(request),
+        )
+    })
+    .map(drop)
+}
+
+/// A socket to ask about interfaces with.
+pub(crate) fn control_socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// The index of an interface.
+pub(crate) fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFINDEX as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    Ok(unsafe { request.ifr_ifru.ifru_ifindex })
+}
+
+/// The present name of the interface with this index; ENODEV if there is none.
+pub(crate) fn interface_name(fd: BorrowedFd<'_>, index: i32) -> io::Result<String> {
+    let mut request = request("");
+    request.ifr_ifru.ifru_ifindex = index;
+    ask(fd, libc::SIOCGIFNAME as _, &mut request)?;
+    let bytes = request
+        .ifr_name
+        .iter()
+        .map(|&byte| byte as u8)
+        .take_while(|&byte| byte != 0)
+        .collect::<Vec<_>>();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Longest IP packet of an interface, in bytes.
+pub(crate) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFMTU as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
+}
+
+/// Whether an interface is administratively up.
+pub(crate) fn interface_is_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFFLAGS as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(c_int::from(flags) & libc::IFF_UP != 0)
+}
+
+/// The Ethernet address of an interface; `None` if it is not an Ethernet.
+pub(crate) fn interface_mac(fd: BorrowedFd<'_>, name: &str) -> io::Result<Option<[u8; 6]>> {
+    let mut request = request(name);
+    ask(fd, libc::SIOCGIFHWADDR as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; integers at any rate.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    let mut mac = [0; 6];
+    for (place, &byte) in mac.iter_mut().zip(&address.sa_data) {
+        *place = byte as u8;
+    }
+    Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
+}
+
+/// An IPv4 address that the kernel owns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedAddress {
+    pub(crate) interface: String,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix_len: u8,
+}
+
+/// All IPv4 addresses that the kernel owns in this network namespace.
+pub(crate) fn ipv4_addresses() -> io::Result<Vec<OwnedAddress>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the kernel's answer is stored through a valid pointer.
+    check(unsafe { libc::getifaddrs(&mut list) })?;
+    let mut found = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: not null, so an entry of the list that getifaddrs made; it is freed only below.
+        let entry = unsafe { &*next };
+        // SAFETY: both are null or point to an address that lives as long as the list.
+        let (address, mask) = unsafe { (ipv4(entry.ifa_addr), ipv4(entry.ifa_netmask)) };
+        if let Some(address) = address {
+            // SAFETY: every entry has a name that ends in zero and lives as long as the list.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            found.push(OwnedAddress {
+                interface: name.to_string_lossy().into_owned(),
+                address,
+                prefix_len: mask.map_or(32, |mask| mask.to_bits().count_ones() as u8),
+            });
+        }
+        next = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs, and no reference into it is left.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// The IPv4 address in a socket address of any family.
+///
+/// # Safety
+/// `address` is null, or points to a socket address as long as its family says.
+unsafe fn ipv4(address: *const libc::sockaddr) -> Option<Ipv4Addr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null; every socket address begins with its family.
+    if c_int::from(unsafe { (*address).sa_family }) != libc::AF_INET {
+        return None;
+    }
+    // SAFETY: the family says that this is a `sockaddr_in`; read without assuming its alignment.
+    let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+    Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)))
+}
+
+/// The name of the driver of an interface, if it tells.
+pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
+    let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
+    info[0] = 3; // ETHTOOL_GDRVINFO
+    let mut request = request(name);
+    request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
+    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, for which there is
+    // room.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            libc::SIOCETHTOOL,
+            ptr::from_mut(&mut request),
+        )
+    })
+    .ok()?;
+    // The number of the command, then the name in 32 bytes.
+    let bytes = info[1..9].iter().flat_map(|word| word.to_ne_bytes());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_loopback_interface_is_described() {
+        let socket = control_socket().unwrap();
+        let index = interface_index(socket.as_fd(), "lo").unwrap();
+        assert_eq!(interface_name(socket.as_fd(), index).unwrap(), "lo");
+        assert!(interface_mtu(socket.as_fd(), "lo").unwrap() >= 1500);
+        assert_eq!(
+            interface_mac(socket.as_fd(), "lo").unwrap(),
+            None,
+            "not an Ethernet"
+        );
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_no_device() {
+        let socket = control_socket().unwrap();
+        let error = interface_index(socket.as_fd(), "no-such-iface").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+
+    #[test]
+    fn the_list_of_addresses_can_be_iterated_and_freed() {
+        for owned in ipv4_addresses().unwrap() {
+            assert!(
+                !owned.interface.is_empty() && owned.prefix_len <= 32,
+                "{owned:?}"
+            );
+        }
+    }
+}

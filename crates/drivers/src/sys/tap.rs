@@ -1,0 +1,61 @@
+//! TAP devices.
+
+use libc::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use super::interface::{ask, request};
+use super::{check, check_len, own, part};
+
+/// Opens `/dev/net/tun`, without blocking.
+pub(crate) fn open_tun() -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    // SAFETY: the path ends in zero and lives for ever.
+    own(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })
+}
+
+/// Makes `fd` the far end of the interface `name`, which is made if need be.
+pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<()> {
+    let mut request = request(name);
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ask(fd, libc::TUNSETIFF as _, &mut request)
+}
+
+/// Says what the kernel may leave undone in frames that it gives us: `TUN_F_*`.
+pub(crate) fn tun_set_offloads(fd: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+    // SAFETY: this request takes an integer by value.
+    check(unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offloads),
+        )
+    })
+    .map(drop)
+}
+
+/// Sets the length of the virtio header before each frame, in bytes.
+pub(crate) fn tun_set_header_len(fd: BorrowedFd<'_>, len: c_int) -> io::Result<()> {
+    // SAFETY: this request reads one integer through a valid pointer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, ptr::from_ref(&len)) })
+        .map(drop)
+}
+
+/// Reads one frame behind its header. Returns the bytes of both.
+pub(crate) fn read_frame(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes no more than the length, into memory borrowed mutably.
+    check_len(unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) })
+}
+
+/// Writes one frame with its header. Returns the bytes of both.
+pub(crate) fn write_frame(
+    fd: BorrowedFd<'_>,
+    header: &[u8],
+    head: &[u8],
+    payload: &[u8],
+) -> io::Result<usize> {
+    let parts = [part(header), part(head), part(payload)];
+    // SAFETY: three valid parts, only read from.
+    check_len(unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr(), parts.len() as c_int) })
+}

@@ -1,0 +1,137 @@
+//! Waiting for descriptors, and waking a thread that waits.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+use super::{check, own};
+
+/// A counter that can be waited for.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes an event readable. Cannot fail in a way that matters: a counter that is full is readable.
+pub(crate) fn signal(event: BorrowedFd<'_>) {
+    let one = 1u64;
+    // SAFETY: eight bytes are read from a value of eight.
+    let _ = unsafe {
+        libc::write(
+            event.as_raw_fd(),
+            ptr::from_ref(&one).cast(),
+            size_of_val(&one),
+        )
+    };
+}
+
+/// Makes an event unreadable.
+pub(crate) fn clear(event: BorrowedFd<'_>) {
+    let mut count = 0u64;
+    // SAFETY: eight bytes are written into a value of eight.
+    let _ = unsafe {
+        libc::read(
+            event.as_raw_fd(),
+            ptr::from_mut(&mut count).cast(),
+            size_of_val(&count),
+        )
+    };
+}
+
+/// What ended a wait; nothing set: the time was over, or a signal came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// The device has an error to fetch, or is gone.
+    pub(crate) device_error: bool,
+    /// The event is readable.
+    pub(crate) event: bool,
+}
+
+/// Waits until one of the two is readable or the time is over.
+pub(crate) fn wait_readable(
+    device: BorrowedFd<'_>,
+    event: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> io::Result<Ready> {
+    let mut fds = [device, event].map(|fd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let timeout = timeout.map(|timeout| {
+        // SAFETY: integers; all zero is a value. (Not written as a literal, since some platforms
+        // pad it.)
+        let mut time: libc::timespec = unsafe { mem::zeroed() };
+        time.tv_sec = timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX);
+        time.tv_nsec = timeout.subsec_nanos() as _;
+        time
+    });
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: two valid entries, a time that is null or valid, and no signal mask.
+    let result = unsafe {
+        libc::ppoll(
+            fds.as_mut_ptr(),
+            fds.len() as libc::nfds_t,
+            timeout,
+            ptr::null(),
+        )
+    };
+    match check(result) {
+        Ok(_) => Ok(Ready {
+            device_error: fds[0].revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0,
+            event: fds[1].revents & libc::POLLIN != 0,
+        }),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A set of descriptors that is itself readable when one of them is; each tells of news once
+/// ("edge-triggered").
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
+/// Makes a device tell an `epoll` of each frame that comes, once.
+pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLET) as u32,
+        u64: 0,
+    };
+    // SAFETY: the kernel reads one event through a valid pointer.
+    check(unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_ADD,
+            device.as_raw_fd(),
+            &mut event,
+        )
+    })
+    .map(drop)
+}
+
+/// Undoes [`epoll_watch`].
+pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes integers, and no event for this.
+    check(unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_DEL,
+            device.as_raw_fd(),
+            ptr::null_mut(),
+        )
+    })
+    .map(drop)
+}
+
+/// Takes the news out of an `epoll` with one device in it. Returns whether the device has an error.
+pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: the kernel writes at most one event into a valid place.
+    let taken = unsafe { libc::epoll_wait(epoll.as_raw_fd(), &mut event, 1, 0) };
+    let events = event.events;
+    taken > 0 && events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0
+}

@@ -1,0 +1,235 @@
+//! Packet sockets.
+
+use super::Missing;
+use super::interfaces::{Veth, ip};
+use super::support::packet::{self, ACK, Path, Tcp, experiment, is_experiment};
+use super::support::{Port, TIMEOUT};
+use dominoes_drivers::Device;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, MacChoice, RxRing};
+use dominoes_drivers::{DeviceError, RxChecksum, TxChecksum, TxFrame};
+use libtest_mimic::Trial;
+use std::time::Instant;
+
+pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
+    vec![
+        missing.packet(
+            "packet::an_address_of_the_kernel_is_refused",
+            an_address_of_the_kernel_is_refused,
+        ),
+        missing.packet(
+            "packet::an_interface_that_is_not_there_is_named",
+            an_interface_that_is_not_there_is_named,
+        ),
+        missing.packet(
+            "packet::a_frame_beyond_a_shrunken_mtu_is_dropped",
+            a_frame_beyond_a_shrunken_mtu_is_dropped,
+        ),
+        missing.packet(
+            "packet::our_own_frames_do_not_come_back",
+            our_own_frames_do_not_come_back,
+        ),
+        missing.packet(
+            "packet::frames_to_an_address_of_ours_arrive",
+            frames_to_an_address_of_ours_arrive,
+        ),
+        missing.packet(
+            "packet::a_full_receive_buffer_counts_what_it_drops",
+            a_full_receive_buffer_counts_what_it_drops,
+        ),
+        missing.packet("packet::a_vlan_tag_is_kept", || {
+            a_vlan_tag_is_kept(RxRing::None);
+        }),
+        missing.xdp(
+            "packet::the_kernel_does_not_route_what_is_ours",
+            the_kernel_does_not_route_what_is_ours,
+        ),
+    ]
+}
+
+fn an_address_of_the_kernel_is_refused() {
+    let veth = Veth::new();
+    let address = veth.peer().address();
+    let error =
+        AfPacket::open(&veth.left, AfPacketOptions::default().address(address)).unwrap_err();
+    let expected = DeviceError::AddressInUse {
+        address,
+        interface: veth.right.clone(),
+        prefix_len: 24,
+    };
+    assert_eq!(error, expected);
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("ip addr del {address}/24 dev {}", veth.right)),
+        "{error}"
+    );
+}
+
+fn an_interface_that_is_not_there_is_named() {
+    let error = AfPacket::open("not-there", AfPacketOptions::default()).unwrap_err();
+    assert_eq!(
+        error,
+        DeviceError::NoSuchInterface {
+            interface: "not-there".to_owned()
+        }
+    );
+}
+
+fn a_frame_beyond_a_shrunken_mtu_is_dropped() {
+    let veth = Veth::new();
+    let mut port = veth.open_left();
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    ip(&format!("link set {} mtu 1000", veth.left));
+    let long = experiment(other.mac, port.mac, 1, 1514);
+    let short = experiment(other.mac, port.mac, 2, 1014);
+    assert_eq!(
+        port.tx
+            .transmit(&[TxFrame::new(&long), TxFrame::new(&short)]),
+        Ok(2)
+    );
+    assert_eq!((port.tx.stats().frames, port.tx.stats().dropped), (1, 1));
+    assert_eq!(
+        other.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        short
+    );
+}
+
+fn our_own_frames_do_not_come_back() {
+    let veth = Veth::new();
+    let mut port = veth.open_left();
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let ours = experiment(other.mac, port.mac, 1, 60);
+    let theirs = experiment(port.mac, other.mac, 2, 60);
+    assert_eq!(port.tx.transmit(&[TxFrame::new(&ours)]), Ok(1));
+    assert_eq!(other.tx.transmit(&[TxFrame::new(&theirs)]), Ok(1));
+    assert_eq!(
+        port.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        theirs
+    );
+    assert_eq!(
+        other.claim_exactly(1, |frame| is_experiment(frame))[0].bytes(),
+        ours
+    );
+}
+
+fn frames_to_an_address_of_ours_arrive() {
+    let veth = Veth::new();
+    let options = || AfPacketOptions::default().qdisc_bypass(true);
+    let local = AfPacket::open(&veth.left, options().mac(MacChoice::Local)).unwrap();
+    let plain = AfPacket::open(&veth.left, options()).unwrap();
+    assert_ne!(local.mac(), plain.mac());
+    assert!(local.receive_buffer() > 0);
+    let mut port = Port::new(local);
+    let peer = veth.peer();
+    peer.introduce(port.mac);
+    peer.socket()
+        .send_to(b"to the local address", (peer.our_address(), 9))
+        .unwrap();
+    let got = port
+        .claim_exactly(1, |frame| packet::parse_udp(frame).is_some())
+        .remove(0);
+    assert_eq!(got[..6], port.mac);
+}
+
+fn the_kernel_does_not_route_what_is_ours() {
+    const FRAMES: usize = 5_000;
+    // Other tests' packets are among them, far fewer than ours.
+    let received_by_ip = || {
+        let counts = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
+        let [names, numbers] = [0, 1].map(|line| {
+            let of_ip = counts.lines().filter(|line| line.starts_with("Ip:"));
+            of_ip.skip(line).take(1).flat_map(str::split_whitespace)
+        });
+        let (_, number) = names
+            .zip(numbers)
+            .find(|(name, _)| *name == "InReceives")
+            .unwrap();
+        number.parse::<usize>().unwrap()
+    };
+    let veth = Veth::new();
+    let mut right = veth.open_right();
+    let (peer, interface) = (veth.peer(), &veth.left);
+    for address in [None, Some(peer.our_address())] {
+        let mut options = AfPacketOptions::default();
+        options.address = address;
+        let mut port = Port::new(AfPacket::open(interface, options).unwrap());
+        let path = Path {
+            from_mac: right.mac,
+            to_mac: port.mac,
+            from: (peer.address(), 9),
+            to: (peer.our_address(), 9),
+        };
+        let fields = Tcp {
+            seq: 1,
+            ack: 1,
+            flags: ACK,
+        };
+        let packet = packet::tcp(path, fields, &[], None);
+        let before = received_by_ip();
+        for _ in 0..FRAMES {
+            assert_eq!(right.tx.transmit(&[packet.frame()]), Ok(1));
+            port.claim_exactly(1, |frame| packet::parse_tcp(frame).is_some());
+        }
+        let received = received_by_ip() - before;
+        assert_eq!(
+            received < FRAMES / 2,
+            address.is_some(),
+            "{received} of {FRAMES} frames got as far as a route with {address:?}"
+        );
+    }
+}
+
+fn a_full_receive_buffer_counts_what_it_drops() {
+    let veth = Veth::new();
+    let options = AfPacketOptions::default()
+        .ring(RxRing::None)
+        .receive_buffer(4096);
+    let mut small = Port::new(AfPacket::open(&veth.left, options).unwrap());
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let bytes = experiment(small.mac, other.mac, 1, 1000);
+    let mut sent = 0;
+    while sent < 500 {
+        sent += other.tx.transmit(&[TxFrame::new(&bytes); 10]).unwrap();
+    }
+    let deadline = Instant::now() + TIMEOUT;
+    let mut frames = Vec::new();
+    while frames.len() as u64 + small.rx.stats().dropped < 500 {
+        small.rx.claim(32, &mut frames).unwrap();
+        assert!(
+            Instant::now() < deadline,
+            "{} frames, {:?}",
+            frames.len(),
+            small.rx.stats()
+        );
+    }
+    assert!(small.rx.stats().dropped > 100, "{:?}", small.rx.stats());
+}
+
+pub(crate) fn a_vlan_tag_is_kept(ring: RxRing) {
+    let veth = Veth::new();
+    let mut port = veth.open_left_with(AfPacketOptions::default().ring(ring));
+    let mut other = Port::new(AfPacket::open(&veth.right, AfPacketOptions::default()).unwrap());
+    let path = Path {
+        to_mac: port.mac,
+        from_mac: other.mac,
+        ..veth.peer().path(&port, 7, 8)
+    };
+    let mut packet = packet::udp(path, b"tagged", None);
+    packet.head.splice(12..12, [0x81, 0, 0, 7]);
+    packet.meta.checksum = TxChecksum::Partial {
+        start: 38,
+        offset: 6,
+    };
+    assert_eq!(other.tx.transmit(&[packet.frame()]), Ok(1));
+    let got = port
+        .claim_exactly(1, |frame| frame.ends_with(b"tagged"))
+        .remove(0);
+    assert_eq!(got.bytes(), [&packet.head[..], &packet.payload].concat());
+    assert_eq!(
+        got.meta.checksum,
+        RxChecksum::Partial {
+            start: 38,
+            offset: 6
+        }
+    );
+}

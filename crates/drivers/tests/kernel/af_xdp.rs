@@ -1,0 +1,307 @@
+//! XDP sockets.
+
+use super::Missing;
+use super::interfaces::{Veth, ip};
+use super::rings::{mapping_of, send_experiments};
+use super::support::packet::{self, experiment, is_experiment};
+use super::support::{Port, TIMEOUT};
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
+use dominoes_drivers::{DeviceError, TxFrame};
+use libtest_mimic::Trial;
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::time::Instant;
+
+pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
+    vec![
+        missing.xdp(
+            "packet::a_guarded_address_may_be_the_kernels",
+            a_guarded_address_may_be_the_kernels,
+        ),
+        missing.xdp(
+            "xdp::the_kernel_keeps_what_is_not_ours",
+            the_kernel_keeps_what_is_not_ours,
+        ),
+        missing.xdp(
+            "xdp::several_queues_share_their_memory",
+            several_queues_share_their_memory,
+        ),
+        missing.xdp(
+            "xdp::long_frames_pass_in_pieces",
+            long_frames_pass_in_pieces,
+        ),
+        missing.xdp(
+            "xdp::frames_lie_where_nobody_can_write_and_may_be_kept",
+            frames_lie_where_nobody_can_write_and_may_be_kept,
+        ),
+        missing.xdp(
+            "xdp::a_burst_beyond_the_ring_is_counted",
+            a_burst_beyond_the_ring_is_counted,
+        ),
+        missing.xdp(
+            "xdp::opened_and_closed_again_and_again",
+            opened_and_closed_again_and_again,
+        ),
+        missing.xdp(
+            "xdp::what_cannot_be_had_is_named",
+            what_cannot_be_had_is_named,
+        ),
+    ]
+}
+
+pub(crate) fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
+    let device = AfXdp::open(interface, options).unwrap();
+    assert!(!device.is_zero_copy(), "veth has none");
+    assert!(
+        device
+            .advice()
+            .is_some_and(|advice| advice.contains("ethtool -K"))
+    );
+    Port::new(device)
+}
+
+/// An ARP request for `target` by an address that nobody has.
+pub(crate) fn arp_request(from: [u8; 6], subnet: u8, target: Ipv4Addr) -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &from, &[0x08, 0x06]].concat();
+    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(from);
+    frame.extend([10, 78, subnet, 77]);
+    frame.extend([0; 6]);
+    frame.extend(target.octets());
+    frame
+}
+
+/// Whether this is an ARP reply from `sender`.
+pub(crate) fn is_arp_reply(frame: &[u8], sender: Ipv4Addr) -> bool {
+    frame.get(12..14) == Some(&[0x08, 0x06])
+        && frame.get(20..22) == Some(&[0, 2])
+        && frame.get(28..32) == Some(&sender.octets())
+}
+
+fn a_guarded_address_may_be_the_kernels() {
+    let veth = Veth::new();
+    let (guarded, other) = (
+        Ipv4Addr::new(10, 78, veth.subnet, 1),
+        Ipv4Addr::new(10, 78, veth.subnet, 3),
+    );
+    for address in [guarded, other] {
+        ip(&format!("addr add {address}/24 dev {}", veth.left));
+    }
+    let options = AfPacketOptions::default().address(guarded);
+    let error = AfPacket::open(&veth.left, options.clone()).unwrap_err();
+    assert!(matches!(error, DeviceError::AddressInUse { .. }));
+    let mut port = Port::new(AfPacket::open(&veth.left, options.guard(true)).unwrap());
+    let mut right = veth.open_right();
+    for address in [guarded, other] {
+        let request = arp_request(right.mac, veth.subnet, address);
+        assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        port.claim_exactly(1, |frame| packet::is_arp_request(frame, address));
+    }
+    // The kernel answers for the address that is not guarded, and did not for the one asked for
+    // before.
+    right.claim_while(|frame| {
+        assert!(
+            !is_arp_reply(&frame, guarded),
+            "the kernel answered in our place"
+        );
+        !is_arp_reply(&frame, other)
+    });
+    drop(port);
+    let request = arp_request(right.mac, veth.subnet, guarded);
+    assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+    right.claim_while(|frame| !is_arp_reply(&frame, guarded));
+}
+
+fn the_kernel_keeps_what_is_not_ours() {
+    let veth = Veth::new();
+    let ours = veth.peer().our_address();
+    let kernels = Ipv4Addr::new(10, 78, veth.subnet, 3);
+    ip(&format!("addr add {kernels}/24 dev {}", veth.left));
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let options = AfXdpOptions::default().mode(mode).address(ours);
+        let mut port = open_xdp(&veth.left, &options);
+        let mut right = veth.open_right();
+        for address in [kernels, ours] {
+            let request = arp_request(right.mac, veth.subnet, address);
+            assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        }
+        right.claim_exactly(1, |frame| is_arp_reply(frame, kernels));
+        port.claim_while(|frame| {
+            assert!(
+                !packet::is_arp_request(&frame, kernels),
+                "it is the kernel's"
+            );
+            !packet::is_arp_request(&frame, ours)
+        });
+    }
+    let error = AfXdp::open(&veth.left, &AfXdpOptions::default().address(kernels)).unwrap_err();
+    assert!(matches!(error, DeviceError::AddressInUse { .. }), "{error}");
+    let options = AfXdpOptions::default().address(kernels).guard(true);
+    drop(open_xdp(&veth.left, &options));
+}
+
+fn several_queues_share_their_memory() {
+    const FLOWS: u16 = 64;
+    let queues = "numtxqueues 4 numrxqueues 4";
+    let veth = Veth::with(queues, queues);
+    let peer = veth.peer();
+    let options = AfXdpOptions::default().address(peer.our_address());
+    let devices = AfXdp::open_queues(&veth.left, &options, 4).unwrap();
+    let mut ports: Vec<_> = devices.into_iter().map(Port::new).collect();
+    peer.introduce(ports[0].mac);
+    for flow in 0..FLOWS {
+        let socket = peer.socket();
+        for _ in 0..5 {
+            socket
+                .send_to(&flow.to_be_bytes(), (peer.our_address(), 9))
+                .unwrap();
+        }
+    }
+    let mut seen = vec![[0; 4]; FLOWS.into()];
+    let mut kept = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while seen.iter().flatten().sum::<usize>() < 5 * usize::from(FLOWS) {
+        for (queue, port) in ports.iter_mut().enumerate() {
+            let before = kept.len();
+            port.rx.claim(32, &mut kept).unwrap();
+            for payload in kept[before..]
+                .iter()
+                .filter_map(|frame| packet::parse_udp(frame))
+            {
+                seen[usize::from(u16::from_be_bytes([payload[0], payload[1]]))][queue] += 1;
+            }
+        }
+        assert!(Instant::now() < deadline, "{seen:?}");
+    }
+    // Released by another device than theirs, frames find their queue.
+    ports[3].rx.release(&mut kept);
+    let socket = peer.socket();
+    for port in &mut ports {
+        let path = peer.path(port, 7, socket.local_addr().unwrap().port());
+        let packet = packet::udp(path, b"from every queue", None);
+        assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
+        let mut buffer = [0; 100];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 16);
+    }
+    let error = AfXdp::open_queues(&veth.right, &AfXdpOptions::default(), 9).unwrap_err();
+    assert!(error.to_string().contains("no such queue"), "{error}");
+}
+
+fn long_frames_pass_in_pieces() {
+    let veth = Veth::new();
+    for interface in [&veth.left, &veth.right] {
+        ip(&format!("link set {interface} mtu 9000"));
+    }
+    let options = AfXdpOptions::default();
+    let mut left = open_xdp(&veth.left, &options);
+    let mut right = veth.open_right();
+    assert_eq!(left.caps.mtu, 9000);
+    for (number, len) in (0..).zip([60, 4072, 4073, 4096, 8144, 8145, 9014]) {
+        let there = experiment(right.mac, left.mac, number, len);
+        let back = experiment(left.mac, right.mac, number, len);
+        // In two parts, so that pieces end in either.
+        let frame = TxFrame {
+            head: &there[..54],
+            payload: &there[54..],
+            meta: Default::default(),
+        };
+        assert_eq!(left.tx.transmit(&[frame]), Ok(1));
+        assert_eq!(right.tx.transmit(&[TxFrame::new(&back)]), Ok(1));
+        let got = right.claim_exactly(1, |frame| is_experiment(frame));
+        assert_eq!(got[0].bytes(), there, "{len} bytes sent");
+        let got = left.claim_exactly(1, |frame| is_experiment(frame));
+        assert_eq!(got[0].bytes(), back, "{len} bytes received");
+    }
+}
+
+fn frames_lie_where_nobody_can_write_and_may_be_kept() {
+    let veth = Veth::new();
+    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut other = veth.open_right();
+    let mut kept = Vec::new();
+    for number in 0..500 {
+        send_experiments(&mut other, &port, number..number + 1);
+        let mut got = port.claim_exactly(1, |frame| is_experiment(frame));
+        if number < 100 {
+            kept.append(&mut got);
+        }
+    }
+    for (number, frame) in (0..).zip(&kept) {
+        assert_eq!(frame.bytes(), experiment(port.mac, other.mac, number, 1514));
+    }
+    let stats = port.rx.stats();
+    assert!(kept[0].is_in_place() && stats.copied > 0, "{stats:?}");
+    assert_eq!(stats.dropped, 0, "{stats:?}");
+    let address = kept[0].bytes().as_ptr().addr();
+    assert!(mapping_of(address).contains(" r--s "));
+    let mac = port.mac;
+    drop(port);
+    assert_eq!(kept[0].bytes(), experiment(mac, other.mac, 0, 1514));
+}
+
+fn a_burst_beyond_the_ring_is_counted() {
+    let veth = Veth::new();
+    let mut port = open_xdp(&veth.left, &AfXdpOptions::default().rx_chunks(64));
+    let mut other = veth.open_right();
+    let count = 300;
+    send_experiments(&mut other, &port, 0..count);
+    let mut got = 0;
+    let deadline = Instant::now() + TIMEOUT;
+    while got + port.rx.stats().dropped < count.into() {
+        let mut frames = Vec::new();
+        port.rx.claim(32, &mut frames).unwrap();
+        got += frames.iter().filter(|frame| is_experiment(frame)).count() as u64;
+        assert!(Instant::now() < deadline, "{got} {:?}", port.rx.stats());
+    }
+    assert!(port.rx.stats().dropped > 100, "{:?}", port.rx.stats());
+    // What came later finds room again.
+    send_experiments(&mut other, &port, 7..8);
+    let got = port.claim_exactly(1, |frame| is_experiment(frame));
+    assert_eq!(got[0].bytes(), experiment(port.mac, other.mac, 7, 1514));
+}
+
+/// Whether an XDP program is attached.
+pub(crate) fn has_program(interface: &str) -> bool {
+    let output = Command::new("ip")
+        .args(["-d", "link", "show", "dev", interface])
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .contains("prog/xdp")
+}
+
+fn opened_and_closed_again_and_again() {
+    let veth = Veth::new();
+    for mode in [XdpMode::Native, XdpMode::Generic, XdpMode::Auto] {
+        for _ in 0..3 {
+            let options = AfXdpOptions::default().mode(mode);
+            let mut port = open_xdp(&veth.left, &options);
+            assert!(has_program(&veth.left));
+            let mut other = veth.open_right();
+            send_experiments(&mut other, &port, 0..1);
+            port.claim_exactly(1, |frame| is_experiment(frame));
+            // The halves hold the program together.
+            drop(port.rx);
+            assert!(has_program(&veth.left));
+            drop(port.tx);
+            assert!(!has_program(&veth.left));
+        }
+    }
+}
+
+fn what_cannot_be_had_is_named() {
+    let veth = Veth::new();
+    let open = |options: AfXdpOptions| AfXdp::open(&veth.left, &options).unwrap_err().to_string();
+    let error = open(AfXdpOptions::default().bind(XdpBind::ZeroCopy));
+    assert!(error.contains("XdpBind::Copy"), "{error}");
+    let _first = open_xdp(
+        &veth.left,
+        &AfXdpOptions::default().redirect(Redirect::Everything),
+    );
+    let error = open(AfXdpOptions::default());
+    assert!(error.contains("xdp off"), "{error}");
+    let error = AfXdp::open("not-there", &AfXdpOptions::default()).unwrap_err();
+    assert!(matches!(error, DeviceError::NoSuchInterface { .. }));
+}

@@ -1,0 +1,143 @@
+//! Bytes in a ring, which threads share that agree on who accesses which.
+
+use core::cell::UnsafeCell;
+
+use crate::io::copy::Copier;
+use crate::io::sync::Shadow;
+
+/// Bytes of a ring, oldest first, in up to two parts.
+pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
+
+/// Bytes shared between threads that agreed on who has which.
+pub(super) struct ByteRing {
+    bytes: Box<[UnsafeCell<u8>]>,
+    mask: u64,
+    /// Access checks for each byte (loom).
+    shadow: Shadow,
+}
+
+// SAFETY: the bytes are accessed only through the `unsafe` functions below, whose callers guarantee
+// that no two threads access one byte at the same time unless both read it.
+unsafe impl Sync for ByteRing {}
+
+impl ByteRing {
+    /// `len` is a power of two.
+    pub(super) fn new(len: usize) -> Self {
+        let zeros = vec![0u8; len].into_boxed_slice();
+        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
+        let bytes = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
+        ByteRing {
+            bytes,
+            mask: len as u64 - 1,
+            shadow: Shadow::new(len),
+        }
+    }
+
+    /// Where `[offset, offset + len)` lies: index and length of one or two parts.
+    #[inline]
+    pub(super) fn spans(&self, offset: u64, len: usize) -> [(usize, usize); 2] {
+        debug_assert!(
+            len as u64 <= self.mask + 1,
+            "{len} bytes in a ring of {}",
+            self.mask + 1
+        );
+        let at = (offset & self.mask) as usize;
+        let first = len.min(self.bytes.len() - at);
+        [(at, first), (0, len - first)]
+    }
+
+    /// Copies `from` to `offset`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these bytes meanwhile, and `from` is no longer than the ring.
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, offset: u64, from: &[u8]) {
+        assert!(from.len() <= self.bytes.len());
+        let [(at, len), (_, rest)] = self.spans(offset, from.len());
+        self.shadow.write(at, len);
+        self.shadow.write(0, rest);
+        let (front, back) = from.split_at(len);
+        // SAFETY: `at + len` is within the ring, and so is the rest, at its beginning. The caller
+        // has exclusive access to both ranges, so each slice is the only reference to its bytes
+        // while it lives. The cells were initialised in `new`.
+        unsafe {
+            let ring = UnsafeCell::raw_get(self.bytes.as_ptr());
+            Copier::here().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
+            if rest > 0 {
+                Copier::here().copy(back, core::slice::from_raw_parts_mut(ring, rest));
+            }
+        }
+    }
+
+    /// Lets `fill` write the bytes at `offset`, in up to two parts; its first argument is the
+    /// number of bytes before the part.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these bytes meanwhile, and they are no more than the ring has.
+    #[inline]
+    pub(super) unsafe fn write_by(
+        &self,
+        offset: u64,
+        len: usize,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) {
+        assert!(len <= self.bytes.len());
+        let mut done = 0;
+        for (at, len) in self.spans(offset, len) {
+            if len == 0 {
+                continue;
+            }
+            self.shadow.write(at, len);
+            // SAFETY: `at + len` is within the ring, and the caller has exclusive access to the
+            // range, so the slice is the only reference to its bytes while it lives. The cells were
+            // initialised in `new`.
+            let part = unsafe {
+                let first = UnsafeCell::raw_get(self.bytes.as_ptr().add(at));
+                core::slice::from_raw_parts_mut(first, len)
+            };
+            fill(done, part);
+            done += len;
+        }
+    }
+
+    /// Lets `fill` write the bytes at `offset`, which do not wrap.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these bytes meanwhile.
+    #[inline]
+    pub(super) unsafe fn write_at<R>(
+        &self,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        let at = (offset & self.mask) as usize;
+        let part = &self.bytes[at..][..len];
+        self.shadow.write(at, len);
+        // SAFETY: the caller has exclusive access to the range, so the slice is the only reference
+        // to its bytes while it lives. The cells were initialised in `new`.
+        fill(unsafe {
+            core::slice::from_raw_parts_mut(UnsafeCell::raw_get(part.as_ptr()), part.len())
+        })
+    }
+
+    /// The bytes at `offset`, in up to two parts.
+    ///
+    /// # Safety
+    /// Nobody writes these bytes while the slices live.
+    #[inline]
+    pub(super) unsafe fn read(&self, offset: u64, len: usize) -> (&[u8], &[u8]) {
+        assert!(len <= self.bytes.len());
+        let [(a, a_len), (b, b_len)] = self.spans(offset, len);
+        self.shadow.read(a, a_len);
+        self.shadow.read(b, b_len);
+        // SAFETY: both ranges are within the ring, and the caller guarantees that no thread writes
+        // them.
+        unsafe {
+            (
+                core::slice::from_raw_parts(self.bytes.as_ptr().add(a).cast::<u8>(), a_len),
+                core::slice::from_raw_parts(self.bytes.as_ptr().add(b).cast::<u8>(), b_len),
+            )
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Received bytes: primaries store them, in any order, and the application reads them in order.
+//!
+//! Each delivery has a slot, which is stamped once its bytes are in the ring. The access rules are at
+//! the head of `stream.rs`.
+
+use core::net::SocketAddrV4;
+use core::num::NonZeroU64;
+use core::sync::atomic::Ordering;
+
+use super::byte_ring::{ByteRing, Parts};
+use super::table::Streams;
+use super::{IS_KNOWN, StreamRef, UNKNOWN};
+use crate::io::copy::Copier;
+use crate::io::processor::{Failure, StreamId};
+use crate::io::sync::AtomicU64;
+use crate::log::effect::Deliver;
+use crate::seqnum::SeqNum;
+
+/// Bits of a delivery stamp that hold the stream's end; the other bits distinguish rounds.
+const END_BITS: u32 = 48;
+const END_MASK: u64 = (1 << END_BITS) - 1;
+
+/// The receive side of a stream, made for the first byte that arrives.
+pub(super) struct Incoming {
+    ring: ByteRing,
+    /// The delivery slots.
+    pub(super) delivered: Box<[AtomicU64]>,
+    /// One bit per unit in the receive ring: whether the unit came in pieces. Empty without units.
+    pub(super) split: Box<[AtomicU64]>,
+}
+
+impl Streams {
+    /// Words of split bits that a ring needs.
+    fn split_words(&self) -> usize {
+        match &self.inline {
+            Some(inline) if inline.unit > 1 => self.split_bits(inline.unit).div_ceil(64) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Units that may have a bit at a time: those that the ring holds, in whole or in part, and one
+    /// more, so that the reader has passed a unit before the next one with its bit can arrive.
+    fn split_bits(&self, unit: u64) -> u64 {
+        self.receive_len as u64 / unit + 3
+    }
+}
+
+impl<'a> StreamRef<'a> {
+    /// The receive side, made if these are the first bytes that arrive.
+    pub(super) fn incoming(&self) -> &'a Incoming {
+        self.stream.incoming.get_or_init(|| Incoming {
+            ring: ByteRing::new(self.streams.receive_len),
+            delivered: (0..self.streams.delivery_slots)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            split: (0..self.streams.split_words())
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+        })
+    }
+
+    /// Sets the sequence number of the first byte of the receive stream.
+    #[inline]
+    pub(crate) fn set_first_sequence(&self, seq: SeqNum) {
+        let word = &self.stream.stack.first;
+        if word.load(Ordering::Relaxed) == 0 {
+            // ORDERING: Relaxed: a number that means the same whenever it is seen.
+            word.store(IS_KNOWN | u64::from(seq.0), Ordering::Relaxed);
+        }
+    }
+
+    /// Reserves bytes of the ring for the payload of a run before the run is applied, if possible: `len`
+    /// bytes from `seq` on. `app_read` is the application's cursor. Only the pump may call this,
+    /// once for every run that it publishes. The primary of a run that has such bytes stores the
+    /// payload with [`StreamRef::store_ahead`] before the run's verdict is stored; no other thread
+    /// does.
+    #[inline]
+    pub(crate) fn reserve(&self, seq: SeqNum, len: u32, app_read: u64) -> Option<NonZeroU64> {
+        let first = self.stream.stack.first.load(Ordering::Relaxed);
+        if first == 0 {
+            return None;
+        }
+        let size = self.streams.receive_len as u64;
+        let edge = app_read + size;
+        let mark = match self.stream.published_end.load(Ordering::Relaxed) {
+            0 => edge,
+            mark => mark,
+        };
+        // `seq` is the one next to the mark of all offsets that it may mean.
+        let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
+        let offset = mark.checked_add_signed(i64::from(ahead))?;
+        let end = offset + u64::from(len);
+        let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
+        // What lies beyond the edge is not taken.
+        self.stream
+            .published_end
+            .store(mark.max(end.min(edge)), Ordering::Relaxed);
+        NonZeroU64::new(offset).filter(|_| fits)
+    }
+
+    /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] gave to this run.
+    #[inline]
+    pub(crate) fn store_ahead<R>(
+        &self,
+        offset: NonZeroU64,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        // SAFETY: `reserve` gave these bytes to one run, and only the primary that prepares that
+        // run calls this (module docs).
+        unsafe {
+            self.incoming()
+                .ring
+                .write_at(offset.get(), len as usize, fill)
+        }
+    }
+
+    // The primaries' side.
+
+    /// Copies `from`, a part of the delivery `deliver` that begins `skip` bytes into it, to its
+    /// place.
+    #[inline]
+    pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
+        debug_assert!(skip as usize + from.len() <= deliver.len as usize);
+        // SAFETY: `apply` names each byte of a stream in exactly one Deliver, below `app_read` plus
+        // the ring's length, and a Deliver is performed by its request's only primary (module
+        // docs).
+        unsafe {
+            self.incoming()
+                .ring
+                .write(deliver.stream_offset + u64::from(skip), from);
+        }
+    }
+
+    /// As [`StreamRef::store`], of `len` bytes that `fill` writes, in up to two parts.
+    #[inline]
+    pub(crate) fn store_by(
+        &self,
+        deliver: &Deliver,
+        skip: u32,
+        len: usize,
+        fill: impl FnMut(usize, &mut [u8]),
+    ) {
+        assert!(skip as usize + len <= deliver.len as usize);
+        let offset = deliver.stream_offset + u64::from(skip);
+        // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends
+        // with it.
+        unsafe { self.incoming().ring.write_by(offset, len, fill) };
+    }
+
+    /// Marks unit number `unit` as received in pieces, one of which has been stored. Must be called
+    /// before its stamp.
+    pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
+        let incoming = self.incoming();
+        let [ends, ports] = &self.stream.stack.origin;
+        let source = u64::from(stream.source.ip().to_bits());
+        ends.store(source << 32 | u64::from(stream.isn), Ordering::Relaxed);
+        let both = u64::from(stream.source.port()) << 16 | u64::from(stream.destination.port());
+        ports.store(both, Ordering::Relaxed);
+        let (word, bit) = self.split_bit(incoming, unit);
+        // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader
+        // looks at it first.
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+
+    fn split_bit<'r>(&self, incoming: &'r Incoming, unit: u64) -> (&'r AtomicU64, u64) {
+        let bits = incoming.split.len() as u64 * 64;
+        let at = unit % bits;
+        (&incoming.split[(at / 64) as usize], 1 << (at % 64))
+    }
+
+    /// Makes the stream unreadable from `offset` on. False if it was already. Must be called before
+    /// the stamp of the bytes there.
+    pub(crate) fn fail(&self, offset: u64) -> bool {
+        let known = self
+            .stream
+            .stack
+            .failed_at
+            .fetch_min(offset, Ordering::Relaxed);
+        // ORDERING: Relaxed, as in `split`; a reader that finds the failure itself knows it.
+        self.waiting().notify_all();
+        known > offset
+    }
+
+    /// Stamps delivery number `deliver.delivery`: all its bytes are in the ring. The caller wakes
+    /// the application afterwards.
+    #[inline]
+    pub(crate) fn stamp(&self, deliver: &Deliver) {
+        let incoming = self.incoming();
+        let slots = incoming.delivered.len() as u64;
+        let slot = &incoming.delivered[(deliver.delivery & (slots - 1)) as usize];
+        // ORDERING: Release, pairs with the Acquire in `follow`: a thread that sees the stamp sees
+        // the bytes.
+        slot.store(
+            stamp(deliver.delivery, slots, deliver.end),
+            Ordering::Release,
+        );
+    }
+
+    // The application's side.
+
+    /// Advances `seen` along the delivery slots; afterwards `seen.arrived` is the end of the
+    /// received stream.
+    pub(crate) fn follow(&self, seen: &mut DeliveryCursor) {
+        // ORDERING: the Acquire in `get` pairs with the Release that ends `get_or_init`. Nothing is
+        // lost if the ring is not seen yet: a waiting thread has called `prepare` before this look,
+        // and its fence pairs with the one of the wake-up, which follows the first stamp.
+        let Some(incoming) = self.stream.incoming.get() else {
+            return;
+        };
+        let slots = incoming.delivered.len() as u64;
+        let DeliveryCursor {
+            mut next,
+            mut arrived,
+            ..
+        } = *seen;
+        'round: loop {
+            let tag = lap_tag(next, slots);
+            for slot in &incoming.delivered[(next & (slots - 1)) as usize..] {
+                // ORDERING: Acquire, pairs with the Release in `stamp`.
+                let found = slot.load(Ordering::Acquire);
+                if found >> END_BITS != tag {
+                    let Some(laps) = laps_ahead(found, next, slots) else {
+                        break 'round;
+                    };
+                    // A newer stamp: all deliveries up to one round before it are complete, and so
+                    // is this one.
+                    next += (laps.max(1) - 1) * slots + 1;
+                    continue 'round;
+                }
+                arrived = arrived.max(found & END_MASK);
+                next += 1;
+            }
+        }
+        (seen.next, seen.arrived) = (next, arrived);
+    }
+
+    /// Advances `seen.end` over whole received units, at most to where the stream failed. Units
+    /// that came in pieces are passed to `open` first.
+    ///
+    /// # Errors
+    /// The position at which `open` failed, and the reason; `seen.end` stays there.
+    pub(crate) fn complete(
+        &self,
+        seen: &mut DeliveryCursor,
+        unit: u64,
+        mut open: impl FnMut(&StreamId, u64, &[u8], &mut [u8]) -> Result<(), Failure>,
+    ) -> Result<(), (u64, Failure)> {
+        let arrived = seen.arrived.min(self.failed_at());
+        if unit == 1 {
+            seen.end = seen.end.max(arrived);
+            return Ok(());
+        }
+        let Some(incoming) = self.stream.incoming.get() else {
+            return Ok(());
+        };
+        while arrived.saturating_sub(seen.end) >= unit {
+            let (word, bit) = self.split_bit(incoming, seen.end / unit);
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                let len = unit as usize;
+                let mut processed = vec![0; len];
+                // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and
+                // stamped, and no Deliver names them again; it is not below `seen.end`, so it was
+                // not lent to the application. The reader is the only one to call this, with its
+                // `seen`.
+                let (a, b) = unsafe { incoming.ring.read(seen.end, len) };
+                let from = [a, b].concat();
+                open(&self.origin(), seen.end, &from, &mut processed)
+                    .map_err(|failure| (seen.end, failure))?;
+                // SAFETY: as above; the slices `a` and `b` are not used any more.
+                unsafe { incoming.ring.write(seen.end, &processed) };
+                word.fetch_and(!bit, Ordering::Relaxed);
+            }
+            seen.end += unit;
+        }
+        Ok(())
+    }
+
+    /// The receive stream's name, as [`StreamRef::split`] stored it.
+    fn origin(&self) -> StreamId {
+        let [ends, ports] = &self.stream.stack.origin;
+        let (ends, ports) = (ends.load(Ordering::Relaxed), ports.load(Ordering::Relaxed));
+        StreamId {
+            source: SocketAddrV4::new(((ends >> 32) as u32).into(), (ports >> 16) as u16),
+            destination: SocketAddrV4::new(self.streams.address, ports as u16),
+            isn: ends as u32,
+        }
+    }
+
+    /// Whether a part of the stream could not be processed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed_at() != UNKNOWN
+    }
+
+    /// The position from which on the stream could not be processed.
+    pub(crate) fn failed_at(&self) -> u64 {
+        // ORDERING: Relaxed: a reader beyond this position has seen a later stamp, with Acquire,
+        // and so sees it.
+        self.stream.stack.failed_at.load(Ordering::Relaxed)
+    }
+
+    /// Received bytes below `seen.end` that are not read yet, in place.
+    ///
+    /// The slices borrow `seen`, so they are gone before [`StreamRef::read`] gives their bytes up.
+    pub(crate) fn received<'s>(&self, seen: &'s DeliveryCursor) -> Parts<'s>
+    where
+        'a: 's,
+    {
+        let Some(incoming) = self.stream.incoming.get() else {
+            return (&[], &[]);
+        };
+        let from = self.stream.app.read.load(Ordering::Relaxed);
+        // SAFETY: bytes below `seen.end` are stamped, above `read` they are not given up; no
+        // Deliver names them again (module docs). The slices end before `read` moves, which takes
+        // `seen` mutably.
+        unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
+    }
+
+    /// The application is done with `len` more bytes. Returns whether the pump should be notified,
+    /// because the window is less than half open and can be opened by a worthwhile amount.
+    pub(crate) fn read(&self, len: usize, seen: &mut DeliveryCursor, mss: u32) -> bool {
+        let read = self.stream.app.read.load(Ordering::Relaxed) + len as u64;
+        // The memory above `seen.end` is still written to, so this is checked for every caller.
+        assert!(read <= seen.end, "more is given back than was received");
+        // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before
+        // it.
+        self.stream.app.read.store(read, Ordering::Release);
+        let size = u64::from(self.stream.stack.limit.load(Ordering::Relaxed));
+        let advertised = self.stream.stack.advertised.load(Ordering::Relaxed);
+        let gain = (read + size).saturating_sub(advertised);
+        let left = advertised.saturating_sub(seen.end);
+        gain >= u64::from(2 * mss).min(size / 2) && left < size / 2
+    }
+}
+
+/// How far the application followed the delivery slots.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeliveryCursor {
+    /// Number of the delivery to look for.
+    pub(super) next: u64,
+    /// Everything up to here is in the ring.
+    pub(crate) arrived: u64,
+    /// The stream is readable up to here.
+    pub(crate) end: u64,
+}
+
+/// Tag 0 is "never stamped", so laps are counted from 1.
+fn stamp(delivery: u64, slots: u64, end: u64) -> u64 {
+    (lap_tag(delivery, slots) << END_BITS) | (end & END_MASK)
+}
+
+/// A power of two, which is quick to divide by, and less than there are tags.
+const LAP_TAGS: u64 = 1 << (63 - END_BITS);
+
+fn lap_tag(delivery: u64, slots: u64) -> u64 {
+    (delivery >> slots.trailing_zeros()) % LAP_TAGS + 1
+}
+
+/// How many rounds after `delivery` the stamp `found` was made; `None` if it is older.
+fn laps_ahead(found: u64, delivery: u64, slots: u64) -> Option<u64> {
+    let tag = found >> END_BITS;
+    if tag == 0 {
+        return None;
+    }
+    let ahead = (tag + LAP_TAGS - lap_tag(delivery, slots)) % LAP_TAGS;
+    (ahead < LAP_TAGS / 2).then_some(ahead)
+}

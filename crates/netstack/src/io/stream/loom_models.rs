@@ -1,0 +1,167 @@
+//! Models of streams under loom (`.ci/run`). Each says what it would catch.
+
+use core::net::Ipv4Addr;
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+use crate::config::Limits;
+use crate::log::effect::{Deliver, Event};
+
+const CONN: ConnId = ConnId {
+    index: 0,
+    generation: 0,
+};
+
+/// One stream of rings of two bytes, which are made, so that no thread waits in std while
+/// another makes them.
+fn streams() -> Arc<Streams> {
+    let limits = Limits {
+        connections: 1,
+        receive_buffer: 2,
+        send_buffer: 2,
+        ..Limits::default()
+    };
+    let streams = Streams::new(&limits, 2, Ipv4Addr::LOCALHOST);
+    let stream = streams.get(CONN).unwrap();
+    stream.incoming();
+    stream.outgoing();
+    Arc::new(streams)
+}
+
+fn spawn<R: 'static>(
+    streams: &Arc<Streams>,
+    work: impl FnOnce(StreamRef<'_>) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let streams = Arc::clone(streams);
+    thread::spawn(move || work(streams.get(CONN).unwrap()))
+}
+
+/// All interleavings with at most two involuntary switches.
+fn model(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    builder.check(model);
+}
+
+fn deliver(stream: StreamRef<'_>, delivery: u64) {
+    let deliver = Deliver {
+        conn: CONN,
+        run_offset: 0,
+        len: 1,
+        stream_offset: delivery,
+        delivery,
+        end: delivery + 1,
+        last: true,
+    };
+    stream.store(&deliver, 0, &[delivery as u8]);
+    stream.stamp(&deliver);
+}
+
+/// Reads all that is there.
+fn read(stream: StreamRef<'_>, seen: &mut DeliveryCursor) -> Vec<u8> {
+    stream.follow(seen);
+    seen.end = seen.arrived;
+    let bytes = {
+        let (a, b) = stream.received(seen);
+        [a, b].concat()
+    };
+    stream.read(bytes.len(), seen, 1);
+    bytes
+}
+
+/// Catches: bytes read before they are written, because `stamp` or `follow` is Relaxed.
+#[test]
+fn two_primaries_deliver_and_the_application_reads() {
+    model(|| {
+        let streams = streams();
+        let primaries = [0, 1].map(|j| spawn(&streams, move |stream| deliver(stream, j)));
+        let (stream, mut seen) = (streams.get(CONN).unwrap(), DeliveryCursor::default());
+        let mut bytes = read(stream, &mut seen);
+        let _ = primaries.map(|primary| primary.join().unwrap());
+        bytes.extend(read(stream, &mut seen));
+        assert_eq!(bytes, [0, 1]);
+    });
+}
+
+/// Catches: bytes sent before they are written, because the cursor or the flag is Relaxed; an
+/// end that overtakes the last write; a write that the pump neither sees nor is notified of.
+#[test]
+fn the_application_writes_and_the_pump_looks() {
+    model(|| {
+        let streams = streams();
+        let writer = spawn(&streams, |stream| {
+            stream.write(b"a");
+            stream.request(AppRequest {
+                shutdown: true,
+                ..AppRequest::default()
+            });
+            stream.raise()
+        });
+        let stream = streams.get(CONN).unwrap();
+        let (_, written, asked) = stream.progress();
+        assert!(written == 1 || !asked.shutdown);
+        if written == 1 {
+            assert_eq!(stream.sending(0, 1).0, b"a");
+        }
+        assert!(writer.join().unwrap(), "nobody else raised it");
+    });
+}
+
+/// Catches: a flag that is lowered after the cursors are read.
+#[test]
+fn a_second_write_is_seen_or_raises_the_flag() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"a");
+        assert!(stream.raise());
+        let writer = spawn(&streams, |stream| {
+            stream.write(b"b");
+            stream.raise()
+        });
+        let (_, written, _) = stream.progress();
+        assert!(writer.join().unwrap() || written == 2);
+    });
+}
+
+/// Catches: bytes written over while a frame is built from them, because `release` or
+/// `writable` is Relaxed.
+#[test]
+fn what_was_released_is_written_over() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        assert_eq!(stream.write(b"ab"), 2);
+        let primary = spawn(&streams, |stream| {
+            let sent = stream.sending(0, 2).0.to_vec();
+            stream.release(2);
+            sent
+        });
+        stream.write(b"c");
+        assert_eq!(primary.join().unwrap(), b"ab");
+    });
+}
+
+/// Catches: the end of the stream, or of the connection, seen without what was stored before
+/// it.
+#[test]
+fn how_much_arrived_before_a_reset_is_known_with_it() {
+    model(|| {
+        let streams = streams();
+        let primary = spawn(&streams, |stream| {
+            deliver(stream, 0);
+            stream.event(Event::PeerFinished { end: 1 }, 1);
+            stream.event(Event::Reset, 1);
+        });
+        let stream = streams.get(CONN).unwrap();
+        if stream.status().end_reason().is_some() {
+            assert_eq!((stream.ended_at(), stream.peer_end()), (1, Some(1)));
+        }
+        if stream.peer_end().is_some() {
+            assert_eq!(read(stream, &mut DeliveryCursor::default()), [0]);
+        }
+        primary.join().unwrap();
+    });
+}

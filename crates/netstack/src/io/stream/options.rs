@@ -1,0 +1,108 @@
+//! Socket options that the application sets and the pump publishes.
+
+use core::num::NonZero;
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use super::StreamRef;
+use crate::config::{Keepalive, Settings};
+use crate::io::sync::{AtomicU32, AtomicU64};
+use crate::time::Duration;
+
+/// [`Settings`] in atomics, which threads may change independently. Times are in nanoseconds.
+pub(super) struct SharedSettings {
+    nodelay: AtomicBool,
+    /// Keepalive probes before the connection fails; 0 disables keepalive.
+    probes: AtomicU32,
+    idle: AtomicU64,
+    interval: AtomicU64,
+    /// 0: none.
+    user_timeout: AtomicU64,
+    ttl: AtomicU8,
+    tos: AtomicU8,
+}
+
+impl SharedSettings {
+    /// The defaults.
+    pub(super) fn new() -> Self {
+        let settings = SharedSettings {
+            nodelay: AtomicBool::new(false),
+            probes: AtomicU32::new(0),
+            idle: AtomicU64::new(0),
+            interval: AtomicU64::new(0),
+            user_timeout: AtomicU64::new(0),
+            ttl: AtomicU8::new(0),
+            tos: AtomicU8::new(0),
+        };
+        settings.store(&Settings::default());
+        settings
+    }
+
+    pub(super) fn store(&self, settings: &Settings) {
+        self.nodelay.store(settings.nodelay, Ordering::Relaxed);
+        self.keepalive(settings.keepalive);
+        self.user_timeout(settings.user_timeout);
+        self.ttl.store(settings.ttl, Ordering::Relaxed);
+        self.tos.store(settings.tos, Ordering::Relaxed);
+    }
+
+    fn keepalive(&self, keepalive: Option<Keepalive>) {
+        if let Some(Keepalive { idle, interval, .. }) = keepalive {
+            self.idle.store(idle.as_nanos(), Ordering::Relaxed);
+            self.interval.store(interval.as_nanos(), Ordering::Relaxed);
+        }
+        let probes = keepalive.map_or(0, |keepalive| u32::from(keepalive.probes.get()));
+        self.probes.store(probes, Ordering::Relaxed);
+    }
+
+    fn user_timeout(&self, user_timeout: Option<Duration>) {
+        let nanos = user_timeout.map_or(0, Duration::as_nanos);
+        self.user_timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> Settings {
+        let nanos = |word: &AtomicU64| Duration::from_nanos(word.load(Ordering::Relaxed));
+        let probes = self.probes.load(Ordering::Relaxed) as u8;
+        let user_timeout = nanos(&self.user_timeout);
+        Settings {
+            nodelay: self.nodelay.load(Ordering::Relaxed),
+            keepalive: NonZero::new(probes).map(|probes| Keepalive {
+                idle: nanos(&self.idle),
+                interval: nanos(&self.interval),
+                probes,
+            }),
+            user_timeout: (user_timeout > Duration::ZERO).then_some(user_timeout),
+            ttl: self.ttl.load(Ordering::Relaxed),
+            tos: self.tos.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl StreamRef<'_> {
+    /// What the application has set.
+    pub(crate) fn settings(&self) -> Settings {
+        self.stream.app.settings.load()
+    }
+
+    /// Nagle's algorithm off or on. To be followed by an [`StreamRef::request`], as all below.
+    pub(crate) fn set_nodelay(&self, nodelay: bool) {
+        // ORDERING: Relaxed, as all wishes: the Release in `request` stands behind them.
+        let wish = &self.stream.app.settings.nodelay;
+        wish.store(nodelay, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) {
+        self.stream.app.settings.keepalive(keepalive);
+    }
+
+    pub(crate) fn set_user_timeout(&self, user_timeout: Option<Duration>) {
+        self.stream.app.settings.user_timeout(user_timeout);
+    }
+
+    pub(crate) fn set_ttl(&self, ttl: u8) {
+        self.stream.app.settings.ttl.store(ttl, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_tos(&self, tos: u8) {
+        self.stream.app.settings.tos.store(tos, Ordering::Relaxed);
+    }
+}

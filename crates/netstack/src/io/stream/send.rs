@@ -1,0 +1,161 @@
+//! Bytes that the application writes and primaries send.
+//!
+//! The access rules are at the head of `stream.rs`.
+
+use core::sync::atomic::Ordering;
+
+use super::StreamRef;
+use super::byte_ring::{ByteRing, Parts};
+
+/// Bytes that a connection may write before its peer has acknowledged any: more than two first
+/// congestion windows of ten segments (RFC 6928).
+const FIRST_SEND: u64 = 64 << 10;
+
+/// Payload of a numbered frame, borrowed from a send ring. It does not change until the frame is
+/// sent: `apply` releases no byte before, and the pump does not recycle the entry.
+#[derive(Clone, Copy)]
+pub(crate) struct BorrowedPayload {
+    start: *const u8,
+    len: usize,
+}
+
+impl BorrowedPayload {
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The frame has not been sent while they are used, and the streams that they come from are not
+    /// dropped.
+    #[inline]
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: they were a slice, and the caller guarantees that no thread writes or frees them.
+        unsafe { core::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl<'a> StreamRef<'a> {
+    /// The send ring, made if these are the first bytes that are written or sent.
+    pub(super) fn outgoing(&self) -> &'a ByteRing {
+        let len = self.streams.send_len;
+        self.stream.outgoing.get_or_init(|| ByteRing::new(len))
+    }
+
+    // The primaries' side.
+
+    /// The payload of a numbered frame in the send ring.
+    #[inline]
+    pub(crate) fn sending(&self, offset: u64, len: usize) -> Parts<'a> {
+        // SAFETY: the frame was numbered, so its bytes are written and published (the log carried
+        // the cursor), and not released before every frame numbered with them is sent (module
+        // docs).
+        unsafe { self.outgoing().read(offset, len) }
+    }
+
+    /// The same, for a frame that is sent from the ring; `None` if the bytes are not contiguous.
+    #[inline]
+    pub(crate) fn borrow_payload(&self, offset: u64, len: usize) -> Option<BorrowedPayload> {
+        let (bytes, rest) = self.sending(offset, len);
+        rest.is_empty().then_some(BorrowedPayload {
+            start: bytes.as_ptr(),
+            len: bytes.len(),
+        })
+    }
+
+    /// The first `upto` bytes of the send stream will not be read again. The caller wakes the
+    /// application afterwards.
+    #[inline]
+    pub(crate) fn release(&self, upto: u64) {
+        // A frame with a piece of a unit is built from the beginning of the unit.
+        let upto = match &self.streams.inline {
+            Some(inline) => upto - upto % inline.unit,
+            None => upto,
+        };
+        // ORDERING: Release, pairs with the Acquire in `writable`: a thread that sees the new value
+        // may overwrite the bytes.
+        self.stream
+            .stack
+            .released
+            .fetch_max(upto, Ordering::Release);
+    }
+
+    // The application's side.
+
+    /// Bytes that may be written now.
+    ///
+    /// A connection may hold [`FIRST_SEND`] bytes and twice what its peer has acknowledged so far,
+    /// up to the ring's length. In slow start the congestion window is at most the first window and
+    /// what was acknowledged, so this is always more than two windows; a peer that reads nothing
+    /// costs no more than the first bytes.
+    pub(crate) fn writable(&self) -> usize {
+        // ORDERING: Acquire, pairs with the Release in `release`.
+        let released = self.stream.stack.released.load(Ordering::Acquire);
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        // A unit is released as a whole, so one must fit that has only begun.
+        let unit = self.streams.inline.as_ref().map_or(0, |inline| inline.unit);
+        let first = FIRST_SEND.max(2 * unit);
+        let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
+        most.saturating_sub(written - released) as usize
+    }
+
+    /// Copies as much of `from` as there is room for; returns how much that is.
+    pub(crate) fn write(&self, from: &[u8]) -> usize {
+        if from.is_empty() {
+            return 0;
+        }
+        let len = from.len().min(self.writable());
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
+        // anything, and the connection's one writer is here.
+        unsafe { self.outgoing().write(written, &from[..len]) };
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.stream
+            .app
+            .written
+            .store(written + len as u64, Ordering::Release);
+        len
+    }
+
+    /// Declares the send ring written up to `offset`, whatever it contains and however little was
+    /// released. For replays, in which no earlier byte is sent.
+    pub(crate) fn skip_to(&self, offset: u64) {
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.stream.app.written.fetch_max(offset, Ordering::Release);
+    }
+
+    /// Whether the whole send ring was written in this stream, so that it contains no byte of
+    /// another one.
+    pub(crate) fn was_filled(&self) -> bool {
+        self.stream.app.written.load(Ordering::Relaxed) >= self.streams.send_len as u64
+    }
+
+    /// Declares `len` more bytes of the send ring written, with the contents of one round before;
+    /// returns how many fit. None before there was such a round.
+    pub(crate) fn write_again(&self, len: usize) -> usize {
+        if !self.was_filled() {
+            return 0;
+        }
+        let len = len.min(self.writable());
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.stream
+            .app
+            .written
+            .store(written + len as u64, Ordering::Release);
+        len
+    }
+
+    /// Whether nothing that was written is to be read any more.
+    pub(crate) fn is_drained(&self) -> bool {
+        // ORDERING: Relaxed: nothing but the number counts.
+        let released = self.stream.stack.released.load(Ordering::Relaxed);
+        released >= self.cursors().1
+    }
+
+    // The pump's side.
+
+    /// Bytes written between two cursors, for recording.
+    pub(crate) fn recorded(&self, from: u64, to: u64) -> Parts<'a> {
+        // The pump read `to` with Acquire and publishes it after this, so the bytes are not
+        // released yet.
+        self.sending(from, (to - from) as usize)
+    }
+}

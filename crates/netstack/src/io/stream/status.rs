@@ -1,0 +1,138 @@
+//! The status of a connection as its application sees it.
+
+use core::sync::atomic::Ordering;
+
+use super::{StreamRef, UNKNOWN};
+use crate::log::effect::Event;
+
+const ESTABLISHED: u32 = 1;
+const ACKNOWLEDGED: u32 = 2;
+const RETIRED: u32 = 4;
+const RESET: u32 = 8;
+const REFUSED: u32 = 16;
+const TIMED_OUT: u32 = 32;
+const ABORTED: u32 = 64;
+const UNREACHABLE: u32 = 128;
+const SENT: u32 = 256;
+
+/// Why a connection ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    Reset,
+    Refused,
+    TimedOut,
+    Unreachable,
+    Aborted,
+}
+
+/// The status of a connection as its application may know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionStatus {
+    bits: u32,
+}
+
+impl ConnectionStatus {
+    pub(crate) fn established(self) -> bool {
+        self.bits & ESTABLISHED != 0
+    }
+
+    pub(crate) fn all_acknowledged(self) -> bool {
+        self.bits & ACKNOWLEDGED != 0
+    }
+
+    pub(crate) fn retired(self) -> bool {
+        self.bits & RETIRED != 0
+    }
+
+    /// Whether the connection is closed, for whatever reason.
+    pub(crate) fn is_over(self) -> bool {
+        self.retired() || self.end_reason().is_some()
+    }
+
+    /// Whether it is closed, and all its frames were sent.
+    pub(crate) fn is_sent(self) -> bool {
+        self.bits & SENT != 0
+    }
+
+    pub(crate) fn end_reason(self) -> Option<EndReason> {
+        let table = [
+            (REFUSED, EndReason::Refused),
+            (RESET, EndReason::Reset),
+            (TIMED_OUT, EndReason::TimedOut),
+            (UNREACHABLE, EndReason::Unreachable),
+            (ABORTED, EndReason::Aborted),
+        ];
+        table
+            .into_iter()
+            .find(|(bit, _)| self.bits & bit != 0)
+            .map(|(_, ending)| ending)
+    }
+}
+
+impl StreamRef<'_> {
+    /// Stores an event of the connection, which happened when the receive stream was `received`
+    /// bytes long.
+    pub(crate) fn event(&self, event: Event, received: u64) {
+        let ends = !matches!(
+            event,
+            Event::Established | Event::AllAcknowledged | Event::PeerFinished { .. }
+        );
+        if ends {
+            // Before the bit that says so, which is a Release.
+            self.stream
+                .stack
+                .ended_at
+                .store(received, Ordering::Relaxed);
+        }
+        let bit = match event {
+            Event::Established => ESTABLISHED,
+            Event::AllAcknowledged => ACKNOWLEDGED,
+            Event::PeerFinished { end } => {
+                // ORDERING: Release, pairs with the Acquire in `peer_end`.
+                self.stream.stack.peer_end.store(end, Ordering::Release);
+                0
+            }
+            Event::Reset => RESET,
+            Event::Refused => REFUSED,
+            Event::TimedOut => TIMED_OUT,
+            Event::Unreachable => UNREACHABLE,
+            Event::Aborted => ABORTED,
+        };
+        self.set_status(bit);
+    }
+
+    pub(crate) fn retired(&self) {
+        self.set_status(RETIRED);
+    }
+
+    /// All frames of a closed connection were sent.
+    pub(crate) fn all_sent(&self) {
+        self.set_status(SENT);
+    }
+
+    fn set_status(&self, bits: u32) {
+        // ORDERING: Release, pairs with the Acquire in `status`.
+        self.stream.stack.status.fetch_or(bits, Ordering::Release);
+        self.waiting().notify_all();
+    }
+
+    pub(crate) fn status(&self) -> ConnectionStatus {
+        ConnectionStatus {
+            // ORDERING: Acquire, pairs with the Release in `set_status`.
+            bits: self.stream.stack.status.load(Ordering::Acquire),
+        }
+    }
+
+    /// How many bytes had been received when the connection was closed; valid once
+    /// [`ConnectionStatus::end_reason`] says so.
+    pub(crate) fn ended_at(&self) -> u64 {
+        self.stream.stack.ended_at.load(Ordering::Relaxed)
+    }
+
+    /// Where the receive stream ends, once known.
+    pub(crate) fn peer_end(&self) -> Option<u64> {
+        // ORDERING: Acquire, pairs with the Release in `event`.
+        let end = self.stream.stack.peer_end.load(Ordering::Acquire);
+        (end != UNKNOWN).then_some(end)
+    }
+}

@@ -1,0 +1,352 @@
+use core::net::Ipv4Addr;
+use core::num::NonZeroU64;
+use std::sync::Arc;
+
+use super::*;
+use crate::config::Limits;
+use crate::io::sync::interrupted;
+use crate::log::effect::{Deliver, Event};
+use crate::seqnum::SeqNum;
+
+const CONN: ConnId = ConnId {
+    index: 0,
+    generation: 0,
+};
+
+fn streams() -> Streams {
+    let limits = Limits {
+        connections: 1,
+        receive_buffer: 1024,
+        send_buffer: 1024,
+        ..Limits::default()
+    };
+    Streams::new(&limits, 4, Ipv4Addr::LOCALHOST)
+}
+
+fn deliver(delivery: u64, stream_offset: u64, len: u32, end: u64) -> Deliver {
+    Deliver {
+        conn: CONN,
+        run_offset: 0,
+        len,
+        stream_offset,
+        delivery,
+        end,
+        last: true,
+    }
+}
+
+fn readable(stream: &StreamRef<'_>, seen: &mut DeliveryCursor) -> Vec<u8> {
+    stream.follow(seen);
+    seen.end = seen.arrived;
+    let (a, b) = stream.received(seen);
+    [a, b].concat()
+}
+
+#[test]
+fn bytes_become_readable_when_every_earlier_delivery_is_complete() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    let mut seen = DeliveryCursor::default();
+    let (first, second) = (deliver(0, 0, 3, 3), deliver(1, 3, 3, 6));
+    stream.store(&second, 0, b"def");
+    stream.stamp(&second);
+    assert_eq!(readable(&stream, &mut seen), b"");
+    stream.store(&first, 0, b"abc");
+    stream.stamp(&first);
+    assert_eq!(readable(&stream, &mut seen), b"abcdef");
+}
+
+#[test]
+fn a_reader_that_missed_a_round_of_stamps_goes_on_behind_it() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    let mut seen = DeliveryCursor::default();
+    for j in 0..11 {
+        let d = deliver(j, j, 1, j + 1);
+        stream.store(&d, 0, &[j as u8]);
+        stream.stamp(&d);
+    }
+    assert_eq!(readable(&stream, &mut seen).len(), 11);
+}
+
+/// Whether a stream has what it needs for bytes that arrive, and for those that are written.
+fn has(stream: &StreamRef<'_>) -> (bool, bool) {
+    let stream = stream.stream;
+    (
+        stream.incoming.get().is_some(),
+        stream.outgoing.get().is_some(),
+    )
+}
+
+#[test]
+fn looking_makes_no_ring_and_each_direction_makes_its_own() {
+    let limits = Limits {
+        connections: 2,
+        receive_buffer: 1024,
+        send_buffer: 1024,
+        ..Limits::default()
+    };
+    let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+    let conn = |index| ConnId {
+        index,
+        generation: 0,
+    };
+    let [reads, writes] = [0, 1].map(|index| streams.get(conn(index)).unwrap());
+    let mut seen = DeliveryCursor::default();
+    for stream in [&reads, &writes] {
+        assert_eq!(readable(stream, &mut seen), b"");
+        assert_eq!(stream.complete(&mut seen, 16, |_, _, _, _| Ok(())), Ok(()));
+        assert!(!stream.read(0, &mut seen, 1000));
+        assert_eq!((stream.writable(), stream.write(b"")), (1024, 0));
+        assert_eq!(has(stream), (false, false));
+    }
+    let first = deliver(0, 0, 3, 3);
+    reads.store(&first, 0, b"abc");
+    reads.stamp(&first);
+    assert_eq!(readable(&reads, &mut seen), b"abc");
+    assert_eq!(has(&reads), (true, false));
+    writes.write(b"x");
+    assert_eq!(has(&writes), (false, true));
+}
+
+#[test]
+fn a_stream_is_made_once_when_its_entry_is_used_first() {
+    let limits = Limits {
+        connections: 200,
+        ..Limits::default()
+    };
+    let table = StreamTable::new(&limits, 2);
+    let groups = [0, 1]
+        .map(|group| Streams::of_group(&limits, 4, Ipv4Addr::LOCALHOST, table.clone(), group));
+    let conn = |index| ConnId {
+        index,
+        generation: 0,
+    };
+    assert_eq!(table.all().count(), 0);
+    assert!(groups[0].get(conn(200)).is_none());
+    assert!(groups[0].held(Handle::NONE).is_none());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for index in (0..200).step_by(3) {
+                    let stream = groups[1].get(conn(index)).unwrap();
+                    assert_eq!(stream.home(), (1, conn(index)));
+                    assert_eq!(stream.handle().stream, 200 + index);
+                }
+            });
+        }
+    });
+    let numbers: Vec<u32> = table.all().map(|stream| stream.number).collect();
+    let expected: Vec<u32> = (200..400).step_by(3).collect();
+    assert_eq!(numbers, expected);
+    // A connection moves to an entry that was not used before.
+    let moved = groups[1].stream_of(conn(3));
+    let instead = groups[0].stream_of(conn(5));
+    assert_eq!((moved, instead), (203, 5));
+    groups[0].assign(conn(5), moved);
+    groups[1].unassign(conn(3), instead);
+    assert_eq!(groups[0].get(conn(5)).unwrap().handle().stream, 203);
+    assert!(groups[1].get(conn(3)).is_none());
+    assert_eq!(table.all().count(), expected.len() + 1);
+}
+
+#[test]
+fn rings_wrap_and_room_returns_with_release() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    let bytes: Vec<u8> = (0..1500u32).map(|i| i as u8).collect();
+    assert_eq!(stream.write(&bytes), 1024);
+    assert_eq!(stream.write(&bytes), 0);
+    stream.release(1000);
+    assert_eq!(stream.write(&bytes[1024..]), 476);
+    let (a, b) = stream.sending(1000, 500);
+    assert_eq!([a, b].concat(), &bytes[1000..1500]);
+}
+
+#[test]
+fn what_may_be_written_grows_by_twice_what_was_acknowledged_up_to_the_ring() {
+    let limits = Limits {
+        connections: 1,
+        send_buffer: 1 << 18,
+        ..Limits::default()
+    };
+    let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+    let stream = streams.get(CONN).unwrap();
+    assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536);
+    assert_eq!(stream.writable(), 0);
+    stream.release(10_000);
+    // What was acknowledged made room, and twice as much is allowed besides.
+    assert_eq!(stream.writable(), 3 * 10_000);
+    assert_eq!(stream.write(&vec![0; 1 << 20]), 30_000);
+    stream.release(95_536);
+    assert_eq!(stream.writable(), 65_536 + 2 * 95_536);
+    assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536 + 2 * 95_536);
+    stream.release(200_000);
+    assert_eq!(stream.writable(), (1 << 18) - (352_144 - 200_000));
+}
+
+#[test]
+fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been_taken_then() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
+    stream.set_first_sequence(SeqNum(9));
+    assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
+    // The first window may be full of what came before.
+    let behind = SeqNum(9 + 1024);
+    assert_eq!(stream.reserve(behind, 10, 100), NonZeroU64::new(1024));
+    assert_eq!(stream.reserve(behind, 10, 100), None);
+}
+
+proptest::proptest! {
+    /// In whatever order segments arrive, a reserved range was in no earlier segment, ends
+    /// within the window, and does not wrap.
+    #[test]
+    fn a_reserved_range_was_in_no_earlier_segment(
+        first in proptest::prelude::any::<u32>(),
+        steps in proptest::collection::vec((0u64..3000, 1u32..600, 0u64..800), 1..80),
+    ) {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.set_first_sequence(SeqNum(first));
+        let (mut read, mut base) = (0u64, 0u64);
+        let mut had = Vec::<(u64, u64)>::new();
+        for (ahead, len, gain) in steps {
+            // Around what was seen last, before and behind it.
+            let offset = (base + ahead).saturating_sub(1000);
+            let (end, edge) = (offset + u64::from(len), read + 1024);
+            let seq = SeqNum(first.wrapping_add(offset as u32));
+            let stored = stream.reserve(seq, len, read);
+            if let Some(place) = stored {
+                proptest::prop_assert_eq!(place.get(), offset);
+                proptest::prop_assert!(end <= edge && offset % 1024 + u64::from(len) <= 1024);
+                for &(from, to) in &had {
+                    proptest::prop_assert!(end <= from || to <= offset, "{offset} to {end}: {from} to {to}");
+                }
+            }
+            had.push((offset.min(edge), end.min(edge)));
+            base = base.max(end.min(edge));
+            read = (read + gain).min(base);
+        }
+    }
+}
+
+#[test]
+fn the_pump_is_notified_when_two_segments_were_read_and_the_window_is_less_than_half_open() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    stream.advertised(1024, 1024);
+    let mut seen = DeliveryCursor {
+        end: 512,
+        ..DeliveryCursor::default()
+    };
+    assert!(!stream.read(200, &mut seen, 100), "half of it is open");
+    let streams = super::tests::streams();
+    let stream = streams.get(CONN).unwrap();
+    stream.advertised(1024, 1024);
+    seen.end = 513;
+    assert!(!stream.read(199, &mut seen, 100));
+    assert!(stream.read(1, &mut seen, 100));
+}
+
+#[test]
+fn a_recycled_entry_is_fresh_and_its_former_connection_gone() {
+    let streams = streams();
+    let former = streams.get(CONN).unwrap();
+    former.write(b"x");
+    former.event(Event::Reset, 0);
+    former.stamp(&deliver(0, 0, 1, 1));
+    streams.recycle(CONN);
+    assert!(streams.get(CONN).is_none());
+    let next = ConnId {
+        generation: 1,
+        ..CONN
+    };
+    let stream = streams.get(next).unwrap();
+    assert_eq!(stream.cursors(), (0, 0));
+    assert_eq!(stream.status().end_reason(), None);
+    let mut seen = DeliveryCursor::default();
+    assert_eq!(readable(&stream, &mut seen), b"");
+    assert!(
+        !former.raise(),
+        "a socket that comes late raises nobody's flag"
+    );
+    assert!(stream.raise());
+    assert!(!stream.raise());
+    stream.progress();
+    assert!(stream.raise());
+}
+
+#[test]
+fn of_two_that_raise_the_flag_one_notifies_the_pump_in_every_interleaving() {
+    for step in 0.. {
+        let streams = Arc::new(streams());
+        let stream = streams.get(CONN).unwrap();
+        let same = Arc::clone(&streams);
+        let other = move || same.get(CONN).unwrap().raise();
+        let (one, other) = interrupted(step, other, || stream.raise());
+        let Some(other) = other else {
+            assert!(step > 0, "a flag is raised without any access");
+            break;
+        };
+        assert!(one != other, "interrupted before access {step}");
+    }
+}
+
+#[test]
+fn a_write_during_the_pump_s_look_is_seen_or_raises_the_flag() {
+    for step in 0.. {
+        let streams = Arc::new(streams());
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"a");
+        assert!(stream.raise());
+        let same = Arc::clone(&streams);
+        let other = move || {
+            let stream = same.get(CONN).unwrap();
+            stream.write(b"b");
+            stream.request(AppRequest {
+                shutdown: true,
+                ..AppRequest::default()
+            });
+            stream.raise()
+        };
+        let ((_, written, asked), raised) = interrupted(step, other, || stream.progress());
+        let Some(raised) = raised else {
+            assert!(step > 0, "the pump looks without any access");
+            break;
+        };
+        let seen = written == 2 && asked.shutdown;
+        assert!(seen || raised, "interrupted before access {step}");
+        assert!(
+            written == 2 || !asked.shutdown,
+            "interrupted before access {step}: an end before all that was written"
+        );
+    }
+}
+
+#[test]
+fn an_entry_that_was_handed_on_while_its_stream_was_made_stays_handed_on() {
+    for step in 0.. {
+        let streams = Arc::new(streams());
+        // Nobody comes in while its memory is written.
+        streams.table.make(0, 0);
+        let same = Arc::clone(&streams);
+        let (_, other) = interrupted(
+            step,
+            move || same.recycle(CONN),
+            || streams.get(CONN).is_some(),
+        );
+        if other.is_none() {
+            assert!(step > 0, "a stream is found without any access");
+            break;
+        }
+        let next = ConnId {
+            generation: 1,
+            ..CONN
+        };
+        assert!(
+            streams.get(CONN).is_none() && streams.get(next).is_some(),
+            "interrupted before access {step}"
+        );
+    }
+}

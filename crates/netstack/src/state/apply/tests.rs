@@ -1,0 +1,307 @@
+use core::net::SocketAddrV4;
+
+use super::*;
+
+use crate::log::effect::{Effect, Transmit};
+
+const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+
+const PORT: u16 = 80;
+
+/// A replica, the effects of the last request, and the time.
+pub(crate) struct Fixture {
+    pub(crate) replica: Replica,
+    pub(crate) effects: Vec<Effect>,
+    now: Instant,
+    /// Timestamp of the peer's segments.
+    ts_val: Option<u32>,
+}
+
+impl Fixture {
+    pub(crate) fn listening(backlog: u16) -> Self {
+        let limits = Limits {
+            connections: 4,
+            frame_payload: 0,
+            ..Limits::default()
+        };
+        let mut fixture = Fixture {
+            replica: Replica::new(limits),
+            effects: Vec::new(),
+            now: Instant::from_millis(1),
+            ts_val: None,
+        };
+        fixture.command(Body::Configure {
+            address: US,
+            group: GroupIndex::ONLY,
+            secret: [1, 2],
+        });
+        fixture.command(Body::Listen {
+            port: PORT,
+            backlog,
+        });
+        fixture
+    }
+
+    fn apply(&mut self, request: &Request) {
+        self.effects.clear();
+        self.replica.apply(request, 1, &mut self.effects);
+    }
+
+    pub(crate) fn command(&mut self, body: Body) {
+        self.apply(&Request::command(self.now, self.replica.frames.next, body));
+    }
+
+    pub(crate) fn segment(&mut self, from: u16, seq: u32, ack: u32, flags: Flags) {
+        let mut digest = Digest::bare(Kind::Segments, self.now, self.replica.frames.next);
+        digest.seg_seq = SeqNum(seq);
+        digest.seg_ack = SeqNum(ack);
+        digest.seg_wnd = 60_000;
+        digest.flags = flags;
+        digest.count = 1;
+        if let Some(ts_val) = self.ts_val {
+            digest.bits |= Digest::TIMESTAMPS;
+            digest.ts_val = ts_val;
+        }
+        let body = Body::Segment {
+            flow: self.flow(from),
+            mac: Mac([2; 6]),
+            payload_offset: 54,
+            options: crate::log::request::Options::None,
+        };
+        self.apply(&Request { digest, body });
+    }
+
+    pub(crate) fn sent(&self) -> Vec<Transmit> {
+        let transmit = |effect: &Effect| match effect {
+            Effect::Transmit(transmit) => Some(*transmit),
+            _ => None,
+        };
+        self.effects.iter().filter_map(transmit).collect()
+    }
+
+    /// Opens a connection from `from`; returns its name and our first sequence number after the
+    /// SYN.
+    pub(crate) fn open(&mut self, from: u16, seq: u32) -> (ConnId, u32) {
+        self.open_with(from, seq, None)
+    }
+
+    /// As [`Fixture::open`], of a peer whose clock shows `ts_val` if it uses timestamps.
+    pub(crate) fn open_with(&mut self, from: u16, seq: u32, ts_val: Option<u32>) -> (ConnId, u32) {
+        self.ts_val = ts_val;
+        self.segment(from, seq, 0, Flags::SYN);
+        let syn_ack = self.sent()[0];
+        let ours = syn_ack.seq.0.wrapping_add(1);
+        self.segment(from, seq + 1, ours, Flags::ACK);
+        (syn_ack.conn, ours)
+    }
+
+    /// The connection from port `from` of the peer.
+    pub(crate) fn flow(&self, from: u16) -> Flow {
+        Flow {
+            local: SocketAddrV4::new(US, PORT),
+            remote: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), from),
+        }
+    }
+
+    fn accepted(&self) -> Option<ConnId> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Accept { conn, .. } => Some(*conn),
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn a_handshake_asks_for_the_connection_to_be_accepted_once() {
+    let mut fixture = Fixture::listening(4);
+    let (conn, ours) = fixture.open(4000, 100);
+    assert_eq!(fixture.accepted(), Some(conn));
+    fixture.segment(4000, 101, ours, Flags::ACK);
+    assert_eq!(fixture.accepted(), None);
+}
+
+#[test]
+fn a_full_backlog_drops_syns_until_the_application_accepts() {
+    let mut fixture = Fixture::listening(1);
+    fixture.open(4000, 100);
+    fixture.segment(4001, 100, 0, Flags::SYN);
+    assert_eq!(fixture.sent(), []);
+    assert_eq!(fixture.replica.stats().refused_syn, 1);
+    fixture.command(Body::Accepted {
+        port: PORT,
+        accepted: 1,
+    });
+    fixture.segment(4001, 100, 0, Flags::SYN);
+    assert_eq!(fixture.sent().len(), 1);
+}
+
+#[test]
+fn a_segment_without_a_connection_is_reset() {
+    let mut fixture = Fixture::listening(1);
+    fixture.segment(4000, 100, 77, Flags::ACK);
+    assert!(fixture.sent()[0].flags.has(Flags::RST));
+    assert_eq!(fixture.replica.stats().no_connection, 1);
+}
+
+#[test]
+fn a_connection_that_ends_before_it_is_established_has_no_socket() {
+    let mut fixture = Fixture::listening(4);
+    fixture.segment(4000, 100, 0, Flags::SYN);
+    fixture.segment(4000, 101, 0, Flags::RST);
+    let retired = fixture.effects.iter().find_map(|effect| match effect {
+        Effect::Retire { held, .. } => Some(*held),
+        _ => None,
+    });
+    assert_eq!(retired, Some(false));
+}
+
+#[test]
+fn a_place_is_used_again_only_when_it_was_freed() {
+    let mut fixture = Fixture::listening(4);
+    let (conn, ours) = fixture.open(4000, 100);
+    fixture.segment(4000, 101, ours, Flags::RST);
+    assert!(
+        fixture
+            .effects
+            .contains(&Effect::Retire { conn, held: true })
+    );
+    let (other, _) = fixture.open(4001, 100);
+    assert_ne!(other.index, conn.index);
+    fixture.command(Body::Free { conn });
+    let (again, _) = fixture.open(4002, 100);
+    assert_eq!(again.index, conn.index);
+    assert_eq!(again.generation, conn.generation + 1);
+}
+
+#[test]
+fn a_new_syn_takes_the_place_of_a_connection_in_time_wait() {
+    let mut fixture = Fixture::listening(4);
+    let (conn, ours) = fixture.open(4000, 100);
+    fixture.command(Body::Progress {
+        conn,
+        app_read: 0,
+        app_written: 0,
+        shutdown: true,
+        orphan: false,
+    });
+    assert!(fixture.sent()[0].flags.has(Flags::FIN));
+    fixture.segment(4000, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+    let state = |fixture: &Fixture, conn| {
+        let found = fixture.replica.connections().find(|(c, _)| *c == conn);
+        found.map(|(_, tcb)| tcb.state())
+    };
+    assert_eq!(state(&fixture, conn), Some(State::TimeWait));
+    fixture.segment(4000, 50, 0, Flags::SYN);
+    assert_eq!(
+        state(&fixture, conn),
+        Some(State::TimeWait),
+        "an old SYN changes nothing"
+    );
+    let (new, new_ours) = fixture.open(4000, 5000);
+    assert_eq!(state(&fixture, new), Some(State::Established));
+    assert_eq!(state(&fixture, conn), None);
+    assert!(SeqNum(new_ours).after(SeqNum(ours + 1)));
+}
+
+#[test]
+fn a_table_full_of_time_wait_makes_room_for_new_connections() {
+    let mut fixture = Fixture::listening(100);
+    fixture.replica.limits.connections = 16;
+    for i in 0..16 {
+        let (conn, ours) = fixture.open(4000 + i, 100);
+        fixture.command(Body::Accepted {
+            port: PORT,
+            accepted: u64::from(i) + 1,
+        });
+        fixture.command(Body::Progress {
+            conn,
+            app_read: 0,
+            app_written: 0,
+            shutdown: true,
+            orphan: true,
+        });
+        fixture.segment(4000 + i, 101, ours + 1, Flags::ACK.with(Flags::FIN));
+    }
+    assert_eq!(
+        fixture.replica.stats().time_wait_evicted,
+        2,
+        "the two oldest ended before it was full"
+    );
+    fixture.segment(5000, 100, 0, Flags::SYN);
+    assert_eq!(fixture.sent(), [], "their places are not free yet");
+    for index in 0..2 {
+        let conn = ConnId {
+            index,
+            generation: 0,
+        };
+        fixture.command(Body::Free { conn });
+    }
+    fixture.segment(5000, 100, 0, Flags::SYN);
+    assert_eq!(fixture.sent().len(), 1);
+}
+
+#[test]
+fn whatever_finds_the_connection_table_full_is_counted() {
+    let mut fixture = Fixture::listening(100);
+    for i in 0..4 {
+        fixture.open(4000 + i, 100);
+    }
+    let counted = |fixture: &Fixture| {
+        let stats = fixture.replica.stats();
+        (stats.table_full, stats.refused_syn, stats.opened)
+    };
+    assert_eq!(counted(&fixture), (0, 0, 4));
+    fixture.segment(5000, 100, 0, Flags::SYN);
+    assert_eq!((fixture.sent(), counted(&fixture)), (vec![], (1, 1, 4)));
+    fixture.command(Body::Open {
+        request_id: 9,
+        remote: fixture.flow(6000).remote,
+        mac: Mac([2; 6]),
+        port: 0,
+    });
+    let answers = fixture
+        .effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Opened { conn, .. } if *conn == ConnId::NONE));
+    assert_eq!(answers.count(), 1);
+    assert_eq!(counted(&fixture), (2, 1, 4));
+
+    // A SYN for which the accept queue has no room does not count as `table_full`.
+    let mut fixture = Fixture::listening(1);
+    fixture.open(4000, 100);
+    fixture.segment(5000, 100, 0, Flags::SYN);
+    assert_eq!(counted(&fixture), (0, 1, 1));
+}
+
+#[test]
+fn connections_take_turns_when_there_is_too_little_room_to_send() {
+    let mut fixture = Fixture::listening(4);
+    fixture.replica.limits.tx_slots = 4;
+    fixture.replica.limits.quantum = 1;
+    let conns = [fixture.open(4000, 100).0, fixture.open(4001, 100).0];
+    let mut frames = [0; 2];
+    let mut count = |fixture: &Fixture| {
+        for transmit in fixture.sent() {
+            let which = conns.iter().position(|conn| *conn == transmit.conn);
+            frames[which.expect("one of the two")] += transmit.count;
+        }
+        frames
+    };
+    for conn in conns {
+        fixture.command(Body::Progress {
+            conn,
+            app_read: 0,
+            app_written: 9 * 536,
+            shutdown: false,
+            orphan: false,
+        });
+        count(&fixture);
+    }
+    let mut seen = [0; 2];
+    while fixture.replica.frames.next > fixture.replica.frames.sent {
+        fixture.apply(&Request::tick(fixture.now, fixture.replica.frames.next));
+        seen = count(&fixture);
+        assert!(seen[0].abs_diff(seen[1]) <= 2, "{seen:?}");
+    }
+    assert_eq!(seen, [9, 9]);
+}

@@ -1,0 +1,83 @@
+//! When received data is acknowledged (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2).
+//!
+//! Another rule changes this file alone: [`Tcb::ack_soon`] decides for each segment that arrives in
+//! order, and starts the timer. Other files say only that something else must be acknowledged at
+//! once ([`Tcb::ack_now`]): data out of order, a FIN, a window that opens. They ask what is due
+//! ([`Tcb::is_ack_due`]), and say which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use super::fields::field_variants;
+use super::retransmit::Timer;
+use super::{Cx, Tcb};
+use crate::log::effect::EffectSink;
+use crate::log::request::Segment;
+use crate::time::{Duration, Instant};
+
+/// How long an acknowledgment may wait for a second segment, 40 ms (RFC 9293 section 3.8.6.3 allows
+/// less than 500 ms).
+pub const DELAYED_ACK: Duration = Duration::from_millis(40);
+
+/// Whether an acknowledgment is owed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(u8)]
+pub(super) enum AckDue {
+    /// No.
+    None,
+    /// Yes, with the next segment or when the timer expires.
+    Delayed,
+    /// Yes, with this request.
+    Now,
+}
+
+field_variants!(AckDue { None, Delayed, Now });
+
+impl Tcb {
+    /// `len` bytes of `seg` arrived in order: acknowledges every second full segment at once, a
+    /// single one later. If the pump has further segments already, they are acknowledged together
+    /// with this one.
+    #[inline(always)]
+    pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
+        let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
+        let owed = self.rcv.ack;
+        if owed == AckDue::Now || !seg.followed && (several || owed == AckDue::Delayed) {
+            self.rcv.ack = AckDue::Now;
+        } else {
+            // If the following segments were damaged, the timer triggers the acknowledgment.
+            self.rcv.ack = AckDue::Delayed;
+            self.start_delayed_ack(cx.now);
+        }
+    }
+
+    /// An acknowledgment is due with this request, whatever the rule says.
+    #[inline(always)]
+    pub(super) fn ack_now(&mut self) {
+        self.rcv.ack = AckDue::Now;
+    }
+
+    /// Whether an acknowledgment is due with this request.
+    #[inline(always)]
+    pub(super) fn is_ack_due(&self) -> bool {
+        self.rcv.ack == AckDue::Now
+    }
+
+    /// A frame with an acknowledgment was numbered; `owed` is what is due afterwards.
+    #[inline(always)]
+    pub(super) fn ack_is_numbered(&mut self, owed: AckDue) {
+        self.rcv.ack = owed;
+        self.stop_delayed_ack();
+    }
+
+    /// Starts the timer, at whose end [`Tcb::on_time`] acknowledges.
+    #[inline(always)]
+    pub(super) fn start_delayed_ack(&mut self, now: Instant) {
+        self.timers.start(Timer::DelayedAck, now + DELAYED_ACK);
+    }
+
+    #[inline(always)]
+    pub(super) fn stop_delayed_ack(&mut self) {
+        self.timers.stop(Timer::DelayedAck);
+    }
+}
