@@ -64,7 +64,7 @@ use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump, TxPump};
 use crate::io::world::World;
 use crate::log::effect::Effect;
-use crate::log::request::{MAX_RUN, Request};
+use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
@@ -102,7 +102,7 @@ pub struct Layout {
     pub primaries: Primaries,
     /// Requests in flight, a power of two, at least 16. Default 512.
     pub log: usize,
-    /// Requests in a row that one worker prepares and performs, a power of two. Default 16.
+    /// Requests in a row that one worker prepares and performs, a power of two. Default 4.
     pub request_chunk: usize,
     /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
@@ -141,7 +141,7 @@ impl Default for Layout {
             revive: true,
             primaries: Primaries::ByPublisher,
             log: 512,
-            request_chunk: 16,
+            request_chunk: 4,
             frame_chunk: 32,
             ahead_bytes: 256 << 10,
             steal_after: 256,
@@ -221,8 +221,8 @@ impl Layout {
 }
 
 /// A bit beside a verdict: the payload was stored while it was verified.
-const STORED: u16 = 1 << 13;
-const _: () = assert!(MAX_RUN <= 13);
+const STORED: Verdict = 1 << 61;
+const _: () = assert!(MAX_RUN <= 61);
 
 /// Fingerprints that each replica keeps posted for comparison.
 const POSTS: usize = 64;
@@ -398,7 +398,7 @@ impl Log for GroupLog<'_> {
         self.stocker.room().min(self.publisher.room())
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let mut request = *request;
         let seq = self.stocker.next_seq();
         request.digest.primary = self

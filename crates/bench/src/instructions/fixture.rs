@@ -43,8 +43,8 @@ pub(super) struct Plan {
     pub(super) timestamps: bool,
     /// Whether the device verifies and completes checksums.
     pub(super) verifies_checksums: bool,
-    /// Whether frames arrive together; otherwise the device gives out one at a time.
-    pub(super) together: bool,
+    /// Whether every segment with payload has PSH, so that none can be merged with the next one.
+    pub(super) pushed: bool,
 }
 
 /// What both halves and who counts share. Everything happens on one thread; the words are atomic
@@ -223,7 +223,8 @@ impl ScriptedRx {
         let template = match self.plan.direction {
             Direction::Receive | Direction::Both => {
                 let payload = workload::bytes(1, self.plan.segment as usize);
-                headers::tcp_frame(&self.ends, flags::ACK, u16::MAX, options, &payload)
+                let push = if self.plan.pushed { flags::PSH } else { 0 };
+                headers::tcp_frame(&self.ends, flags::ACK | push, u16::MAX, options, &payload)
             }
             Direction::Send => ack.clone(),
         };
@@ -294,7 +295,6 @@ impl ScriptedRx {
 impl DeviceRx for ScriptedRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let before = out.len();
-        let max = if self.plan.together { max } else { max.min(1) };
         match (self.phase, self.plan.direction) {
             (Phase::Established, Direction::Receive) => self.segments(max, out),
             (Phase::Established, Direction::Send) => self.acknowledgments(max, out),

@@ -7,7 +7,7 @@ use super::world::{Wakes, World};
 use crate::io::Run;
 use crate::io::rx::Log;
 use crate::log::effect::{Deliver, Effect, EffectSink};
-use crate::log::request::Request;
+use crate::log::request::{Request, Verdict};
 use crate::state::apply::{Replica, Requests};
 use crate::stats::EffectStats;
 
@@ -18,7 +18,7 @@ const ROOM: usize = 1 << 10;
 struct Entry {
     request: Request,
     /// One bit per segment, once that is known.
-    verdict: Option<u16>,
+    verdict: Option<Verdict>,
     /// The frames that it is about.
     run: Run,
 }
@@ -71,7 +71,7 @@ impl Log for DirectLog {
         ROOM - self.entries.len()
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         self.entries.push(Entry {
             request: *request,
             verdict,
@@ -183,7 +183,7 @@ impl Requests<RequestEffects> for Performing<'_> {
     }
 
     #[inline(always)]
-    fn current(&self) -> (&Request, u16) {
+    fn current(&self) -> (&Request, Verdict) {
         let entry = self.entry();
         (&entry.request, entry.verdict.unwrap_or(0))
     }

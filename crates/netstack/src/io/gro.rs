@@ -26,7 +26,7 @@ use crate::io::Run;
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::log::request::{
     Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
-    SynOptions,
+    SynOptions, Verdict,
 };
 use crate::packet as wire;
 use crate::seqnum::SeqNum;
@@ -372,7 +372,7 @@ impl OpenRun {
     /// Its request stays in `request`, without time, credit, hint and cursors. `None` if there is
     /// none. `spare` gives an empty run that takes the frames of the next one.
     #[inline]
-    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<u16>)> {
+    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<Verdict>)> {
         if !self.begun {
             return None;
         }

@@ -30,7 +30,9 @@ use crate::ip::rate_limit::RateLimit;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
 use crate::keys::{Domain, Keys};
-use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request};
+use crate::log::request::{
+    Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
+};
 use crate::packet as wire;
 use crate::packet::{Malformed, Packet};
 use crate::seqnum::SeqNum;
@@ -56,7 +58,7 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
     /// How many further requests are needed before the frames of all published requests can be
     /// returned.
     fn gap(&self) -> usize {
@@ -319,7 +321,13 @@ impl RxPump {
         self.sent
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
+    fn publish(
+        &mut self,
+        request: &Request,
+        verdict: Option<Verdict>,
+        run: Run,
+        log: &mut impl Log,
+    ) {
         self.stats.requests += 1;
         self.published_time = request.digest.now;
         if self.recorder.is_some() {
@@ -328,7 +336,7 @@ impl RxPump {
         log.publish(request, verdict, run);
     }
 
-    fn record(&mut self, request: &Request, verdict: Option<u16>, run: &Run) {
+    fn record(&mut self, request: &Request, verdict: Option<Verdict>, run: &Run) {
         let written = match request.body {
             Body::Progress {
                 conn, app_written, ..

@@ -8,7 +8,7 @@ use core::net::SocketAddrV4;
 use crate::config::Limits;
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
-use crate::log::request::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
+use crate::log::request::{ConnId, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
@@ -183,7 +183,7 @@ pub struct Queue {
     /// Which datagrams of the run, a bit each.
     pub take: u16,
     /// Payload bytes of each datagram of the run.
-    pub lens: [u16; MAX_RUN],
+    pub lens: [u16; MAX_DATAGRAMS],
     /// Where the first record goes: bytes since the socket began.
     pub offset: u64,
     /// Where the last record ends.
@@ -213,7 +213,7 @@ pub struct SendDatagrams {
     /// DSCP and ECN.
     pub tos: u8,
     /// Payload bytes of each datagram.
-    pub lens: [u16; MAX_RUN],
+    pub lens: [u16; MAX_DATAGRAMS],
     /// Where the first one's record begins in the send ring.
     pub offset: u64,
     /// Identifications, of the first one on.

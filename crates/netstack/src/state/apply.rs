@@ -15,7 +15,7 @@ use crate::ip::rate_limit::RateLimit;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::{EffectSink, FrameNumbers};
 use crate::log::request::{
-    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment,
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
 };
 use crate::seqnum::SeqNum;
 use crate::state::demux::{Demux, Grouping};
@@ -43,7 +43,7 @@ pub(crate) trait Requests<S> {
     /// Moves to the next request; false if there is none.
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
-    fn current(&self) -> (&Request, u16);
+    fn current(&self) -> (&Request, Verdict);
     /// The current request was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
 }
@@ -149,7 +149,7 @@ impl Replica {
     /// # Panics
     /// If code that is not specific to one connection panics. The replica must not be used
     /// afterwards.
-    pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
             self.unwound(panic, request, out);
@@ -196,7 +196,12 @@ impl Replica {
     /// # Panics
     /// If any code called from here panics.
     #[inline(always)]
-    pub fn apply_in_batch(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    pub fn apply_in_batch(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
@@ -213,7 +218,12 @@ impl Replica {
     /// false otherwise; then at most the application's cursors were updated, which the slow path
     /// may do again.
     #[inline(always)]
-    fn fast_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
+    fn fast_path(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
         let digest = &request.digest;
         let conn = digest.hint;
         let all_good = digest.all_good();
@@ -252,7 +262,7 @@ impl Replica {
 
     /// Every request that the fast path does not take.
     #[inline(never)]
-    fn slow_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         self.beyond_one = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
@@ -326,7 +336,7 @@ impl Replica {
 
     /// Applies a run of one flow: finds its connection, processes its good pieces, and finishes the
     /// request.
-    fn segments(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
         self.stats.segments += u64::from(digest.count);
@@ -369,7 +379,7 @@ impl Replica {
     fn no_connection(
         &mut self,
         request: &Request,
-        verdict: u16,
+        verdict: Verdict,
         past: Option<SeqNum>,
         out: &mut impl EffectSink,
     ) {

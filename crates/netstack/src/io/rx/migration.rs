@@ -55,7 +55,7 @@ use crate::groups::balance::{Balance, Weighed};
 use crate::io::Run;
 use crate::io::rx::{Log, RESERVED, RxPump, sample_cursors};
 use crate::log::effect::SerializedPart;
-use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request};
+use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request, Verdict};
 use crate::state::apply::Replica;
 use crate::time::Instant;
 
@@ -65,7 +65,7 @@ const MAX_DEFERRED: usize = 256;
 /// A request about a connection that belongs to another group, or is migrating.
 pub(crate) struct DeferredRequest {
     request: Request,
-    verdict: Option<u16>,
+    verdict: Option<Verdict>,
     run: Run,
 }
 
@@ -575,7 +575,7 @@ impl RxPump {
     pub(crate) fn defer_or_forward(
         &mut self,
         now: Instant,
-        verdict: Option<u16>,
+        verdict: Option<Verdict>,
         run: Run,
         log: &mut impl Log,
     ) {

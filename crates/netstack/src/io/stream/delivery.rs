@@ -10,7 +10,6 @@ use core::sync::atomic::Ordering;
 use super::byte_ring::{ByteRing, Parts};
 use super::table::Streams;
 use super::{IS_KNOWN, StreamRef, UNKNOWN};
-use crate::io::copy::Copier;
 use crate::io::processor::{Failure, StreamId};
 use crate::io::sync::AtomicU64;
 use crate::log::effect::Deliver;
