@@ -98,6 +98,14 @@ const fn entry_of(src: u32, dst: u32, ports: u32) -> usize {
     (mixed >> (32 - OPEN_RUNS.trailing_zeros())) as usize
 }
 
+/// How a frame differs from its flow's header template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeated {
+    ack: SeqNum,
+    wnd: u16,
+    is_pushed: bool,
+}
+
 /// The open runs of the frames that were claimed at once: one at most for a flow. Flows whose
 /// entries collide end the runs of one another.
 #[derive(Debug)]
@@ -215,6 +223,19 @@ impl OpenRun {
         self.run.frames.extend(frames.take(many));
         digest.count += many as u8;
         digest.len += many as u32 * u32::from(digest.seg_len);
+        if usize::from(digest.count) < MAX_RUN
+            && let Some(frame) = frames.as_slice().first()
+            && is_verified_by_device(frame) == self.is_verified_by_device
+            && frame.meta.gso.is_none()
+            && next.matches_pushed(frame.bytes(), digest.seg_seq.0.wrapping_add(digest.len))
+        {
+            self.run.frames.extend(frames.next());
+            digest.count += 1;
+            digest.len += u32::from(digest.seg_len);
+            digest.flags = Flags(self.flags).with(Flags::PSH);
+            self.open = false;
+            return many + 1;
+        }
         many
     }
 
@@ -252,12 +273,13 @@ impl OpenRun {
         self.is_verified_by_device = is_verified_by_device(&frame);
         self.is_acks = is_bare_ack(tcp) && verified(&frame);
         self.open = self.is_acks || may_begin(tcp, &frame);
-        self.flags = tcp.flags;
+        self.flags = tcp.flags & !Flags::PSH.0;
         let flow = flow_of(tcp);
         if flow != self.flow {
             (self.flow, self.hint) = (flow, None);
         }
-        self.next = (self.is_acks || may_begin(tcp, &frame))
+        let is_plain = may_continue(tcp) && tcp.flags & Flags::FIN.0 == 0;
+        self.next = (self.is_acks || is_plain && frame.meta.gso.is_none())
             .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
             .flatten();
         let Request { digest, body } = &mut self.request;
@@ -317,21 +339,30 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
-    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none,
-    /// but for a run of its own: what it acknowledges, and its window.
+    /// What differs in `frame` if it repeats the header template of the flow: then it continues the
+    /// flow's last run, or begins one right behind it.
     #[inline]
-    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
+    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<Repeated> {
         let next = self.next.as_ref()?;
         let digest = &self.request.digest;
         let seq = digest.seg_seq + digest.len;
         if self.is_acks {
             let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
-            return verified(frame).then_some((SeqNum(ack), wnd));
+            return verified(frame).then_some(Repeated {
+                ack: SeqNum(ack),
+                wnd,
+                is_pushed: false,
+            });
         }
-        let follows = is_verified_by_device(frame) == self.is_verified_by_device
-            && frame.meta.gso.is_none()
-            && next.matches(frame.bytes(), seq.0);
-        follows.then_some((digest.seg_ack, digest.seg_wnd))
+        let may_follow =
+            is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none();
+        let is_pushed = may_follow && next.matches_pushed(frame.bytes(), seq.0);
+        let follows = is_pushed || may_follow && next.matches(frame.bytes(), seq.0);
+        follows.then_some(Repeated {
+            ack: digest.seg_ack,
+            wnd: digest.seg_wnd,
+            is_pushed,
+        })
     }
 
     /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length
@@ -345,17 +376,20 @@ impl OpenRun {
         }
     }
 
-    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is
-    /// none. If nobody needs the frame any more, it goes to `done_with`.
+    /// Begins a run with a frame that differs from the header template by `what`, when there is no
+    /// run. A frame that is not needed any more goes to `done_with`.
     #[inline]
-    pub(crate) fn repeat(&mut self, frame: Frame, what: (SeqNum, u16), done_with: &mut Vec<Frame>) {
+    pub(crate) fn repeat(&mut self, frame: Frame, what: Repeated, done_with: &mut Vec<Frame>) {
         let digest = &mut self.request.digest;
         digest.seg_seq += digest.len;
-        (digest.seg_ack, digest.seg_wnd) = what;
+        (digest.seg_ack, digest.seg_wnd) = (what.ack, what.wnd);
         digest.count = 1;
         digest.flags = Flags(self.flags);
+        if what.is_pushed {
+            digest.flags = digest.flags.with(Flags::PSH);
+        }
         digest.bits &= Digest::TIMESTAMPS | Digest::CE;
-        (self.begun, self.open) = (true, true);
+        (self.begun, self.open) = (true, !what.is_pushed);
         if self.is_acks {
             if let Body::Segment { options, .. } = &mut self.request.body {
                 *options = Options::None;
@@ -505,18 +539,73 @@ mod tests {
         for i in 0..MAX_RUN as u32 {
             assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
         }
-        let next = frame(180, Flags::ACK, &[2; 10]).1;
+        let next = frame(420, Flags::ACK, &[2; 10]).1;
         let what = run.matches_template(&next).unwrap();
         run.record_followed();
         run.take(Run::default).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
-        assert_eq!(run.request.digest.count, 8);
+        assert_eq!(usize::from(run.request.digest.count), MAX_RUN);
 
         run.repeat(next, what, &mut Vec::new());
         // Only its length may have ended it.
         run.record_followed();
         run.take(Run::default).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
+    }
+
+    #[test]
+    fn flows_whose_segments_alternate_have_a_run_each() {
+        let mut runs = OpenRuns::default();
+        for i in 0..4u32 {
+            for port in [4000, 4001] {
+                let (mut tcp, mut frame) = frame(100 + 10 * i, Flags::ACK, &[1; 10]);
+                tcp.src_port = port;
+                frame.bytes_mut()[34..36].copy_from_slice(&port.to_be_bytes());
+                assert!(runs.switch_to_flow_of(&frame));
+                let entry = runs.current;
+                runs.switch_to(&tcp);
+                assert_eq!(runs.current, entry);
+                assert!(runs.current().push(&tcp, [2; 6], frame).is_ok());
+                runs.note_begun();
+            }
+        }
+        for _ in 0..2 {
+            assert!(runs.next_begun());
+            let (run, _) = runs.current().take(Run::default).unwrap();
+            assert_eq!(run.frames.len(), 4);
+        }
+        assert!(!runs.next_begun());
+    }
+
+    #[test]
+    fn a_pushed_segment_ends_a_run_and_the_next_one_begins_without_being_parsed() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK.with(Flags::PSH), &[1; 10]));
+        let pushed = |seq| frame(seq, Flags::ACK.with(Flags::PSH), &[1; 10]).1;
+        let plain = |seq| frame(seq, Flags::ACK, &[1; 10]).1;
+        let mut frames = vec![pushed(110)];
+        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 0);
+        run.take(Run::default).unwrap();
+        let next = plain(110);
+        let what = run.matches_template(&next).unwrap();
+        run.repeat(next, what, &mut Vec::new());
+        frames = vec![plain(120), pushed(130), plain(140)];
+        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 2);
+        assert_eq!(
+            run.follow(&mut vec![plain(140)].drain(..), &mut Vec::new()),
+            0
+        );
+        let (taken, _) = run.take(Run::default).unwrap();
+        assert_eq!((run.request.digest.count, taken.frames.len()), (3, 3));
+        assert!(run.request.digest.flags.has(Flags::PSH));
+        let last = pushed(140);
+        let what = run.matches_template(&last).unwrap();
+        run.repeat(last, what, &mut Vec::new());
+        assert_eq!(
+            run.follow(&mut vec![plain(150)].drain(..), &mut Vec::new()),
+            0
+        );
+        assert!(run.request.digest.flags.has(Flags::PSH));
     }
 
     #[test]
