@@ -565,7 +565,7 @@ struct Beside {
     done: VecDeque<u32>,
     verdicts: Verdicts,
     /// For each slot, the last position that was set there, and its bits.
-    model: Vec<Option<(u64, u16)>>,
+    model: Vec<Option<(u64, u64)>>,
 }
 
 impl Beside {
@@ -673,7 +673,7 @@ impl Beside {
                 if slot.is_none_or(|(last, _)| last == seq || last + self.slots == seq) {
                     let bits = slot
                         .filter(|(last, _)| *last == seq)
-                        .map_or(u16::from(bits), |(_, bits)| bits);
+                        .map_or(u64::from(bits), |(_, bits)| bits);
                     self.verdicts.set(seq, bits);
                     *slot = Some((seq, bits));
                 }

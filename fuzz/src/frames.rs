@@ -383,8 +383,7 @@ fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
     if rules & 16 != 0 {
         limits = limits.connections(2);
     }
-    let merge = rules & 32 == 0;
-    (Stack::new(kind, limits, config, merge), limits)
+    (Stack::new(kind, limits, config), limits)
 }
 
 struct World {

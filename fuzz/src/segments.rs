@@ -145,7 +145,7 @@ struct Side {
 type Told = (Result<usize, SocketError>, Vec<u8>);
 
 impl Side {
-    fn new(kind: Kind, merge: bool, sizes: u8, rules: u8) -> Side {
+    fn new(kind: Kind, sizes: u8, rules: u8) -> Side {
         let mut limits = limits()
             .mtu([1500, 576, 1500, 68][usize::from(sizes & 3)])
             .receive_buffer(1 << (10 + (sizes >> 2 & 3) * 2))
@@ -162,7 +162,7 @@ impl Side {
         if rules & 16 != 0 {
             limits.tcp.receive_window = 1 << 10;
         }
-        let stack = Stack::new(kind, limits, MemoryConfig::default(), merge);
+        let stack = Stack::new(kind, limits, MemoryConfig::default());
         Side {
             listener: stack.sockets.listen(PORT, 4).expect("no port is taken"),
             opening: None,
@@ -314,13 +314,13 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let [kinds, sizes, rules, now]: [u8; 4] = input.any();
     // Logs have room for all that waits: what has to stay in the device is answered by itself.
-    // Where frames come one at a time, merging makes no difference either.
-    let (kinds, merge) = match kinds % 4 {
-        0 | 1 => ([Kind::Single, Kind::Pair(64)], [true, true]),
-        2 => ([Kind::Pair(64), Kind::Pair(64)], [true, true]),
-        _ => ([Kind::Single, Kind::Single], [true, false]),
+    // Frames come one at a time, or several at once.
+    let (kinds, may_wait) = match kinds % 4 {
+        0 | 1 => ([Kind::Single, Kind::Pair(64)], true),
+        2 => ([Kind::Pair(64), Kind::Pair(64)], true),
+        _ => ([Kind::Single, Kind::Pair(64)], false),
     };
-    let side = |at: usize| Side::new(kinds[at], merge[at], sizes, rules);
+    let side = |at: usize| Side::new(kinds[at], sizes, rules);
     let mut pair = Pair {
         sides: [side(0), side(1)],
         far: Far::default(),
@@ -333,20 +333,20 @@ pub fn run(data: &[u8]) {
     // A connection is open from the beginning, by either side.
     if rules & 32 == 0 {
         let open = Arbitrary::arbitrary(&mut Unstructured::new(&[0, 0]));
-        pair.apply(Op::Open(open.expect("two bytes are enough")), merge[1]);
+        pair.apply(Op::Open(open.expect("two bytes are enough")), may_wait);
         let acknowledgment = Arbitrary::arbitrary(&mut Unstructured::new(&[0; 4]));
         let acknowledgment = acknowledgment.expect("four bytes are enough");
-        pair.apply(Op::Segment(acknowledgment, Fate::Arrives), merge[1]);
+        pair.apply(Op::Segment(acknowledgment, Fate::Arrives), may_wait);
     } else {
-        pair.apply(Op::App(App::Connect), merge[1]);
-        pair.apply(Op::Arp, merge[1]);
+        pair.apply(Op::App(App::Connect), may_wait);
+        pair.apply(Op::Arp, may_wait);
     }
-    pair.apply(Op::App(App::Accept), merge[1]);
+    pair.apply(Op::App(App::Accept), may_wait);
     let mut steps = 0;
     while steps < STEPS
         && let Some(op) = input.next()
     {
-        pair.apply(op, merge[1]);
+        pair.apply(op, may_wait);
         steps += 1;
     }
     pair.apply(Op::Credit(None), true);

@@ -194,7 +194,7 @@ pub fn run(data: &[u8]) {
         .udp_receive_buffer(1 << (10 + (sizes >> 4 & 1)))
         .connections([16, 3][usize::from(sizes >> 5 & 1)]);
     let side = |address, mac, kind| {
-        let stack = Stack::at(address, mac, kind, limits, MemoryConfig::default(), true);
+        let stack = Stack::at(address, mac, kind, limits, MemoryConfig::default());
         Side {
             sockets: stack.sockets.clone(),
             stack: Some(stack),

@@ -47,8 +47,8 @@ pub(crate) fn limits() -> Limits {
 
 impl Stack {
     /// At 10.0.0.1, over a device of this configuration.
-    pub(crate) fn new(kind: Kind, limits: Limits, device: MemoryConfig, merge: bool) -> Stack {
-        Stack::at(STACK, STACK_MAC, kind, limits, device, merge)
+    pub(crate) fn new(kind: Kind, limits: Limits, device: MemoryConfig) -> Stack {
+        Stack::at(STACK, STACK_MAC, kind, limits, device)
     }
 
     pub(crate) fn at(
@@ -57,12 +57,10 @@ impl Stack {
         kind: Kind,
         limits: Limits,
         device: MemoryConfig,
-        merge: bool,
     ) -> Stack {
         let setup = Setup::new(address.into(), 24, [7, 11])
             .gateway([10, 0, 0, 254].into())
-            .limits(limits)
-            .merge(merge);
+            .limits(limits);
         let (device, script) = scripted_with(device.macs(mac, mac));
         let (engine, sockets) = match kind {
             Kind::Single => {

@@ -3,7 +3,7 @@
 
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request};
+use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request, Verdict};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
 
@@ -140,7 +140,12 @@ impl FaultHooks for Faulty {
         due
     }
 
-    fn change_verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
+    fn change_verdict(
+        &mut self,
+        seq: u64,
+        verdict: Option<Verdict>,
+        request: &Request,
+    ) -> Option<Verdict> {
         if verdict.is_none() {
             self.waited = seq;
             if self.due(seq) == Some(Fault::LateVerdict) {

@@ -7,7 +7,7 @@ use dominoes::Mismatch;
 use dominoes_netstack::Replica;
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::Request;
+use dominoes_netstack::log::request::{Request, Verdict};
 
 use super::case::Case;
 use super::check::Failure;
@@ -102,7 +102,12 @@ impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
         self.0.change_request(seq, request);
     }
 
-    fn change_verdict(&mut self, seq: u64, verdict: Option<u16>, request: &Request) -> Option<u16> {
+    fn change_verdict(
+        &mut self,
+        seq: u64,
+        verdict: Option<Verdict>,
+        request: &Request,
+    ) -> Option<Verdict> {
         self.0.change_verdict(seq, verdict, request)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
-//!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--merge on|off|both] [--timestamps] [--no-checksum]
+//!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--burst A,B] [--timestamps] [--no-checksum]
 //!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--list]
 //! ```
 
@@ -61,7 +61,7 @@ impl Options {
             wanted: Wanted {
                 base: Workload::default(),
                 segments: vec![1448, 512, 64],
-                merges: vec![true, false],
+                bursts: vec![8, 2, 1],
                 connections: vec![1, 8, 64],
                 variants: Vec::new(),
                 cores: vec![1, 2],
@@ -92,13 +92,8 @@ impl Options {
                 Long("segment") => {
                     wanted.segments = numbers(&mut parser, "--segment", 8..=1448)?;
                 }
-                Long("merge") => {
-                    wanted.merges = match parser.value()?.string()?.as_str() {
-                        "on" => vec![true],
-                        "off" => vec![false],
-                        "both" => vec![true, false],
-                        _ => return Err("--merge takes on, off or both".into()),
-                    }
+                Long("burst") => {
+                    wanted.bursts = numbers(&mut parser, "--burst", 1..=65_536)?;
                 }
                 Long("timestamps") => wanted.base.timestamps = true,
                 Long("no-checksum") => wanted.base.checksum = false,
@@ -135,7 +130,6 @@ impl Options {
         }
         (wanted.base.rounds, wanted.side_rounds) = rounds;
         wanted.base.segment_bytes = wanted.segments[0];
-        wanted.base.merge = wanted.merges[0];
         if options.experiments.is_empty() {
             options.experiments = EXPERIMENTS.iter().collect();
         }

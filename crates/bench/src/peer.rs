@@ -36,6 +36,7 @@ pub(crate) fn with_period(
     let mut config = PeerConfig::new(role)
         .segment_bytes(workload.segment_bytes)
         .connections(workload.connections)
+        .burst(workload.burst)
         .pool_frames(workload.frames())
         .buffer_bytes(workload.buffer_bytes())
         .timestamps(workload.timestamps)

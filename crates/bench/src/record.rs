@@ -450,7 +450,7 @@ mod tests {
         let wanted = crate::experiments::Wanted {
             base: Workload::default(),
             segments: vec![1448],
-            merges: vec![true],
+            bursts: vec![8],
             connections: vec![1],
             variants: Vec::new(),
             cores: vec![1, 2],

@@ -95,7 +95,7 @@ pub const TARGETS: &[Target] = &[
             ("side-rounds", VALUE),
             ("budget", VALUE),
             ("segment", VALUE),
-            ("merge", VALUE),
+            ("burst", VALUE),
             ("timestamps", FLAG),
             ("no-checksum", FLAG),
             ("connections", VALUE),

@@ -43,8 +43,6 @@ pub struct Workload {
     pub ring_bytes: u32,
     /// Requests that may be in the log of a replicated stack.
     pub log_requests: usize,
-    /// Whether segments that arrive together are merged into runs.
-    pub merge: bool,
     /// Whether segments carry timestamps (RFC 7323), both ways.
     pub timestamps: bool,
     /// Whether TCP checksums are verified and computed in software; otherwise the device vouches
@@ -55,6 +53,8 @@ pub struct Workload {
     pub verify_checksums: bool,
     /// Connections that share the payload.
     pub connections: usize,
+    /// Segments of one connection that arrive in a row, if there are several connections.
+    pub burst: usize,
     /// What is done with the payload besides moving it.
     pub processing: Processing,
     /// Makes payloads and keys.
@@ -76,11 +76,11 @@ impl Default for Workload {
             pool_bytes: 64 << 20,
             ring_bytes: 1 << 20,
             log_requests: 512,
-            merge: true,
             timestamps: false,
             checksum: true,
             verify_checksums: false,
             connections: 1,
+            burst: 8,
             processing: Processing::None,
             seed: 1,
             slice: Duration::from_millis(100),

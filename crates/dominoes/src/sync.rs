@@ -13,7 +13,7 @@ pub(crate) use std::sync::Mutex;
 pub(crate) use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
     },
     thread,
 };
@@ -22,7 +22,7 @@ pub(crate) use std::{
 pub(crate) use loom::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
     },
     thread,
 };

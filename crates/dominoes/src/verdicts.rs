@@ -2,11 +2,11 @@
 
 use crate::{
     Seq,
-    sync::{AtomicU16, Ordering},
+    sync::{AtomicU64, Ordering},
 };
 use std::{fmt, mem};
 
-/// One small atomic word per slot, for what is found out after publishing: 14 bits of payload and a
+/// One small atomic word per slot, for what is found out after publishing: 62 bits of payload and a
 /// lap bit.
 ///
 /// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
@@ -23,15 +23,15 @@ use std::{fmt, mem};
 /// assert_eq!(verdicts.get(3 + 8), None); // same slot, next lap
 /// ```
 pub struct Verdicts {
-    words: Box<[AtomicU16]>,
+    words: Box<[AtomicU64]>,
     mask: u64,
     shift: u32,
 }
 
 impl Verdicts {
-    const LAP: u16 = 1 << 15;
-    const BEGUN: u16 = 1 << 14;
-    const BITS: u16 = Self::BEGUN - 1;
+    const LAP: u64 = 1 << 63;
+    const BEGUN: u64 = 1 << 62;
+    const BITS: u64 = Self::BEGUN - 1;
 
     /// Words for `slots` slots, none of them set.
     ///
@@ -44,26 +44,26 @@ impl Verdicts {
         );
         Verdicts {
             // Lap 0 writes a clear lap bit, so a set one means "not yet".
-            words: (0..slots).map(|_| AtomicU16::new(Self::LAP)).collect(),
+            words: (0..slots).map(|_| AtomicU64::new(Self::LAP)).collect(),
             mask: slots as u64 - 1,
             shift: slots.trailing_zeros(),
         }
     }
 
     #[inline]
-    fn lap(&self, seq: Seq) -> u16 {
-        ((seq >> self.shift) as u16) << 15
+    fn lap(&self, seq: Seq) -> u64 {
+        (seq >> self.shift) << 63
     }
 
     /// Sets the bits of position `seq`.
     ///
     /// # Panics
-    /// If `bits` needs more than 14 bits.
+    /// If `bits` needs more than 62 bits.
     #[inline]
-    pub fn set(&self, seq: Seq, bits: u16) {
+    pub fn set(&self, seq: Seq, bits: u64) {
         assert!(
             bits & !Self::BITS == 0,
-            "a verdict has 14 bits, {bits:#x} needs more"
+            "a verdict has 62 bits, {bits:#x} needs more"
         );
         // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict
         // is seen with it.
@@ -72,7 +72,7 @@ impl Verdicts {
 
     /// The bits of position `seq`, or `None` while they are not set.
     #[inline]
-    pub fn get(&self, seq: Seq) -> Option<u16> {
+    pub fn get(&self, seq: Seq) -> Option<u64> {
         // ORDERING: Acquire, pairs with the Release in `set`.
         let word = self.words[(seq & self.mask) as usize].load(Ordering::Acquire);
         (word & Self::LAP == self.lap(seq)).then_some(word & Self::BITS)
@@ -129,9 +129,9 @@ impl BegunVerdict<'_> {
     /// Sets the bits, as [`Verdicts::set`] does.
     ///
     /// # Panics
-    /// If `bits` needs more than 14 bits.
+    /// If `bits` needs more than 62 bits.
     #[inline]
-    pub fn set(self, bits: u16) {
+    pub fn set(self, bits: u64) {
         self.verdicts.set(self.seq, bits);
         mem::forget(self);
     }

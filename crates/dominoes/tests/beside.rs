@@ -37,9 +37,9 @@ fn a_verdict_belongs_to_its_lap() {
         for slot in 0..4 {
             let seq = lap * 4 + slot;
             assert_eq!(verdicts.get(seq), None);
-            verdicts.set(seq, seq as u16 * 3);
-            verdicts.set(seq, seq as u16 * 3);
-            assert_eq!(verdicts.get(seq), Some(seq as u16 * 3));
+            verdicts.set(seq, seq * 3);
+            verdicts.set(seq, seq * 3);
+            assert_eq!(verdicts.get(seq), Some(seq * 3));
         }
     }
     assert!(catch_unwind(|| verdicts.set(20, 1 << 14)).is_err());

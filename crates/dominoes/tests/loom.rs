@@ -647,7 +647,7 @@ fn a_verdict_is_found_out_by_one_at_a_time() {
                 let count = shared.1.load(Ordering::Relaxed);
                 shared.1.store(count + 1, Ordering::Relaxed);
                 if !gives_up {
-                    begun.set(count as u16 + 1);
+                    begun.set(count as u64 + 1);
                 }
             }
         };

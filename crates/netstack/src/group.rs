@@ -65,7 +65,7 @@ use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump, TxPump};
 use crate::io::world::World;
 use crate::log::effect::Effect;
-use crate::log::request::{MAX_RUN, Request};
+use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
@@ -73,8 +73,8 @@ use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
 /// A bit beside a verdict: the payload was stored while it was verified.
-const STORED: u16 = 1 << 13;
-const _: () = assert!(MAX_RUN <= 13);
+const STORED: Verdict = 1 << 61;
+const _: () = assert!(MAX_RUN <= 61);
 
 /// Fingerprints that each replica keeps posted for comparison.
 const POSTS: usize = 64;
@@ -250,7 +250,7 @@ impl Log for GroupLog<'_> {
         self.stocker.room().min(self.publisher.room())
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let mut request = *request;
         let seq = self.stocker.next_seq();
         request.digest.primary = self

@@ -178,6 +178,19 @@ pub(crate) fn ends(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
         .then(|| (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3)))
 }
 
+/// Source, destination, and both ports of a TCP segment whose IPv4 header has no options. Nothing
+/// else is checked; of a fragment but the first the ports are other bytes.
+#[inline]
+pub(crate) fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
+    let header: &[u8; ETHERNET_HEADER + 24] = frame.first_chunk()?;
+    let word = |at: usize| {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| header[ETHERNET_HEADER + at + i]);
+        u32::from_be_bytes([a, b, c, d])
+    };
+    let is_plain = header[12..15] == [0x08, 0x00, 0x45] && header[ETHERNET_HEADER + 9] == 6;
+    is_plain.then(|| [word(12), word(16), word(20)])
+}
+
 /// Addresses a frame that was built for nobody in particular.
 ///
 /// # Panics

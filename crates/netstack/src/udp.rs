@@ -20,7 +20,7 @@ use crate::config::Limits;
 use crate::ip::identification::Identifications;
 use crate::keys::Keys;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, Queue};
-use crate::log::request::{Body, ConnId, Digest, GroupIndex, Kind, Request};
+use crate::log::request::{Body, ConnId, Digest, GroupIndex, Kind, Request, Verdict};
 use crate::stats::StateStats;
 use send::Sends;
 
@@ -84,7 +84,7 @@ impl Sockets {
     pub(crate) fn arrive<S: EffectSink>(
         &mut self,
         request: &Request,
-        verdict: u16,
+        verdict: Verdict,
         cx: &mut Cx<'_, S>,
     ) {
         let (digest, Body::Datagrams { lens }) = (&request.digest, &request.body) else {

@@ -189,7 +189,6 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
         .routes(vec![route(1)])
         .route(route(2))
         .reassembly(reassembly)
-        .merge(false)
         .announce(true)
         .recorder(recorder)
         .processor(Arc::new(AsItIs))
@@ -197,10 +196,7 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
     assert_eq!(setup.gateway, Some(gateway));
     assert_eq!(setup.routes, [route(1), route(2)]);
     assert_eq!(setup.reassembly, reassembly);
-    assert_eq!(
-        [setup.merge, setup.announce, setup.balance],
-        [false, true, true]
-    );
+    assert_eq!([setup.announce, setup.balance], [true, true]);
     assert!(setup.recorder.is_some() && setup.processor.is_some());
     let (device, _peer) = memory::pair(MemoryConfig::default().mtu(1400).queue_depth(8));
     let single = Single::new(setup, Box::new(device))?;

@@ -341,7 +341,6 @@ pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, 
     let secret = [workload.seed, !workload.seed];
     let mut setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, secret);
     setup.limits = limits;
-    setup.merge = workload.merge;
     setup.processor = inline::processor(workload)?;
     Ok(setup)
 }

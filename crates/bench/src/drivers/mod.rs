@@ -408,7 +408,6 @@ mod tests {
             plain.warm(64),
             Workload {
                 timestamps: true,
-                merge: false,
                 ..plain
             },
             Workload {

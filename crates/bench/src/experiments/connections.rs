@@ -9,7 +9,7 @@ use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections: groups that arrange themselves, replicas of one group, plain partitioning (groups of one side by side), a lock",
+    about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: groups that arrange themselves, replicas of one group, plain partitioning (groups of one side by side), a lock",
     ask: Ask::Compare(panels),
     published: paper::CONNECTIONS,
 };
@@ -21,14 +21,23 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
     let one = |(direction, what): (Direction, &str)| {
         let mut panel = wanted.panel(what, direction, wanted.base);
         let mut targets = Vec::new();
-        for &connections in &wanted.connections {
+        let bursts = |connections: usize| match connections {
+            1 => &[8][..],
+            _ => &wanted.bursts[..],
+        };
+        let cases = wanted.connections.iter();
+        for (connections, burst) in cases.flat_map(|&n| bursts(n).iter().map(move |&b| (n, b))) {
             let share = RINGS / connections.max(1) as u32;
             let workload = Workload {
                 connections,
+                burst,
                 ring_bytes: wanted.base.ring_bytes.min(1 << share.max(1024).ilog2()),
                 ..wanted.base
             };
-            let name = format!("{connections} conn.");
+            let name = match connections {
+                1 => "1 conn.".to_owned(),
+                n => format!("{n} conn. by {burst}"),
+            };
             let names = ["single", "groups", "replicated", "partitioned", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);
             // However many there are, groups should be as fast as what people do otherwise: a lock
@@ -36,13 +45,19 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
             for other in ["locked-mutex", "locked-mcs", "partitioned"] {
                 for ours in ["groups", "replicated"] {
                     targets.push(Target::of(
-                        format!("{what}, {connections} connections, {ours} / {other}"),
+                        format!("{what}, {name}, {ours} / {other}"),
                         case(ours, 2, &name),
                         case(other, 2, &name),
                         1.0,
                     ));
                 }
             }
+            targets.push(Target::of(
+                format!("{what}, {name}, replicated / single"),
+                case("replicated", 2, &name),
+                case("single", 1, &name),
+                1.2,
+            ));
         }
         let rounds = panel.rounds;
         Panel {

@@ -13,10 +13,10 @@ pub struct Wanted {
     pub base: Workload,
     /// Sizes of segments, the most important first.
     pub segments: Vec<usize>,
-    /// With merging, without it.
-    pub merges: Vec<bool>,
     /// Numbers of connections, where an experiment varies them.
     pub connections: Vec<usize>,
+    /// Segments of one connection in a row, where there are several connections.
+    pub bursts: Vec<usize>,
     /// Variants; all if empty.
     pub variants: Vec<String>,
     /// Numbers of cores.
@@ -157,7 +157,7 @@ mod tests {
         let wanted = Wanted {
             base: Workload::default(),
             segments: vec![1448],
-            merges: vec![true],
+            bursts: vec![8],
             connections: vec![1],
             variants: vec!["limit".to_owned(), "single".to_owned()],
             cores: vec![1, 2],

@@ -345,7 +345,7 @@ mod tests {
                 ..Workload::default()
             },
             segments: vec![1448, 64],
-            merges: vec![true, false],
+            bursts: vec![8, 1],
             connections: vec![1, 3],
             variants: vec!["single".to_owned(), "smoltcp".to_owned()],
             cores: vec![1],

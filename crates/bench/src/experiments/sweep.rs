@@ -1,5 +1,5 @@
-//! One direction of one connection: all variants with large segments, then what changes without
-//! merging, with timestamps, and with smaller segments.
+//! One direction of one connection: all variants with large segments, then what changes with
+//! timestamps, and with smaller segments.
 
 use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
@@ -11,36 +11,27 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>)
     let mut panels = Vec::new();
     let mut targets = Some(targets);
     for (size, &segment_bytes) in wanted.segments.iter().enumerate() {
-        for &merge in &wanted.merges {
-            let workload = Workload {
-                segment_bytes,
-                merge,
-                ..wanted.base
-            };
-            let name = format!("{segment_bytes}{}", if merge { "" } else { ", not merged" });
-            let panel = wanted.panel(name, direction, workload);
-            panels.push(match targets.take() {
-                Some(targets) => panel.rows(wanted, &["*"]).targets(wanted, targets),
-                None if merge => panel
-                    .rows(
-                        wanted,
-                        &[
-                            "limit",
-                            "single",
-                            "replicated",
-                            "replicated-auto",
-                            "smoltcp",
-                        ],
-                    )
-                    .targets(wanted, side_targets(segment_bytes)),
-                // Merging is nothing to the others.
-                None => panel.rows(wanted, &["single", "replicated", "replicated-auto"]),
-            });
-        }
+        let workload = Workload {
+            segment_bytes,
+            ..wanted.base
+        };
+        let panel = wanted.panel(segment_bytes.to_string(), direction, workload);
+        let names = [
+            "limit",
+            "single",
+            "replicated",
+            "replicated-auto",
+            "smoltcp",
+        ];
+        panels.push(match targets.take() {
+            Some(targets) => panel.rows(wanted, &["*"]).targets(wanted, targets),
+            None => panel
+                .rows(wanted, &names)
+                .targets(wanted, side_targets(segment_bytes)),
+        });
         if size == 0 && !wanted.base.timestamps {
             let workload = Workload {
                 segment_bytes,
-                merge: wanted.merges.first().copied().unwrap_or(true),
                 timestamps: true,
                 ..wanted.base
             };

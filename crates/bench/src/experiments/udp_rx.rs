@@ -18,27 +18,20 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
     sweep(wanted, Direction::Receive)
 }
 
-/// A panel for each size of datagrams, the first with targets; then without sharing requests.
+/// A panel for each size of datagrams, the first with targets.
 pub(super) fn sweep(wanted: &Wanted, direction: Direction) -> Vec<Panel> {
     let mut panels = Vec::new();
     for (size, &segment_bytes) in wanted.segments.iter().enumerate() {
-        for &merge in &wanted.merges {
-            let workload = Workload {
-                segment_bytes,
-                merge,
-                ..wanted.base
-            };
-            let name = format!(
-                "{segment_bytes}{}",
-                if merge { "" } else { ", each a request" }
-            );
-            let mut panel = wanted.panel(name, direction, workload);
-            panel.entries = wanted.entries_of(udp::VARIANTS, direction, &["*"], "", workload);
-            if size == 0 && merge {
-                panel = panel.targets(wanted, targets());
-            }
-            panels.push(panel);
+        let workload = Workload {
+            segment_bytes,
+            ..wanted.base
+        };
+        let mut panel = wanted.panel(segment_bytes.to_string(), direction, workload);
+        panel.entries = wanted.entries_of(udp::VARIANTS, direction, &["*"], "", workload);
+        if size == 0 {
+            panel = panel.targets(wanted, targets());
         }
+        panels.push(panel);
     }
     panels
 }

@@ -70,7 +70,7 @@ struct Replay {
     replica: Replica,
     posts: Fingerprints,
     effects: Vec<Effect>,
-    log: std::vec::IntoIter<(Request, u16)>,
+    log: std::vec::IntoIter<(Request, u64)>,
 }
 
 impl Replay {
@@ -100,7 +100,7 @@ impl Replay {
         for _ in 0..early {
             self.step();
         }
-        let is_write = |log: &[(Request, u16)]| matches!(what(&log[0].0), What::Other);
+        let is_write = |log: &[(Request, u64)]| matches!(what(&log[0].0), What::Other);
         while using == Use::Send && !is_write(self.log.as_slice()) {
             self.step();
         }
@@ -135,7 +135,7 @@ impl Replay {
     }
 
     #[inline(always)]
-    fn apply(&mut self, request: &Request, verdict: u16) {
+    fn apply(&mut self, request: &Request, verdict: u64) {
         self.replica
             .apply_in_batch(request, verdict, &mut self.effects);
     }
@@ -167,19 +167,19 @@ fn what(request: &Request) -> What {
 // Functions that are equal become one, so each has a number.
 
 #[inline(never)]
-fn counted_apply_data(replay: &mut Replay, request: &Request, verdict: u16) {
+fn counted_apply_data(replay: &mut Replay, request: &Request, verdict: u64) {
     black_box(0u8);
     replay.apply(request, verdict);
 }
 
 #[inline(never)]
-fn counted_apply_ack(replay: &mut Replay, request: &Request, verdict: u16) {
+fn counted_apply_ack(replay: &mut Replay, request: &Request, verdict: u64) {
     black_box(1u8);
     replay.apply(request, verdict);
 }
 
 #[inline(never)]
-fn counted_apply_other(replay: &mut Replay, request: &Request, verdict: u16) {
+fn counted_apply_other(replay: &mut Replay, request: &Request, verdict: u64) {
     black_box(2u8);
     replay.apply(request, verdict);
 }
@@ -219,7 +219,7 @@ pub fn cases() -> Vec<Case> {
             timestamps,
             verifies_checksums: false,
         };
-        for (name, merge, target) in [("run of 8", true, 60), ("alone", false, 200)] {
+        for (name, merge, target) in [("run of 32", true, 8), ("alone", false, 200)] {
             let case = Case::new(
                 format!("apply/{name}/{words}"),
                 "segment",
@@ -238,20 +238,21 @@ pub fn cases() -> Vec<Case> {
                     .shares(&[("other requests", "::counted_apply_other")]),
             );
         }
-        for (name, merge) in [("ack of two alone", false), ("acks of two in runs", true)] {
-            let sending = setting(Use::Send, merge);
-            let name = format!("apply/{name}/{words}");
-            let case = Case::new(name, "ack", SEGMENTS / 2, move || {
+        let sending = setting(Use::Send, true);
+        let case = Case::new(
+            format!("apply/acks of two in runs/{words}"),
+            "ack",
+            SEGMENTS / 2,
+            move || {
                 let mut replay = Replay::new(sending);
                 move |units| replay.run(units, acks)
-            });
-            cases.push(
-                case.within("::counted_apply_ack")
-                    .partly_within("::counted_post", 1.0 / FINGERPRINT_EVERY)
-                    .key(),
-            );
-        }
-        let sending = setting(Use::Send, true);
+            },
+        );
+        cases.push(
+            case.within("::counted_apply_ack")
+                .partly_within("::counted_post", 1.0 / FINGERPRINT_EVERY)
+                .key(),
+        );
         // Numbering is what a write causes.
         let case = Case::new(
             format!("apply/write of 32/{words}"),

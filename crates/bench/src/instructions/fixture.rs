@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) timestamps: bool,
     /// Whether the device verifies and completes checksums.
     pub(super) verifies_checksums: bool,
+    /// Whether every segment with payload has PSH, so that none can be merged with the next one.
+    pub(super) pushed: bool,
 }
 
 /// What both halves and who counts share. Everything happens on one thread; the words are atomic
@@ -221,7 +223,8 @@ impl ScriptedRx {
         let template = match self.plan.direction {
             Direction::Receive | Direction::Both => {
                 let payload = workload::bytes(1, self.plan.segment as usize);
-                headers::tcp_frame(&self.ends, flags::ACK, u16::MAX, options, &payload)
+                let push = if self.plan.pushed { flags::PSH } else { 0 };
+                headers::tcp_frame(&self.ends, flags::ACK | push, u16::MAX, options, &payload)
             }
             Direction::Send => ack.clone(),
         };

@@ -41,7 +41,7 @@ fn counted_fork(ring: &Ring<SpinYield>) {
 }
 
 #[inline(never)]
-fn counted_verdict(verdicts: &Verdicts, seq: u64) -> Option<u16> {
+fn counted_verdict(verdicts: &Verdicts, seq: u64) -> Option<u64> {
     verdicts.set(seq, 1);
     verdicts.get(seq)
 }

@@ -286,15 +286,14 @@ fn conditions(w: &Workload) -> String {
         format!("{} frames", w.frames())
     };
     format!(
-        "{}-byte segments, {}, frame pool {pool}, rings {} KB, log {} requests, merging {}, timestamps {}, checksums {}, seed {}",
+        "{}-byte segments, {}, frame pool {pool}, rings {} KB, log {} requests, timestamps {}, checksums {}, seed {}",
         w.segment_bytes,
         match w.connections {
             1 => "one connection".to_owned(),
-            n => format!("{n} connections"),
+            n => format!("{n} connections in bursts of {}", w.burst),
         },
         w.ring_bytes >> 10,
         w.log_requests,
-        on(w.merge),
         on(w.timestamps),
         if w.checksum {
             "in software"

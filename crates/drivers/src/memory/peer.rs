@@ -15,7 +15,8 @@
 //!   ignored.
 //! - Frames circulate in a pool that can be larger than a cache, in the order of their addresses,
 //!   in whichever order the stack gives them back.
-//! - Segments of several connections come in bursts of at most 8 of one connection, in turn.
+//! - Segments of several connections come in bursts of at most 8 of one connection
+//!   ([`PeerConfig::burst`]), in turn.
 //! - With payload both ways, acknowledgments ride on the segments of the sender, and go by
 //!   themselves when the stack's window is closed.
 //!

@@ -2,6 +2,7 @@
 //! into rings trusts what a [`FaultHooks`] returns.
 
 use crate::group::{Effect, Replica, Request};
+use crate::log::request::Verdict;
 
 /// Faults that a test plants in one worker, which the checks must find. Production code uses `()`,
 /// which plants none.
@@ -14,9 +15,9 @@ pub trait FaultHooks: Send + 'static {
     fn change_verdict(
         &mut self,
         _seq: u64,
-        verdict: Option<u16>,
+        verdict: Option<Verdict>,
         _request: &Request,
-    ) -> Option<u16> {
+    ) -> Option<Verdict> {
         verdict
     }
     /// Changes what applying the request asked for.

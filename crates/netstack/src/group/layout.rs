@@ -67,7 +67,7 @@ pub struct Tuning {
     /// apart, and take more of the cache. Default 512.
     pub log: usize,
     /// Requests in a row that one worker prepares and performs, a power of two, at most half the
-    /// log. Default 16.
+    /// log. Default 4.
     pub request_chunk: usize,
     /// Outgoing frames in a row that one worker builds, a power of two. Default 32.
     pub frame_chunk: usize,
@@ -114,7 +114,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Tuning {
             log: 512,
-            request_chunk: 16,
+            request_chunk: 4,
             frame_chunk: 32,
             ahead_bytes: 256 << 10,
             steal_after: 256,

@@ -1,5 +1,10 @@
 //! From frames to runs.
 //!
+//! All frames that the pump claims at once are gathered by flow: [`OpenRuns`] has an open run for
+//! each of up to 64 flows, so connections whose frames alternate merge as well as one alone. The
+//! header template of a flow's last run stays, so that the first segment of its next run need not
+//! be parsed either.
+//!
 //! Segments are merged only where no protocol step could tell: one flow, consecutive sequence
 //! numbers, and the same acknowledgment, window, timestamps, flags and congestion mark; all but the
 //! last of equal length, PSH or FIN only on the last. Segments with options besides timestamps stay
@@ -20,8 +25,8 @@ use dominoes_drivers::Frame;
 use crate::io::Run;
 use crate::io::prepare::{is_good, is_verified_by_device};
 use crate::log::request::{
-    Acks, Body, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
-    SynOptions,
+    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
+    SynOptions, Verdict,
 };
 use crate::packet as wire;
 use crate::seqnum::SeqNum;
@@ -42,8 +47,6 @@ pub(crate) struct OpenRun {
     begun: bool,
     /// Whether another segment may follow.
     open: bool,
-    /// How many segments with text it may have.
-    pub(crate) most: usize,
     /// Whether it is acknowledgments without text whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
@@ -52,6 +55,8 @@ pub(crate) struct OpenRun {
     flags: u8,
     /// Whose segments they are.
     pub(crate) flow: Flow,
+    /// The connection of the flow, with the number of the table that it was looked up in.
+    pub(crate) hint: Option<(u64, ConnId)>,
     /// What a segment looks like that surely follows, in the run or behind it.
     next: Option<wire::HeaderTemplate>,
     /// With `is_acks`, what the second and later ones say.
@@ -67,7 +72,6 @@ impl Default for OpenRun {
         OpenRun {
             begun: false,
             open: false,
-            most: MAX_RUN,
             is_acks: false,
             is_verified_by_device: false,
             flags: 0,
@@ -75,11 +79,94 @@ impl Default for OpenRun {
                 local: nobody,
                 remote: nobody,
             },
+            hint: None,
             next: None,
             acks: Acks::default(),
             request: Request::tick(Instant::ZERO, 0),
             run: Run::default(),
         }
+    }
+}
+
+/// Flows that have an open run at a time.
+pub(crate) const OPEN_RUNS: usize = 64;
+
+/// The entry of the flow between these addresses and ports.
+#[inline(always)]
+const fn entry_of(src: u32, dst: u32, ports: u32) -> usize {
+    let mixed = (src ^ dst.rotate_left(16) ^ ports).wrapping_mul(0x9e37_79b1);
+    (mixed >> (32 - OPEN_RUNS.trailing_zeros())) as usize
+}
+
+/// How a frame differs from its flow's header template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeated {
+    ack: SeqNum,
+    wnd: u16,
+    is_pushed: bool,
+}
+
+/// The open runs of the frames that were claimed at once: one at most for a flow. Flows whose
+/// entries collide end the runs of one another.
+#[derive(Debug)]
+pub(crate) struct OpenRuns {
+    runs: Box<[OpenRun]>,
+    /// A bit for each run that has begun.
+    begun: u64,
+    /// The entry of the last segment.
+    current: usize,
+}
+
+impl Default for OpenRuns {
+    fn default() -> Self {
+        OpenRuns {
+            runs: (0..OPEN_RUNS).map(|_| OpenRun::default()).collect(),
+            begun: 0,
+            current: 0,
+        }
+    }
+}
+
+impl OpenRuns {
+    /// Makes the run of the flow of this frame the current one. Returns false if it is that already
+    /// or the frame is no TCP segment without IP options.
+    #[inline(always)]
+    pub(crate) fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
+        let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
+            return false;
+        };
+        let entry = entry_of(src, dst, ports);
+        core::mem::replace(&mut self.current, entry) != entry
+    }
+
+    /// Makes the run of the flow of this segment the current one.
+    pub(crate) fn switch_to(&mut self, tcp: &wire::Tcp) {
+        let ports = u32::from(tcp.src_port) << 16 | u32::from(tcp.dst_port);
+        self.current = entry_of(tcp.src.to_bits(), tcp.dst.to_bits(), ports);
+    }
+
+    /// The run of the last segment.
+    #[inline(always)]
+    pub(crate) fn current(&mut self) -> &mut OpenRun {
+        &mut self.runs[self.current]
+    }
+
+    /// The current run has begun.
+    #[inline(always)]
+    pub(crate) fn note_begun(&mut self) {
+        self.begun |= 1 << self.current;
+    }
+
+    /// Makes a run that has begun the current one, and returns whether there is one. It counts as
+    /// ended afterwards.
+    #[inline(always)]
+    pub(crate) fn next_begun(&mut self) -> bool {
+        if self.begun == 0 {
+            return false;
+        }
+        self.current = self.begun.trailing_zeros() as usize;
+        self.begun &= self.begun - 1;
+        true
     }
 }
 
@@ -121,7 +208,7 @@ impl OpenRun {
             return many;
         }
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        let room = self.most - usize::from(digest.count);
+        let room = MAX_RUN - usize::from(digest.count);
         // Looked at first and moved then, all at once.
         let waiting = frames.as_slice().iter().take(room);
         let many = waiting
@@ -136,6 +223,19 @@ impl OpenRun {
         self.run.frames.extend(frames.take(many));
         digest.count += many as u8;
         digest.len += many as u32 * u32::from(digest.seg_len);
+        if usize::from(digest.count) < MAX_RUN
+            && let Some(frame) = frames.as_slice().first()
+            && is_verified_by_device(frame) == self.is_verified_by_device
+            && frame.meta.gso.is_none()
+            && next.matches_pushed(frame.bytes(), digest.seg_seq.0.wrapping_add(digest.len))
+        {
+            self.run.frames.extend(frames.next());
+            digest.count += 1;
+            digest.len += u32::from(digest.seg_len);
+            digest.flags = Flags(self.flags).with(Flags::PSH);
+            self.open = false;
+            return many + 1;
+        }
         many
     }
 
@@ -146,10 +246,9 @@ impl OpenRun {
         tcp: &wire::Tcp,
         mac: [u8; 6],
         frame: Frame,
-        merge: bool,
     ) -> Result<Option<Frame>, Frame> {
         if !self.begun {
-            return Ok(self.begin(tcp, mac, frame, merge));
+            return Ok(self.begin(tcp, mac, frame));
         }
         if !self.may_take(tcp, &frame) {
             return Err(frame);
@@ -169,14 +268,18 @@ impl OpenRun {
         Ok(None)
     }
 
-    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame, merge: bool) -> Option<Frame> {
+    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame) -> Option<Frame> {
         self.begun = true;
         self.is_verified_by_device = is_verified_by_device(&frame);
         self.is_acks = is_bare_ack(tcp) && verified(&frame);
-        self.open = merge && (self.is_acks || may_begin(tcp, &frame));
-        self.flags = tcp.flags;
-        self.flow = flow_of(tcp);
-        self.next = (self.is_acks || may_begin(tcp, &frame))
+        self.open = self.is_acks || may_begin(tcp, &frame);
+        self.flags = tcp.flags & !Flags::PSH.0;
+        let flow = flow_of(tcp);
+        if flow != self.flow {
+            (self.flow, self.hint) = (flow, None);
+        }
+        let is_plain = may_continue(tcp) && tcp.flags & Flags::FIN.0 == 0;
+        self.next = (self.is_acks || is_plain && frame.meta.gso.is_none())
             .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
             .flatten();
         let Request { digest, body } = &mut self.request;
@@ -217,7 +320,7 @@ impl OpenRun {
             && if self.is_acks {
                 usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
             } else {
-                usize::from(digest.count) < self.most
+                usize::from(digest.count) < MAX_RUN
                     && may_continue(tcp)
                     && tcp.payload_len <= u32::from(digest.seg_len)
                     && tcp.ack == digest.seg_ack.0
@@ -236,21 +339,30 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
-    /// Whether `frame` is known by its looks to follow the run, or the last one if there is none,
-    /// but for a run of its own: what it acknowledges, and its window.
+    /// What differs in `frame` if it repeats the header template of the flow: then it continues the
+    /// flow's last run, or begins one right behind it.
     #[inline]
-    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<(SeqNum, u16)> {
+    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<Repeated> {
         let next = self.next.as_ref()?;
         let digest = &self.request.digest;
         let seq = digest.seg_seq + digest.len;
         if self.is_acks {
             let (ack, wnd) = next.acknowledges(frame.bytes(), seq.0)?;
-            return verified(frame).then_some((SeqNum(ack), wnd));
+            return verified(frame).then_some(Repeated {
+                ack: SeqNum(ack),
+                wnd,
+                is_pushed: false,
+            });
         }
-        let follows = is_verified_by_device(frame) == self.is_verified_by_device
-            && frame.meta.gso.is_none()
-            && next.matches(frame.bytes(), seq.0);
-        follows.then_some((digest.seg_ack, digest.seg_wnd))
+        let may_follow =
+            is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none();
+        let is_pushed = may_follow && next.matches_pushed(frame.bytes(), seq.0);
+        let follows = is_pushed || may_follow && next.matches(frame.bytes(), seq.0);
+        follows.then_some(Repeated {
+            ack: digest.seg_ack,
+            wnd: digest.seg_wnd,
+            is_pushed,
+        })
     }
 
     /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length
@@ -264,23 +376,20 @@ impl OpenRun {
         }
     }
 
-    /// Begins a run with a frame of which [`OpenRun::matches_template`] said `what`, when there is
-    /// none. If nobody needs the frame any more, it goes to `done_with`.
+    /// Begins a run with a frame that differs from the header template by `what`, when there is no
+    /// run. A frame that is not needed any more goes to `done_with`.
     #[inline]
-    pub(crate) fn repeat(
-        &mut self,
-        frame: Frame,
-        what: (SeqNum, u16),
-        merge: bool,
-        done_with: &mut Vec<Frame>,
-    ) {
+    pub(crate) fn repeat(&mut self, frame: Frame, what: Repeated, done_with: &mut Vec<Frame>) {
         let digest = &mut self.request.digest;
         digest.seg_seq += digest.len;
-        (digest.seg_ack, digest.seg_wnd) = what;
+        (digest.seg_ack, digest.seg_wnd) = (what.ack, what.wnd);
         digest.count = 1;
         digest.flags = Flags(self.flags);
+        if what.is_pushed {
+            digest.flags = digest.flags.with(Flags::PSH);
+        }
         digest.bits &= Digest::TIMESTAMPS | Digest::CE;
-        (self.begun, self.open) = (true, merge);
+        (self.begun, self.open) = (true, !what.is_pushed);
         if self.is_acks {
             if let Body::Segment { options, .. } = &mut self.request.body {
                 *options = Options::None;
@@ -297,7 +406,7 @@ impl OpenRun {
     /// Its request stays in `request`, without time, credit, hint and cursors. `None` if there is
     /// none. `spare` gives an empty run that takes the frames of the next one.
     #[inline]
-    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<u16>)> {
+    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<Verdict>)> {
         if !self.begun {
             return None;
         }
@@ -400,7 +509,7 @@ mod tests {
 
     fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
         let (tcp, frame) = frame(seq, flags, payload);
-        run.push(&tcp, [2; 6], frame, true).is_ok()
+        run.push(&tcp, [2; 6], frame).is_ok()
     }
 
     #[test]
@@ -430,14 +539,14 @@ mod tests {
         for i in 0..MAX_RUN as u32 {
             assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
         }
-        let next = frame(180, Flags::ACK, &[2; 10]).1;
+        let next = frame(420, Flags::ACK, &[2; 10]).1;
         let what = run.matches_template(&next).unwrap();
         run.record_followed();
         run.take(Run::default).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
-        assert_eq!(run.request.digest.count, 8);
+        assert_eq!(usize::from(run.request.digest.count), MAX_RUN);
 
-        run.repeat(next, what, true, &mut Vec::new());
+        run.repeat(next, what, &mut Vec::new());
         // Only its length may have ended it.
         run.record_followed();
         run.take(Run::default).unwrap();
@@ -445,15 +554,70 @@ mod tests {
     }
 
     #[test]
+    fn flows_whose_segments_alternate_have_a_run_each() {
+        let mut runs = OpenRuns::default();
+        for i in 0..4u32 {
+            for port in [4000, 4001] {
+                let (mut tcp, mut frame) = frame(100 + 10 * i, Flags::ACK, &[1; 10]);
+                tcp.src_port = port;
+                frame.bytes_mut()[34..36].copy_from_slice(&port.to_be_bytes());
+                assert!(runs.switch_to_flow_of(&frame));
+                let entry = runs.current;
+                runs.switch_to(&tcp);
+                assert_eq!(runs.current, entry);
+                assert!(runs.current().push(&tcp, [2; 6], frame).is_ok());
+                runs.note_begun();
+            }
+        }
+        for _ in 0..2 {
+            assert!(runs.next_begun());
+            let (run, _) = runs.current().take(Run::default).unwrap();
+            assert_eq!(run.frames.len(), 4);
+        }
+        assert!(!runs.next_begun());
+    }
+
+    #[test]
+    fn a_pushed_segment_ends_a_run_and_the_next_one_begins_without_being_parsed() {
+        let mut run = OpenRun::default();
+        assert!(push(&mut run, 100, Flags::ACK.with(Flags::PSH), &[1; 10]));
+        let pushed = |seq| frame(seq, Flags::ACK.with(Flags::PSH), &[1; 10]).1;
+        let plain = |seq| frame(seq, Flags::ACK, &[1; 10]).1;
+        let mut frames = vec![pushed(110)];
+        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 0);
+        run.take(Run::default).unwrap();
+        let next = plain(110);
+        let what = run.matches_template(&next).unwrap();
+        run.repeat(next, what, &mut Vec::new());
+        frames = vec![plain(120), pushed(130), plain(140)];
+        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 2);
+        assert_eq!(
+            run.follow(&mut vec![plain(140)].drain(..), &mut Vec::new()),
+            0
+        );
+        let (taken, _) = run.take(Run::default).unwrap();
+        assert_eq!((run.request.digest.count, taken.frames.len()), (3, 3));
+        assert!(run.request.digest.flags.has(Flags::PSH));
+        let last = pushed(140);
+        let what = run.matches_template(&last).unwrap();
+        run.repeat(last, what, &mut Vec::new());
+        assert_eq!(
+            run.follow(&mut vec![plain(150)].drain(..), &mut Vec::new()),
+            0
+        );
+        assert!(run.request.digest.flags.has(Flags::PSH));
+    }
+
+    #[test]
     fn the_device_vouches_for_a_run_as_a_whole_or_not_at_all() {
         let mut run = OpenRun::default();
         let (tcp, mut first) = frame(100, Flags::ACK, &[1; 10]);
         first.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], first, true).is_ok());
+        assert!(run.push(&tcp, [2; 6], first).is_ok());
         let (tcp, mut second) = frame(110, Flags::ACK, &[2; 10]);
-        assert!(run.push(&tcp, [2; 6], second.clone(), true).is_err());
+        assert!(run.push(&tcp, [2; 6], second.clone()).is_err());
         second.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], second, true).is_ok());
+        assert!(run.push(&tcp, [2; 6], second).is_ok());
     }
 
     #[test]
@@ -475,7 +639,7 @@ mod tests {
             let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
             frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
             tcp.ack += 2;
-            assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(Some(_))));
+            assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(Some(_))));
         }
         assert!(!push(&mut run, 100, Flags::ACK, &[]));
         let (frames, _) = run.take(Run::default).unwrap();
@@ -492,7 +656,7 @@ mod tests {
         let mut run = OpenRun::default();
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` leaves the checksum to whoever knows the payload.
-        assert!(matches!(run.push(&tcp, [2; 6], frame, true), Ok(None)));
+        assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(None)));
         let (frames, _) = run.take(Run::default).unwrap();
         let request = run.request;
         assert_eq!((request.digest.count, frames.frames.len()), (1, 1));

@@ -7,18 +7,17 @@ mod datagrams;
 mod frames;
 
 use core::net::SocketAddrV4;
-use core::slice;
 
 use crate::io::Payload;
 use crate::io::rx::migration::MigrationProgress;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Ready, Wakes, World};
-use crate::log::effect::{Deliver, Effect, Row};
+use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare, build_row_acks, fill, fill_processed};
+pub(crate) use frames::{Template, build, build_bare, fill, fill_processed};
 
 /// Does all that a request asked for, whose payload is `payload`.
 #[inline]
@@ -95,59 +94,6 @@ pub(crate) fn deliver(
     if deliver.last {
         stats.deliveries += 1;
         stream.stamp(deliver);
-    }
-}
-
-/// Performs the deliveries of a row, whose run lies as `layout` says.
-pub(crate) fn deliver_row(
-    world: &World,
-    row: &Row,
-    layout: (u32, usize),
-    run: &Payload<'_>,
-    stats: &mut EffectStats,
-) {
-    let stream = world.streams.get(row.deliver.conn);
-    let stream = stream.filter(|stream| stream.has_room_for(row));
-    let (Some(stream), None) = (stream, &world.streams.inline) else {
-        return deliver_one_by_one(world, row, layout, run, stats);
-    };
-    let begin = row.deliver.stream_offset;
-    if !run.lies_at(begin) {
-        stream.set_first_sequence(run.seq - begin as u32);
-        let mut left = row.all;
-        let payloads = run.frames.iter().map(|frame| {
-            let len = left.min(row.deliver.len);
-            left -= len;
-            frame.bytes().get(layout.1..layout.1 + len as usize)
-        });
-        if !stream.store_row(row, payloads) {
-            stats.diverged += 1;
-            return;
-        }
-    }
-    stats.delivered_bytes += u64::from(row.all);
-    stats.deliveries += u64::from(row.count);
-    stream.stamp_row(row);
-}
-
-/// As [`deliver_row`], where the ring begins anew within the row; for an inline processor, which
-/// has each segment by itself; or for nobody.
-#[cold]
-fn deliver_one_by_one(
-    world: &World,
-    row: &Row,
-    layout: (u32, usize),
-    run: &Payload<'_>,
-    stats: &mut EffectStats,
-) {
-    for (piece, frame) in row.deliveries().zip(run.frames) {
-        let before = (piece.stream_offset - row.deliver.stream_offset) as u32;
-        let payload = Payload {
-            frames: slice::from_ref(frame),
-            seq: run.seq + before,
-            ..*run
-        };
-        deliver(world, &piece, layout, &payload, stats);
     }
 }
 

@@ -7,7 +7,7 @@ use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::io::Run;
 use crate::io::world::World;
-use crate::log::request::{Kind, Request};
+use crate::log::request::{Kind, Request, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
 use crate::packet::checksum::Sum;
@@ -17,7 +17,7 @@ const TCP: u8 = 6;
 /// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what
 /// was just summed is not fetched a second time. Says whether it did. Where the run has a place,
 /// nobody else may do so before or meanwhile.
-pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (u16, bool) {
+pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> (Verdict, bool) {
     let Some(place) = run.place else {
         return (prepare(request, run), false);
     };
@@ -28,7 +28,7 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
             let mut verdict = 0;
             for (i, frame) in run.frames.iter().enumerate() {
                 let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
-                verdict |= u16::from(verify_and_copy(frame.bytes(), to)?) << i;
+                verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
                 left = rest;
             }
             Some(verdict)
@@ -51,7 +51,7 @@ pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
 }
 
 /// Which segments of a run have a good checksum, one bit each.
-pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
+pub(crate) fn prepare(request: &Request, run: &Run) -> Verdict {
     match request.digest.kind {
         Kind::Segments => verdict(&run.frames),
         Kind::Datagrams => datagrams(&run.frames),
@@ -60,11 +60,11 @@ pub(crate) fn prepare(request: &Request, run: &Run) -> u16 {
 }
 
 /// As [`verdict`], of UDP datagrams.
-fn datagrams(frames: &[Frame]) -> u16 {
+fn datagrams(frames: &[Frame]) -> Verdict {
     let good = |frame: &Frame| is_verified_by_device(frame) || datagram_is_good(frame.bytes());
     let bits = frames.iter().enumerate().take(16);
     bits.fold(0, |verdict, (i, frame)| {
-        verdict | u16::from(good(frame)) << i
+        verdict | Verdict::from(good(frame)) << i
     })
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
 
 /// The verdict on frames, at most 16.
 #[inline]
-pub(crate) fn verdict(frames: &[Frame]) -> u16 {
+pub(crate) fn verdict(frames: &[Frame]) -> Verdict {
     let mut verdict = 0;
     for (i, frame) in frames.iter().enumerate() {
         if is_verified_by_device(frame) || is_good(frame.bytes()) {

@@ -13,7 +13,7 @@ use dominoes_drivers::Frame;
 
 use crate::io::Run;
 use crate::io::world::World;
-use crate::log::request::{Body, ConnId, Request};
+use crate::log::request::{Body, ConnId, Request, Verdict};
 
 #[cfg(feature = "record")]
 pub use file::{Recorder, Recording};
@@ -38,7 +38,7 @@ pub struct Entry {
     /// The request as published.
     pub request: Request,
     /// The verdict, where the device vouched for the frames.
-    pub verdict: Option<u16>,
+    pub verdict: Option<Verdict>,
     /// The frames of its run.
     pub frames: Vec<Vec<u8>>,
     /// What an application wrote since the last entry that told of it, if this one does.

@@ -19,7 +19,7 @@ use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
 
 use crate::groups::balance::Balance;
 use crate::groups::classify;
-use crate::io::gro::OpenRun;
+use crate::io::gro::OpenRuns;
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::tx::Transmitter;
 use crate::io::world::{Command, OpenResult, World};
@@ -31,7 +31,7 @@ use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
 use crate::keys::{Domain, Keys};
 use crate::log::request::{
-    Body, ConnId, Digest, Flow, GroupIndex, MAX_RUN, Mac, NetworkError, Request,
+    Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
 };
 use crate::packet as wire;
 use crate::packet::{Malformed, Packet};
@@ -46,8 +46,6 @@ use migration::Migrations;
 pub(crate) const BATCH: usize = 32;
 /// Batches of frames that are received before any is processed, where one worker does all the work.
 const MAX_BATCHES: usize = 4;
-/// The most segments in a run whose segments are requests of their own: the bits of a verdict.
-const MOST_APART: usize = 16;
 /// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
 /// one that is down: most devices do not report when they are back.
 const DEVICE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
@@ -60,16 +58,7 @@ pub(crate) trait Log {
     fn room(&mut self) -> usize;
     /// Publishes a request with its frames, and with its verdict if that is known already. Requires
     /// room.
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run);
-    /// Whether runs may be published whose segments are requests of their own.
-    fn takes_apart(&self) -> bool {
-        false
-    }
-    /// As [`Log::publish`], of such a run. Requires [`Log::takes_apart`]; without it the segments
-    /// stay together.
-    fn publish_apart(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
-        self.publish(request, verdict, run);
-    }
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run);
     /// How many further requests are needed before the frames of all published requests can be
     /// returned.
     fn gap(&self) -> usize {
@@ -90,11 +79,6 @@ pub(crate) struct RxPump {
     site: Site,
     secret: [u64; 2],
     configured: bool,
-    /// Whether segments are merged into runs.
-    pub(crate) merge: bool,
-    /// Whether segments that are not merged share a run nevertheless, which is divided again after
-    /// the pump.
-    apart: bool,
     /// Whether our address is announced.
     pub(crate) announce: bool,
     /// The group of this pump, and the hash that maps flows to groups.
@@ -113,10 +97,11 @@ pub(crate) struct RxPump {
     /// Frames that the device has not got back, and the number from which on that counts as many.
     held: usize,
     pub(crate) held_many: usize,
-    open: OpenRun,
+    open: OpenRuns,
     datagrams: Datagrams,
     hints: HashMap<Flow, ConnId>,
-    last_hint: Option<(Flow, ConnId)>,
+    /// How often `hints` changed.
+    hints_version: u64,
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
@@ -168,8 +153,6 @@ impl RxPump {
             idents: Identifications::default(),
             secret,
             configured: false,
-            merge: true,
-            apart: false,
             announce: false,
             group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
@@ -180,10 +163,10 @@ impl RxPump {
             recycler: FrameRecycler::default(),
             held: 0,
             held_many: usize::MAX,
-            open: OpenRun::default(),
+            open: OpenRuns::default(),
             datagrams: Datagrams::default(),
             hints: HashMap::new(),
-            last_hint: None,
+            hints_version: 0,
             over: HashSet::new(),
             neighbors: Neighbors::default(),
             claim: arp::Claim::default(),
@@ -338,7 +321,13 @@ impl RxPump {
         self.sent
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run, log: &mut impl Log) {
+    fn publish(
+        &mut self,
+        request: &Request,
+        verdict: Option<Verdict>,
+        run: Run,
+        log: &mut impl Log,
+    ) {
         self.stats.requests += 1;
         self.published_time = request.digest.now;
         if self.recorder.is_some() {
@@ -347,7 +336,7 @@ impl RxPump {
         log.publish(request, verdict, run);
     }
 
-    fn record(&mut self, request: &Request, verdict: Option<u16>, run: &Run) {
+    fn record(&mut self, request: &Request, verdict: Option<Verdict>, run: &Run) {
         let written = match request.body {
             Body::Progress {
                 conn, app_written, ..
@@ -404,7 +393,7 @@ impl RxPump {
             } else {
                 self.over.insert(update.conn);
             }
-            self.last_hint = None;
+            self.hints_version += 1;
         }
     }
 
@@ -620,10 +609,6 @@ impl RxPump {
             self.stats.log_full += 1;
             return (0, false);
         }
-        // Segments that are not merged may share a run if the log divides it again.
-        self.apart = !self.merge && log.takes_apart() && self.recorder.is_none();
-        self.open.most = if self.apart { MOST_APART } else { MAX_RUN };
-        let together = self.merge || self.apart;
         let mut batch = core::mem::take(&mut self.batch);
         let claimed = match self.rx.claim(room, &mut batch) {
             Ok(claimed) => claimed,
@@ -637,23 +622,37 @@ impl RxPump {
         let mut frames = batch.drain(..);
         loop {
             let done_with = &mut self.recycler.frames;
-            self.stats.segments += self.open.follow(&mut frames, done_with) as u64;
+            let run = self.open.current();
+            self.stats.segments += run.follow(&mut frames, done_with) as u64;
+            let Some(frame) = frames.as_slice().first() else {
+                break;
+            };
+            if self.open.switch_to_flow_of(frame) {
+                let run = self.open.current();
+                let more = run.follow(&mut frames, done_with);
+                if more > 0 {
+                    self.stats.segments += more as u64;
+                    continue;
+                }
+            }
             let Some(frame) = frames.next() else { break };
-            let Some(what) = self.open.matches_template(&frame) else {
+            let run = self.open.current();
+            let Some(what) = run.matches_template(&frame) else {
                 self.frame(now, frame, log);
                 continue;
             };
-            if self.merge {
-                self.open.record_followed();
-            }
+            run.record_followed();
             self.close_run(now, log);
             let done_with = &mut self.recycler.frames;
-            self.open.repeat(frame, what, together, done_with);
+            self.open.current().repeat(frame, what, done_with);
+            self.open.note_begun();
             self.stats.segments += 1;
         }
         drop(frames);
         self.batch = batch;
-        self.close_run(now, log);
+        while self.open.next_begun() {
+            self.close_run(now, log);
+        }
         self.close_datagrams(now, log);
         (claimed, claimed == 0)
     }
@@ -726,64 +725,57 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         self.stats.segments += 1;
-        let together = self.merge || self.apart;
-        let pushed = self.open.push(tcp, src, frame, together).or_else(|frame| {
+        self.open.switch_to(tcp);
+        let pushed = self.open.current().push(tcp, src, frame).or_else(|frame| {
             self.close_run(now, log);
             // An empty run takes any segment.
-            self.open.push(tcp, src, frame, together)
+            self.open.current().push(tcp, src, frame)
         });
+        self.open.note_begun();
         if let Ok(Some(frame)) | Err(frame) = pushed {
             self.recycler.frames.push(frame);
         }
     }
 
+    /// Publishes the current run, if it has begun.
     fn close_run(&mut self, now: Instant, log: &mut impl Log) {
         let recycler = &mut self.recycler;
         let spare = || recycler.runs.pop().unwrap_or_default();
-        let Some((mut run, verdict)) = self.open.take(spare) else {
+        let open = self.open.current();
+        let Some((mut run, verdict)) = open.take(spare) else {
             return;
         };
-        let requests = if self.apart {
-            u64::from(self.open.request.digest.count)
-        } else {
-            1
+        self.stats.runs += 1;
+        let hint = match open.hint {
+            Some((version, conn)) if version == self.hints_version => conn,
+            _ => {
+                let conn = self.hints.get(&open.flow).copied();
+                let conn = conn.unwrap_or(ConnId::NONE);
+                open.hint = Some((self.hints_version, conn));
+                conn
+            }
         };
-        self.stats.runs += requests;
-        let flow = self.open.flow;
-        let hint = self.hint(flow);
-        if hint == ConnId::NONE && self.group.count > 1 && self.is_migrated(&flow) {
-            return self.defer_or_forward(now, verdict, run, log);
+        if hint == ConnId::NONE && self.group.count > 1 {
+            let flow = open.flow;
+            if self.is_migrated(&flow) {
+                return self.defer_or_forward(now, verdict, run, log);
+            }
         }
-        let sent = self.sample_sent();
+        let sent = self.world.tx.sent();
+        self.sent = sent;
         let ahead = self.stores_ahead.then_some(verdict.is_none());
-        let digest = &mut self.open.request.digest;
+        let request = &mut self.open.current().request;
+        let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, hint);
         self.received += u64::from(digest.len);
         sample_cursors(&self.world, digest, ahead, &mut run);
-        self.stats.requests += requests;
+        self.stats.requests += 1;
         self.published_time = now;
         if self.recorder.is_some() {
-            let request = self.open.request;
+            let request = self.open.current().request;
             self.record(&request, verdict, &run);
         }
-        if self.apart {
-            log.publish_apart(&self.open.request, verdict, run);
-        } else {
-            log.publish(&self.open.request, verdict, run);
-        }
-    }
-
-    fn hint(&mut self, flow: Flow) -> ConnId {
-        if let Some((last, conn)) = self.last_hint
-            && last == flow
-        {
-            return conn;
-        }
-        let Some(&conn) = self.hints.get(&flow) else {
-            return ConnId::NONE;
-        };
-        self.last_hint = Some((flow, conn));
-        conn
+        log.publish(&self.open.current().request, verdict, run);
     }
 
     /// The next time at which this pump has something to do without input.

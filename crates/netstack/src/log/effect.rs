@@ -5,12 +5,10 @@
 
 use core::net::SocketAddrV4;
 
-use arrayvec::ArrayVec;
-
 use crate::config::Limits;
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
-use crate::log::request::{ConnId, Flags, Flow, MAX_RUN, Mac, Sack, SynOptions, words};
+use crate::log::request::{ConnId, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
@@ -18,12 +16,6 @@ use crate::seqnum::SeqNum;
 pub trait EffectSink {
     /// Adds `effect` behind those that are there.
     fn push(&mut self, effect: Effect);
-
-    /// Adds what a row of segments asked for, as so many requests.
-    #[inline]
-    fn push_row(&mut self, row: Row) {
-        row.effects().for_each(|effect| self.push(effect));
-    }
 
     /// How many effects of this request there are.
     fn mark(&self) -> usize;
@@ -44,83 +36,6 @@ impl EffectSink for Vec<Effect> {
 
     fn take_back(&mut self, mark: usize) {
         self.truncate(mark);
-    }
-}
-
-/// Acknowledgments of a row, at most: every second segment has one.
-pub const MAX_ROW_ACKS: usize = 8;
-
-/// What segments that came in a row asked for, each for itself: a delivery each, and
-/// acknowledgments that are alike but for what they tell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Of the first segment. The others follow, each with the next number.
-    pub deliver: Deliver,
-    /// Segments.
-    pub count: u32,
-    /// Bytes of all. All but the last carry as many as the first.
-    pub all: u32,
-    /// What the acknowledgments tell: of every second segment.
-    pub acks: ArrayVec<RowAck, MAX_ROW_ACKS>,
-    /// Whether the first segment has one, or the second.
-    pub is_first_acked: bool,
-    /// What they have in common, and the number of the first one's frame.
-    pub like: Transmit,
-}
-
-/// What an acknowledgment without text tells of the receive side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowAck {
-    /// Acknowledgment number.
-    pub ack: SeqNum,
-    /// Window field, scaled already.
-    pub wnd: u16,
-    /// As [`Transmit::window_end`].
-    pub window_end: u64,
-}
-
-impl Row {
-    /// The deliveries, in their order.
-    pub fn deliveries(&self) -> impl Iterator<Item = Deliver> {
-        let first = self.deliver;
-        let all = first.stream_offset + u64::from(self.all);
-        (0..self.count).map(move |i| {
-            let stream_offset = first.stream_offset + u64::from(i) * u64::from(first.len);
-            let end = (stream_offset + u64::from(first.len)).min(all);
-            Deliver {
-                len: (end - stream_offset) as u32,
-                stream_offset,
-                delivery: first.delivery + u64::from(i),
-                end,
-                ..first
-            }
-        })
-    }
-
-    /// The acknowledgments, in their order.
-    #[inline]
-    pub fn acknowledgments(&self) -> impl Iterator<Item = Transmit> {
-        let numbered = (self.like.first_frame..).zip(&self.acks);
-        numbered.map(|(first_frame, acks)| Transmit {
-            first_frame,
-            ack: acks.ack,
-            wnd: acks.wnd,
-            window_end: acks.window_end,
-            ..self.like
-        })
-    }
-
-    /// All that its segments asked for, one by one.
-    fn effects(&self) -> impl Iterator<Item = Effect> {
-        let mut acknowledgments = self.acknowledgments();
-        let is_told = move |i: u32| i.is_multiple_of(2) == self.is_first_acked;
-        (0..self.count)
-            .zip(self.deliveries())
-            .flat_map(move |(i, deliver)| {
-                let acks = is_told(i).then(|| acknowledgments.next()).flatten();
-                let deliver = core::iter::once(Effect::Deliver(deliver));
-                deliver.chain(acks.map(Effect::Transmit))
-            })
     }
 }
 
@@ -268,7 +183,7 @@ pub struct Queue {
     /// Which datagrams of the run, a bit each.
     pub take: u16,
     /// Payload bytes of each datagram of the run.
-    pub lens: [u16; MAX_RUN],
+    pub lens: [u16; MAX_DATAGRAMS],
     /// Where the first record goes: bytes since the socket began.
     pub offset: u64,
     /// Where the last record ends.
@@ -298,7 +213,7 @@ pub struct SendDatagrams {
     /// DSCP and ECN.
     pub tos: u8,
     /// Payload bytes of each datagram.
-    pub lens: [u16; MAX_RUN],
+    pub lens: [u16; MAX_DATAGRAMS],
     /// Where the first one's record begins in the send ring.
     pub offset: u64,
     /// Identifications, of the first one on.

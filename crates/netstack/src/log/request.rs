@@ -16,7 +16,12 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// At most this many segments share one request; one verdict bit belongs to each.
-pub const MAX_RUN: usize = 8;
+pub const MAX_RUN: usize = 32;
+/// The most datagrams that share a request.
+pub const MAX_DATAGRAMS: usize = 16;
+/// Which segments of a run, or datagrams of a request, have right checksums: a bit each, the lowest
+/// for the first.
+pub type Verdict = u64;
 
 /// At most this many acknowledgments share a request with the first one of their run.
 pub const MORE_ACKS: usize = 6;
@@ -208,8 +213,8 @@ impl Digest {
 
     /// The verdict that says every segment of the run is good.
     #[inline]
-    pub const fn all_good(&self) -> u16 {
-        ((1u32 << self.count) - 1) as u16
+    pub const fn all_good(&self) -> Verdict {
+        (1 << self.count) - 1
     }
 }
 
@@ -464,7 +469,7 @@ pub enum Body {
     /// UDP datagrams that arrived for one socket.
     Datagrams {
         /// Payload bytes of each, as many as the digest counts.
-        lens: [u16; MAX_RUN],
+        lens: [u16; MAX_DATAGRAMS],
     },
     /// A UDP socket begins. The place of a former one is free.
     Bind {
@@ -490,7 +495,7 @@ pub enum Body {
         /// Where the first record begins in the send ring.
         offset: u64,
         /// Payload bytes of each.
-        lens: [u16; MAX_RUN],
+        lens: [u16; MAX_DATAGRAMS],
         /// Time to live.
         ttl: u8,
         /// DSCP and ECN.
@@ -613,7 +618,7 @@ impl Segment<'_> {
 impl Request {
     /// Splits a run into its contiguous good pieces, in order. `verdict` has one bit per segment.
     #[inline]
-    pub fn pieces(&self, verdict: u16, mut each: impl FnMut(&Segment<'_>)) {
+    pub fn pieces(&self, verdict: Verdict, mut each: impl FnMut(&Segment<'_>)) {
         let Body::Segment { options, .. } = &self.body else {
             return;
         };
@@ -628,7 +633,7 @@ impl Request {
     }
 
     /// Acknowledgments that share the request, one by one.
-    fn good_acks(&self, verdict: u16, acks: &Acks, mut each: impl FnMut(&Segment<'_>)) {
+    fn good_acks(&self, verdict: Verdict, acks: &Acks, mut each: impl FnMut(&Segment<'_>)) {
         let mut piece = Segment {
             count: 1,
             ..self.digest.segment(&Options::None)
@@ -645,7 +650,7 @@ impl Request {
     }
 
     #[cold]
-    fn good_pieces(&self, verdict: u16, options: &Options, each: &mut dyn FnMut(&Segment<'_>)) {
+    fn good_pieces(&self, verdict: Verdict, options: &Options, each: &mut dyn FnMut(&Segment<'_>)) {
         let d = &self.digest;
         let count = u32::from(d.count);
         let mut first = 0;
@@ -717,7 +722,7 @@ mod tests {
         }
     }
 
-    fn pieces(request: &Request, verdict: u16) -> Vec<(u32, u32, u8, Flags)> {
+    fn pieces(request: &Request, verdict: Verdict) -> Vec<(u32, u32, u8, Flags)> {
         let mut seen = Vec::new();
         request.pieces(verdict, |s| seen.push((s.seq.0, s.len, s.count, s.flags)));
         seen

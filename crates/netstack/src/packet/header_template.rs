@@ -32,6 +32,9 @@ const NUMBERS: usize = ETHERNET_HEADER + 24;
 /// the latter counts for nothing.
 const KIND: usize = NUMBERS + 8;
 
+/// The bit of the flags that the last segment of a write has.
+const PSH: u8 = 8;
+
 /// Where the words begin that all bytes before the numbers are compared in. The last overlaps the
 /// one before it.
 const AT: [usize; 5] = [0, 8, 16, 24, NUMBERS - 8];
@@ -60,7 +63,7 @@ fn bytes_at<const N: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
 }
 
 impl HeaderTemplate {
-    /// Of `frame`, whose headers say `tcp`; `None` unless they are as long as those of most
+    /// Of `frame`, whose headers say `tcp`, PSH aside; `None` unless they are as long as those of most
     /// segments.
     #[inline]
     pub(crate) fn new(frame: &[u8], tcp: &Tcp) -> Option<HeaderTemplate> {
@@ -73,7 +76,7 @@ impl HeaderTemplate {
         Some(HeaderTemplate {
             words: AT.map(|at| u64::from_ne_bytes(bytes_at(head, at))),
             ack: tcp.ack,
-            kind: bytes_at(head, KIND),
+            kind: without_push(bytes_at(head, KIND)),
             ip_sum: sum_of_what_agrees(head),
             timestamps,
             len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
@@ -89,6 +92,17 @@ impl HeaderTemplate {
         };
         let numbers = u64::from_be_bytes(bytes_at(head, NUMBERS));
         numbers == u64::from(seq) << 32 | u64::from(self.ack) && bytes_at(head, KIND) == self.kind
+    }
+
+    /// As [`HeaderTemplate::matches`], of a segment with PSH.
+    #[inline]
+    pub(crate) fn matches_pushed(&self, frame: &[u8], seq: u32) -> bool {
+        let [len, flags, wnd @ ..] = self.kind;
+        let pushed = HeaderTemplate {
+            kind: [len, flags | PSH, wnd[0], wnd[1]],
+            ..*self
+        };
+        frame.get(KIND + 1) == Some(&(flags | PSH)) && pushed.matches(frame, seq)
     }
 
     /// As [`HeaderTemplate::matches`], whatever it acknowledges and however wide its window is:
@@ -122,6 +136,10 @@ impl HeaderTemplate {
         let alike = differ == 0 && frame.len() >= self.len && sum.is_multiple_of(0xffff);
         alike.then_some(head)
     }
+}
+
+const fn without_push([len, flags, a, b]: [u8; 4]) -> [u8; 4] {
+    [len, flags & !PSH, a, b]
 }
 
 /// The sum over an IP header without options, but for identification and checksum. Never 0, since
@@ -187,6 +205,11 @@ mod tests {
             emit_tcp(&mut frame, &headers);
             prop_assert!(like.matches(&frame, headers.seq));
             prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
+            prop_assert!(!like.matches_pushed(&frame, headers.seq));
+            frame[KIND + 1] |= PSH;
+            prop_assert!(like.matches_pushed(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq));
+            frame[KIND + 1] &= !PSH;
             prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
             // Identification and checksums may be what they want.
             frame[18] = value;
@@ -203,6 +226,10 @@ mod tests {
                 prop_assert!(frame.len() >= head + payload_len);
                 let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
                 prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+            }
+            if like.matches_pushed(&frame, headers.seq) {
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, flags: first.flags | PSH, ..first });
             }
             if let Some((ack, wnd)) = like.acknowledges(&frame, headers.seq) {
                 let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };

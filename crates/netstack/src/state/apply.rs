@@ -15,7 +15,7 @@ use crate::ip::rate_limit::RateLimit;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::{EffectSink, FrameNumbers};
 use crate::log::request::{
-    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment,
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
 };
 use crate::seqnum::SeqNum;
 use crate::state::demux::{Demux, Grouping};
@@ -30,7 +30,6 @@ mod fingerprint;
 mod isolate;
 mod listen;
 mod migration;
-mod row;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -44,14 +43,7 @@ pub(crate) trait Requests<S> {
     /// Moves to the next request; false if there is none.
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
-    fn current(&self) -> (&Request, u16);
-    /// Whether the current request is a row: several requests of one segment each, bundled.
-    fn is_row(&self) -> bool {
-        false
-    }
-    /// The row cannot be applied at once: from now on its requests come one by one, beginning with
-    /// the first. Does nothing if the current request is no row.
-    fn take_apart(&mut self) {}
+    fn current(&self) -> (&Request, Verdict);
     /// The current request was applied: takes its effects out of `out`.
     fn applied(&mut self, out: &mut S);
 }
@@ -157,7 +149,7 @@ impl Replica {
     /// # Panics
     /// If code that is not specific to one connection panics. The replica must not be used
     /// afterwards.
-    pub fn apply(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
             self.unwound(panic, request, out);
@@ -180,11 +172,8 @@ impl Replica {
             let batch = || {
                 while requests.advance() {
                     applying = true;
-                    if !requests.is_row() || !self.apply_row(requests.current(), out) {
-                        requests.take_apart();
-                        let (request, verdict) = requests.current();
-                        self.apply_in_batch(request, verdict, out);
-                    }
+                    let (request, verdict) = requests.current();
+                    self.apply_in_batch(request, verdict, out);
                     applying = false;
                     requests.applied(out);
                 }
@@ -207,7 +196,12 @@ impl Replica {
     /// # Panics
     /// If any code called from here panics.
     #[inline(always)]
-    pub fn apply_in_batch(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    pub fn apply_in_batch(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
@@ -224,7 +218,12 @@ impl Replica {
     /// false otherwise; then at most the application's cursors were updated, which the slow path
     /// may do again.
     #[inline(always)]
-    fn fast_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) -> bool {
+    fn fast_path(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
         let digest = &request.digest;
         let conn = digest.hint;
         let all_good = digest.all_good();
@@ -263,7 +262,7 @@ impl Replica {
 
     /// Every request that the fast path does not take.
     #[inline(never)]
-    fn slow_path(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         self.beyond_one = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
@@ -337,7 +336,7 @@ impl Replica {
 
     /// Applies a run of one flow: finds its connection, processes its good pieces, and finishes the
     /// request.
-    fn segments(&mut self, request: &Request, verdict: u16, out: &mut impl EffectSink) {
+    fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
         self.stats.segments += u64::from(digest.count);
@@ -380,7 +379,7 @@ impl Replica {
     fn no_connection(
         &mut self,
         request: &Request,
-        verdict: u16,
+        verdict: Verdict,
         past: Option<SeqNum>,
         out: &mut impl EffectSink,
     ) {

@@ -29,8 +29,7 @@
 //! # Files
 //!
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
-//! for the segments of a bulk transfer, and `row.rs` does the same for several segments at once.
-//! `ack.rs` holds what an acceptable acknowledgment changes, `receive_space.rs` what the peer may
+//! for the segments of a bulk transfer. `ack.rs` holds what an acceptable acknowledgment changes, `receive_space.rs` what the peer may
 //! send, `send_space.rs` what we may send, `send.rs` the frames. `recovery.rs` detects loss and
 //! schedules retransmissions, with the scoreboard in `scoreboard.rs` and the times in `rack.rs`;
 //! `undo.rs` reverts a reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors
@@ -120,7 +119,6 @@ mod reassembly;
 mod receive_space;
 mod recovery;
 mod retransmit;
-mod row;
 mod scoreboard;
 mod send;
 mod send_space;
@@ -158,7 +156,6 @@ pub use arrive::{reset_at, reset_for};
 pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
 pub use delayed_ack::DELAYED_ACK;
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
-pub(crate) use row::Lengths;
 pub use send::Finish;
 
 /// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes

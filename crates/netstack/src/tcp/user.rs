@@ -120,12 +120,6 @@ impl Tcb {
         }
     }
 
-    /// Whether a read cursor, given by its low half, is unchanged.
-    #[inline(always)]
-    pub(crate) const fn is_read_unchanged(&self, app_read: u32) -> bool {
-        app_read.wrapping_sub(self.rcv.read as u32) as i32 <= 0
-    }
-
     /// There is more to send, at most what the send ring holds.
     #[inline]
     fn on_written(&mut self, app_written: u64, limits: &Limits) {

@@ -8,7 +8,7 @@ use crate::config::Limits;
 use crate::ip::fragment as cut;
 use crate::ip::identification::Sequence;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
-use crate::log::request::{Body, ConnId, MAX_RUN, Mac, Request};
+use crate::log::request::{Body, ConnId, MAX_DATAGRAMS, Mac, Request};
 
 /// UDP's number among the protocols of IPv4.
 const PROTOCOL: u8 = 17;
@@ -21,7 +21,7 @@ pub(super) struct Sends {
     ttl: u8,
     tos: u8,
     /// Payload bytes of each.
-    lens: [u16; MAX_RUN],
+    lens: [u16; MAX_DATAGRAMS],
     count: u8,
     /// The next one to get its frames.
     next: u8,
@@ -42,7 +42,7 @@ impl Sends {
         let room = room.clamp(1, u64::from(u32::MAX)) as u32;
         let left = &self.lens[next..usize::from(self.count)];
         let cut = left.first().is_some_and(|len| frames_of(*len) > 1);
-        let mut lens = [0; MAX_RUN];
+        let mut lens = [0; MAX_DATAGRAMS];
         let count = if cut {
             lens[0] = left[0];
             room.min(frames_of(left[0]) - self.fragments)
@@ -115,7 +115,7 @@ impl Sockets {
         else {
             return;
         };
-        let count = request.digest.count.min(MAX_RUN as u8);
+        let count = request.digest.count.min(MAX_DATAGRAMS as u8);
         if self.get(id).is_none() {
             return;
         }

@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 
 use super::*;
 use crate::log::effect::SendDatagrams;
-use crate::log::request::{MAX_RUN, Mac};
+use crate::log::request::{MAX_DATAGRAMS, Mac, Verdict};
 use crate::time::Instant;
 
 const ID: ConnId = ConnId {
@@ -60,13 +60,13 @@ impl Fixture {
         self.with(|sockets, cx| assert!(sockets.command(&request, cx)))
     }
 
-    fn arrive(&mut self, lens: &[u16], verdict: u16, app_read: u64) -> Option<Queue> {
+    fn arrive(&mut self, lens: &[u16], verdict: Verdict, app_read: u64) -> Option<Queue> {
         let mut digest = Digest::bare(Kind::Datagrams, Instant::ZERO, 0);
         digest.hint = ID;
         digest.count = lens.len() as u8;
         digest.app_read = app_read as u32;
         digest.bits = Digest::PROGRESS;
-        let mut all = [0; MAX_RUN];
+        let mut all = [0; MAX_DATAGRAMS];
         all[..lens.len()].copy_from_slice(lens);
         let body = Body::Datagrams { lens: all };
         let request = Request { digest, body };
@@ -78,7 +78,7 @@ impl Fixture {
     }
 
     fn send(&mut self, offset: u64, lens: &[u16]) -> Vec<SendDatagrams> {
-        let mut all = [0; MAX_RUN];
+        let mut all = [0; MAX_DATAGRAMS];
         all[..lens.len()].copy_from_slice(lens);
         let body = Body::Sends {
             socket: ID,
@@ -229,7 +229,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
         remote: (Ipv4Addr::UNSPECIFIED, 0).into_v4(),
         mac: Mac::default(),
         offset: 64,
-        lens: [0; MAX_RUN],
+        lens: [0; MAX_DATAGRAMS],
         ttl: 0,
         tos: 0,
     };

@@ -112,7 +112,7 @@ pub fn divide(
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
             own.salt = setup.salt;
-            (own.merge, own.announce) = (setup.merge, setup.announce);
+            own.announce = setup.announce;
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
             own.group = GroupIndex { index, count };

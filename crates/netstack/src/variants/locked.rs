@@ -44,7 +44,7 @@ use crate::io::Run;
 use crate::io::rx::{RxPump, TxPump};
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Kind, Request};
+use crate::log::request::{Kind, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::{Replica, Requests};
 use crate::stats::{EffectStats, PumpStats};
@@ -188,7 +188,7 @@ impl Requests<OfOne<'_>> for BatchRequests<'_> {
         more
     }
 
-    fn current(&self) -> (&Request, u16) {
+    fn current(&self) -> (&Request, Verdict) {
         let item = &self.items[self.reached - 1];
         (&item.request, item.verdict.unwrap_or(0))
     }

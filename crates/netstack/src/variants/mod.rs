@@ -140,8 +140,6 @@ pub struct Setup {
     /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
     /// identifications, ports, cookies. Should be unpredictable, and another one at every start.
     pub secret: [u64; 2],
-    /// Whether segments that arrive together may be merged into runs. Default: yes.
-    pub merge: bool,
     /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
     /// [`Stack`](crate::Stack) does it.
     pub announce: bool,
@@ -171,7 +169,6 @@ impl Setup {
             routes: Vec::new(),
             reassembly: ReassemblyLimits::default(),
             secret,
-            merge: true,
             announce: false,
             recorder: None,
             processor: None,
@@ -186,7 +183,6 @@ impl Setup {
         limits: Limits;
         routes: Vec<Route>;
         reassembly: ReassemblyLimits;
-        merge: bool;
         announce: bool;
         balance: bool;
     }
@@ -305,7 +301,6 @@ impl Setup {
             self.reassembly,
             self.recorder,
         );
-        rx.merge = self.merge;
         rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
         rx.join_groups(self.group);

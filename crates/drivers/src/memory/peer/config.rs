@@ -101,6 +101,9 @@ pub struct PeerConfig {
     /// Connections, which the peer opens one after the other: 1 to 32,768, from the port of
     /// [`ends`](Self::ends) on. Default 1.
     pub connections: usize,
+    /// Segments of one connection in a row, if there are several connections: 1 to 65,536. With 1,
+    /// each segment is of another connection than the one before. Default 8.
+    pub burst: usize,
     /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of a
     /// round. They take [`buffer_bytes`](Self::buffer_bytes) each; a pool larger than a cache
     /// leaves it, as the frames of a network card do. Default 1024.
@@ -137,6 +140,7 @@ impl PeerConfig {
             role,
             segment_bytes: 1448,
             connections: 1,
+            burst: 8,
             pool_frames: 1024,
             buffer_bytes: None,
             timestamps: false,
@@ -160,6 +164,13 @@ impl PeerConfig {
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
+        self
+    }
+
+    /// Sets [`burst`](Self::burst).
+    #[must_use]
+    pub fn burst(mut self, segments: usize) -> Self {
+        self.burst = segments;
         self
     }
 
@@ -271,6 +282,7 @@ impl PeerConfig {
         let ports = usize::from(u16::MAX - self.ends.from.port()) + 1;
         let most = MOST_CONNECTIONS.min(ports);
         within("connections", self.connections, 1, most)?;
+        within("burst", self.burst, 1, 1 << 16)?;
         let rounds = match &self.payload {
             Payload::Marked(pattern) if pattern.is_empty() => return Err(ConfigError::NoPayload),
             Payload::Marked(_) => 1,
@@ -390,6 +402,7 @@ mod tests {
                 config().connections(0),
                 "connections: 0 is not within 1 to 25536",
             ),
+            (config().burst(0), "burst: 0 is not within 1 to 65536"),
             (
                 config().connections(25_537),
                 "connections: 25537 is not within 1 to 25536",

@@ -30,6 +30,8 @@ pub mod flags {
     pub const SYN: u8 = 0x02;
     /// The connection is reset.
     pub const RST: u8 = 0x04;
+    /// Pass what there is to the application.
+    pub const PSH: u8 = 0x08;
     /// The acknowledgment number is valid.
     pub const ACK: u8 = 0x10;
 }

@@ -15,8 +15,6 @@ use std::time::Duration;
 const ACKS: usize = 4096;
 /// Calls without news after which a segment by itself is acknowledged.
 pub(super) const ACK_AFTER_IDLE_CLAIMS: u32 = 64;
-/// Segments of one connection in a row, if there are several.
-const BURST: usize = 8;
 /// Segments between two ticks of the peer's timestamp clock: about a millisecond.
 const TICK: u64 = 512;
 
@@ -59,6 +57,8 @@ pub struct PeerRx {
     open: usize,
     /// Whose turn it is.
     turn: usize,
+    /// Segments of one connection in a row, if there are several.
+    burst: usize,
     /// Segments sent, of all connections.
     sent: u64,
     stats: RxStats,
@@ -161,6 +161,7 @@ impl PeerRx {
                 0
             },
             turn: 0,
+            burst: config.burst,
             sent: 0,
             stats: RxStats::default(),
         }
@@ -374,7 +375,7 @@ impl DeviceRx for PeerRx {
                 let index = self.turn;
                 self.turn = (index + 1) % count;
                 let had = out.len();
-                self.serve(index, max.min(had + BURST), out);
+                self.serve(index, max.min(had + self.burst), out);
                 without = if out.len() == had { without + 1 } else { 0 };
             }
         }

@@ -7,7 +7,7 @@ use crate::io::world::World;
 use crate::ip::fragment as cut;
 use crate::ip::fragment::Piece;
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
-use crate::log::request::MAX_RUN;
+use crate::log::request::MAX_DATAGRAMS;
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
 use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
@@ -27,7 +27,7 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut 
         return;
     };
     let mut offset = queue.offset;
-    for i in (0..MAX_RUN).filter(|i| queue.take & 1 << i != 0) {
+    for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
         let len = queue.lens[i];
         let datagram = frames.get(i).map(|frame| frame.bytes());
         let datagram = datagram.and_then(wire::udp_datagram);
@@ -68,7 +68,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     let mtu = world.limits.mtu;
     // Which datagram it is of, and which piece of that.
     let (index, fragment) = match s.fragment {
-        None => (i as usize % MAX_RUN, 0),
+        None => (i as usize % MAX_DATAGRAMS, 0),
         Some(first) => (0, first + i),
     };
     let len = s.lens[index];

@@ -6,7 +6,7 @@ use crate::io::processor;
 use crate::io::processor::{Processor, StreamId};
 use crate::io::stream::StreamRef;
 use crate::io::world::World;
-use crate::log::effect::{Row, Transmit};
+use crate::log::effect::Transmit;
 use crate::log::request::{ConnId, Flags, Sack};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
@@ -223,33 +223,6 @@ fn complete_bare(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
     };
     wire::set_tcp_checksum(buffer, checksum);
     meta
-}
-
-/// Builds the acknowledgments of a row in their slots.
-pub(crate) fn build_row_acks(
-    world: &World,
-    row: &Row,
-    template: &mut Template,
-    stats: &mut EffectStats,
-) {
-    let Row { like, acks, .. } = row;
-    let Some(last) = acks.last() else { return };
-    template.fit(world, like, like.flags, 0);
-    for (frame, acks) in (like.first_frame..).zip(acks) {
-        let Ok(mut claim) = world.tx.claim(frame) else {
-            stats.diverged += 1;
-            continue;
-        };
-        let buffer = claim.buffer();
-        let head = template.write(like.seq, acks.ack, acks.wnd, buffer);
-        let meta = complete_bare(world, &head, buffer);
-        claim.publish(head.len, head.len, meta);
-        stats.frames += 1;
-    }
-    // The edge never moves back.
-    if let Some(stream) = world.streams.get(like.conn) {
-        stream.advertised(last.window_end, like.window_limit);
-    }
 }
 
 /// Builds frame `i` of a transmit effect in its slot.

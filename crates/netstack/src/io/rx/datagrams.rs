@@ -18,7 +18,7 @@ use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
 use crate::io::udp_queues::PendingError;
 use crate::ip::fragment::cut_frame;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Body, ConnId, Digest, Kind, MAX_RUN, Mac, Request};
+use crate::log::request::{Body, ConnId, Digest, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
 use crate::packet::Report;
 use crate::time::Instant;
@@ -58,7 +58,7 @@ pub(crate) struct Datagrams {
 struct OpenRun {
     /// Place of the socket.
     index: u32,
-    lens: [u16; MAX_RUN],
+    lens: [u16; MAX_DATAGRAMS],
     run: Run,
 }
 
@@ -136,9 +136,8 @@ impl RxPump {
         let fits = match open.run.frames.first() {
             None => true,
             Some(first) => {
-                self.merge
-                    && open.index == index
-                    && open.run.frames.len() < MAX_RUN
+                open.index == index
+                    && open.run.frames.len() < MAX_DATAGRAMS
                     && is_verified_by_device(first) == is_verified_by_device(&frame)
             }
         };
@@ -197,7 +196,7 @@ impl RxPump {
         let spare = self.recycler.runs.pop().unwrap_or_default();
         let open = &mut self.datagrams.open;
         let run = core::mem::replace(&mut open.run, spare);
-        let mut lens = [0; MAX_RUN];
+        let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
         let place = self.datagrams.places.get(open.index as usize);
         let Some(Some(bound)) = place else {
@@ -366,10 +365,10 @@ impl RxPump {
         let Some(mac) = self.resolve_next_hop(now, *remote.ip()) else {
             return self.send_unresolved(now, bound, first, log);
         };
-        let mut lens = [0; MAX_RUN];
+        let mut lens = [0; MAX_DATAGRAMS];
         let mut count = 0;
         let mut upto = first.offset;
-        while count < MAX_RUN
+        while count < MAX_DATAGRAMS
             && let Some(found) = self.found(bound.socket, upto, written)
             && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
         {
@@ -478,7 +477,7 @@ impl RxPump {
             remote,
             mac: Mac::default(),
             offset: upto,
-            lens: [0; MAX_RUN],
+            lens: [0; MAX_DATAGRAMS],
             ttl: 0,
             tos: 0,
         };

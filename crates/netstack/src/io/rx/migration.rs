@@ -55,7 +55,7 @@ use crate::groups::balance::{Balance, Weighed};
 use crate::io::Run;
 use crate::io::rx::{Log, RESERVED, RxPump, sample_cursors};
 use crate::log::effect::SerializedPart;
-use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request};
+use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request, Verdict};
 use crate::state::apply::Replica;
 use crate::time::Instant;
 
@@ -65,10 +65,8 @@ const MAX_DEFERRED: usize = 256;
 /// A request about a connection that belongs to another group, or is migrating.
 pub(crate) struct DeferredRequest {
     request: Request,
-    verdict: Option<u16>,
+    verdict: Option<Verdict>,
     run: Run,
-    /// Whether its segments are requests of their own.
-    apart: bool,
 }
 
 /// Messages between the pumps of two groups.
@@ -338,7 +336,7 @@ impl RxPump {
             return self.send_message(to, MigrationMessage::Cancel { flow });
         }
         self.hints.remove(&flow);
-        self.last_hint = None;
+        self.hints_version += 1;
         self.publish_command(now, Body::MigrationLeave { conn }, log);
         let position = log.published();
         if let Some(outgoing) = self.migration.outgoing(&flow) {
@@ -430,7 +428,7 @@ impl RxPump {
             if !ended {
                 self.hints.insert(flow, conn);
             }
-            self.last_hint = None;
+            self.hints_version += 1;
             self.send_message(to, MigrationMessage::Cancel { flow });
             self.progress(now, conn, log);
             for stray in deferred {
@@ -561,7 +559,7 @@ impl RxPump {
                 Some(deferred) => self.republish(now, deferred, conn, log),
                 None => {
                     self.migration.incoming.retain(|one| one.flow != flow);
-                    self.last_hint = None;
+                    self.hints_version += 1;
                 }
             }
             done += 1;
@@ -577,15 +575,14 @@ impl RxPump {
     pub(crate) fn defer_or_forward(
         &mut self,
         now: Instant,
-        verdict: Option<u16>,
+        verdict: Option<Verdict>,
         run: Run,
         log: &mut impl Log,
     ) {
         let deferred = DeferredRequest {
-            request: self.open.request,
+            request: self.open.current().request,
             verdict,
             run,
-            apart: self.apart,
         };
         self.take_deferred(now, deferred, false, log);
     }
@@ -614,7 +611,6 @@ impl RxPump {
             request,
             verdict: None,
             run: Run::default(),
-            apart: false,
         });
         true
     }
@@ -663,7 +659,6 @@ impl RxPump {
             mut request,
             verdict,
             mut run,
-            apart,
         } = deferred;
         let sent = self.sample_sent();
         let digest = &mut request.digest;
@@ -678,11 +673,6 @@ impl RxPump {
             let ahead = self.stores_ahead.then_some(verdict.is_none());
             self.received += u64::from(digest.len);
             sample_cursors(&self.world, digest, ahead, &mut run);
-        }
-        if apart {
-            self.stats.requests += u64::from(digest.count);
-            self.published_time = now;
-            return log.publish_apart(&request, verdict, run);
         }
         self.publish(&request, verdict, run, log);
     }

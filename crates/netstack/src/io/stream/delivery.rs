@@ -10,10 +10,9 @@ use core::sync::atomic::Ordering;
 use super::byte_ring::{ByteRing, Parts};
 use super::table::Streams;
 use super::{IS_KNOWN, StreamRef, UNKNOWN};
-use crate::io::copy::Copier;
 use crate::io::processor::{Failure, StreamId};
 use crate::io::sync::AtomicU64;
-use crate::log::effect::{Deliver, Row};
+use crate::log::effect::Deliver;
 use crate::seqnum::SeqNum;
 
 /// Bits of a delivery stamp that hold the stream's end; the other bits distinguish rounds.
@@ -133,44 +132,6 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Whether the deliveries of a row are contiguous in the ring.
-    #[inline]
-    pub(crate) fn has_room_for(&self, row: &Row) -> bool {
-        let [_, (_, wrapped)] = self
-            .incoming()
-            .ring
-            .spans(row.deliver.stream_offset, row.all as usize);
-        wrapped == 0
-    }
-
-    /// Copies the deliveries of a row: `payloads` are the bytes of one segment after the other.
-    /// False if they are fewer or more than the row says.
-    ///
-    /// # Panics
-    /// Unless the row [has room](Self::has_room_for).
-    #[inline(always)]
-    pub(crate) fn store_row<'t>(
-        &self,
-        row: &Row,
-        payloads: impl Iterator<Item = Option<&'t [u8]>>,
-    ) -> bool {
-        let copier = Copier::here();
-        let copy = |mut to: &mut [u8]| {
-            for payload in payloads {
-                let Some(payload) = payload else { return false };
-                let Some((front, rest)) = to.split_at_mut_checked(payload.len()) else {
-                    return false;
-                };
-                copier.copy(payload, front);
-                to = rest;
-            }
-            to.is_empty()
-        };
-        let (offset, len) = (row.deliver.stream_offset, row.all as usize);
-        // SAFETY: as in `store`, of all its deliveries.
-        unsafe { self.incoming().ring.write_at(offset, len, copy) }
-    }
-
     /// As [`StreamRef::store`], of `len` bytes that `fill` writes, in up to two parts.
     #[inline]
     pub(crate) fn store_by(
@@ -234,20 +195,6 @@ impl<'a> StreamRef<'a> {
             stamp(deliver.delivery, slots, deliver.end),
             Ordering::Release,
         );
-    }
-
-    /// As [`StreamRef::stamp`], for all deliveries of a row.
-    #[inline]
-    pub(crate) fn stamp_row(&self, row: &Row) {
-        let incoming = self.incoming();
-        let slots = incoming.delivered.len() as u64;
-        let first = row.deliver.delivery;
-        let end = row.deliver.stream_offset + u64::from(row.all);
-        for delivery in first..first + u64::from(row.count) {
-            let slot = &incoming.delivered[(delivery & (slots - 1)) as usize];
-            // ORDERING: Release, as in `stamp`.
-            slot.store(stamp(delivery, slots, end), Ordering::Release);
-        }
     }
 
     // The application's side.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Body, ConnId, Flags, Flow, Mac, Request, Segment};
+use crate::log::request::{Body, ConnId, Flags, Flow, Mac, Request, Segment, Verdict};
 use crate::seqnum::SeqNum;
 use crate::state::apply::{Replica, State};
 use crate::tcp::{self, Cx, Tcb};
@@ -205,7 +205,7 @@ impl Replica {
     pub(crate) fn cookie_returned(
         &mut self,
         request: &Request,
-        verdict: u16,
+        verdict: Verdict,
         out: &mut impl EffectSink,
     ) -> Returned {
         let Body::Segment { flow, mac, .. } = request.body else {
@@ -250,7 +250,12 @@ impl Replica {
 
     /// Whether a SYN for a listening port may replace a connection in TIME-WAIT; if so, the end of
     /// the sequence numbers of that connection. A cookie could not begin after them.
-    pub(crate) fn replaces(&self, conn: ConnId, request: &Request, verdict: u16) -> Option<SeqNum> {
+    pub(crate) fn replaces(
+        &self,
+        conn: ConnId,
+        request: &Request,
+        verdict: Verdict,
+    ) -> Option<SeqNum> {
         let tcb = self.places[conn.index as usize].tcb.as_ref()?;
         if !self
             .listeners

@@ -11,14 +11,14 @@ use crate::io::prepare::prepare;
 use crate::io::rx::Log;
 use crate::io::world::{Wakes, World};
 use crate::log::effect::Effect;
-use crate::log::request::{Body, Kind, Request};
+use crate::log::request::{Body, Kind, Request, Verdict};
 use crate::stats::EffectStats;
 
 /// A request on its way.
 pub(super) struct Item {
     pub(super) position: u64,
     pub(super) request: Request,
-    pub(super) verdict: Option<u16>,
+    pub(super) verdict: Option<Verdict>,
     run: Run,
     /// Where its effects end among those of the batch; known once applied.
     pub(super) effects_end: usize,
@@ -135,7 +135,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
         self.shared.layout.window.saturating_sub(carried)
     }
 
-    fn publish(&mut self, request: &Request, verdict: Option<u16>, run: Run) {
+    fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {
