@@ -151,7 +151,7 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     host.turn(NOW);
     let full = HEAP.current_usage();
     assert_eq!(
-        host.replicas()[0].connections().count(),
+        host.inspect(|replica| replica.connections().count())[0],
         connections as usize
     );
     (empty - before, full - empty)

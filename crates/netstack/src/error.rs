@@ -16,6 +16,24 @@ pub enum ConfigError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// Two settings exclude each other.
+    Conflict {
+        /// What was asked for.
+        what: &'static str,
+        /// What rules it out.
+        with: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// Something was asked for that this build leaves out.
+    MissingFeature {
+        /// What was asked for.
+        what: &'static str,
+        /// The feature of dominoes-netstack that has it.
+        feature: &'static str,
+    },
+    /// No variant has this name.
+    UnknownVariant(String),
 }
 
 impl fmt::Display for ConfigError {
@@ -26,6 +44,19 @@ impl fmt::Display for ConfigError {
                 value,
                 allowed,
             } => write!(f, "`{field}` is {value}; set it to {allowed}"),
+            ConfigError::Conflict {
+                what,
+                with,
+                instead,
+            } => write!(f, "{what} cannot be had with {with}; {instead}"),
+            ConfigError::MissingFeature { what, feature } => write!(
+                f,
+                "{what} is not in this build; enable the feature `{feature}` of dominoes-netstack"
+            ),
+            ConfigError::UnknownVariant(name) => write!(
+                f,
+                "no variant is called `{name}`; say single, locked, locked-mcs or replicated"
+            ),
         }
     }
 }

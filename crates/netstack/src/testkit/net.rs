@@ -14,6 +14,7 @@ use crate::config::Limits;
 use crate::error::{ConfigError, SocketError};
 use crate::hash::mix;
 use crate::socket::Sockets;
+use crate::state::apply::Replica;
 use crate::time::{Duration, Instant};
 use crate::variants::Setup;
 
@@ -498,8 +499,9 @@ impl Net {
             for count in [up.offered, up.delivered, down.offered, down.delivered] {
                 all = mix(all ^ count);
             }
-            for replica in station.hosts.iter_mut().flat_map(Host::replicas) {
-                all = mix(all ^ replica.fingerprint());
+            for host in &station.hosts {
+                let states = host.inspect(Replica::fingerprint).into_iter();
+                all = states.fold(all, |all, state| mix(all ^ state));
             }
         }
         all
