@@ -12,7 +12,7 @@ use super::Clock;
 use crate::error::StackError;
 use crate::io::view::Gauge;
 use crate::io::world::World;
-use crate::variants::{Handle, Worker};
+use crate::variants::{Handle, Joining, Worker};
 
 /// Busy turns between two posts of counters.
 const POST_EVERY: u32 = 1 << 9;
@@ -73,11 +73,19 @@ impl Threads {
 
     /// Starts the thread of a worker.
     pub(super) fn spawn(self: &Arc<Self>, worker: Box<dyn Worker>) -> Result<(), StackError> {
-        let id = worker.id();
+        self.spawn_occupant(worker.id(), worker.name(), Occupant::Worker(worker))
+    }
+
+    fn spawn_occupant(
+        self: &Arc<Self>,
+        id: usize,
+        name: String,
+        occupant: Occupant,
+    ) -> Result<(), StackError> {
         let domain = WorkerDomain {
-            name: format!("{}{}", self.name_prefix, worker.name()),
+            name: format!("{}{name}", self.name_prefix),
             id,
-            worker: Some(worker),
+            occupant,
             threads: Arc::clone(self),
             turns: 0,
             gauge: Gauge::default(),
@@ -117,9 +125,10 @@ impl Threads {
 
     /// Starts a thread that joins, in slot `replica` or in any free one.
     pub(super) fn add(self: &Arc<Self>, replica: Option<usize>) -> Result<usize, StackError> {
-        let worker = self.handle.join(replica)?;
-        let replica = worker.id();
-        self.spawn(worker)?;
+        let joining = self.handle.join(replica)?;
+        let replica = joining.id();
+        let name = format!("replica {replica}");
+        self.spawn_occupant(replica, name, Occupant::Joining(joining))?;
         Ok(replica)
     }
 
@@ -155,26 +164,52 @@ impl Threads {
 }
 
 /// What a worker's thread runs.
+enum Occupant {
+    /// A worker that waits for its state.
+    Joining(Box<dyn Joining>),
+    Worker(Box<dyn Worker>),
+    /// Nothing any more.
+    Gone,
+}
+
 struct WorkerDomain {
     name: String,
     id: usize,
-    /// Until the thread ends.
-    worker: Option<Box<dyn Worker>>,
+    occupant: Occupant,
     threads: Arc<Threads>,
     turns: u32,
     gauge: Gauge,
 }
 
 impl WorkerDomain {
+    /// Becomes a worker if the state is there.
+    fn join(&mut self) -> Turn {
+        match &mut self.occupant {
+            Occupant::Joining(joining) if !self.threads.world.is_down() => {
+                let Some(worker) = joining.try_join() else {
+                    return Turn::Idle;
+                };
+                self.occupant = Occupant::Worker(worker);
+                Turn::Worked
+            }
+            _ => Turn::Finished,
+        }
+    }
+
+    /// There is nothing more to do. The slot of a worker that has left is free at once.
+    fn finish(&mut self) -> Turn {
+        if !self.threads.world.is_down() {
+            self.occupant = Occupant::Gone;
+        }
+        Turn::Finished
+    }
+
     #[cfg(feature = "kill")]
     fn is_killed(&self) -> bool {
         let killed = &self.threads.killed;
         let me = 1 << self.id;
         killed.load(Ordering::Relaxed) & me != 0
-            && self
-                .worker
-                .as_ref()
-                .is_some_and(|worker| worker.is_replaceable())
+            && matches!(&self.occupant, Occupant::Worker(worker) if worker.is_replaceable())
             && killed.fetch_and(!me, Ordering::Relaxed) & me != 0
     }
 }
@@ -185,18 +220,18 @@ impl Domain for WorkerDomain {
         if self.is_killed() {
             std::panic::resume_unwind(Box::new("killed"));
         }
-        let Some(worker) = &mut self.worker else {
-            return Turn::Finished;
+        let Occupant::Worker(worker) = &mut self.occupant else {
+            return self.join();
         };
         if !worker.attend() {
-            return Turn::Finished;
+            return self.finish();
         }
         let now = self.threads.clock.now();
         if worker.turn(now) > 0 {
             self.turns = self.turns.wrapping_add(1);
             if self.turns.is_multiple_of(SHOW_EVERY) {
-                let (stats, lag) = (worker.stats(), worker.lag());
-                self.gauge.show(stats, lag);
+                let lag = worker.lag();
+                self.gauge.show(worker.stats(), lag);
             }
             if self.turns.is_multiple_of(POST_EVERY) {
                 worker.post();
@@ -207,8 +242,7 @@ impl Domain for WorkerDomain {
             return Turn::Worked;
         }
         if !worker.attend() {
-            // It has left in this turn, and must not sleep.
-            return Turn::Finished;
+            return self.finish();
         }
         if worker.lag() > 0 {
             self.gauge.meter().waited();
@@ -217,11 +251,15 @@ impl Domain for WorkerDomain {
     }
 
     fn park(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            worker.post();
-            let (stats, lag) = (worker.stats(), worker.lag());
-            self.gauge.show(stats, lag);
-            worker.wait(self.threads.clock.now());
+        match &mut self.occupant {
+            Occupant::Worker(worker) => {
+                worker.post();
+                let lag = worker.lag();
+                self.gauge.show(worker.stats(), lag);
+                worker.wait(self.threads.clock.now());
+            }
+            Occupant::Joining(joining) => joining.wait(),
+            Occupant::Gone => {}
         }
     }
 
@@ -240,7 +278,8 @@ impl Domain for WorkerDomain {
 
 impl Drop for WorkerDomain {
     fn drop(&mut self) {
-        let Some(worker) = self.worker.take() else {
+        let occupant = core::mem::replace(&mut self.occupant, Occupant::Gone);
+        let Occupant::Worker(worker) = occupant else {
             return;
         };
         let has_failed = worker.is_replaceable() && !self.threads.world.is_down();

@@ -97,12 +97,15 @@ pub trait Variant: Send {
         1
     }
 
-    /// One step of worker `worker`, counted from 0; a worker whose steps are not to be had one by
-    /// one has a turn. Returns whether it did something.
+    /// One step of worker `worker`, counted from 0. A variant whose steps are not to be had so has
+    /// a turn. Returns whether something was done.
     ///
     /// # Panics
     /// If there is no such worker.
-    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool;
+    fn step(&mut self, worker: usize, _step: Step, now: Instant) -> bool {
+        assert!(worker < self.worker_count(), "there is no worker {worker}");
+        self.turn(now) > 0
+    }
 
     /// The sockets.
     fn sockets(&self) -> Sockets;
@@ -228,6 +231,18 @@ pub trait Worker: Send {
     }
 }
 
+/// A worker that waits for a state, to go on with as a [`Worker`].
+pub trait Joining: Send {
+    /// The replica slot that it will have.
+    fn id(&self) -> usize;
+
+    /// The worker, once it has a state; `None` before.
+    fn try_join(&mut self) -> Option<Box<dyn Worker>>;
+
+    /// Sleeps until the state may be there.
+    fn wait(&mut self);
+}
+
 /// What a variant is made of when it runs on threads.
 pub struct Parts {
     /// One for each thread. Those of a group may join and leave later.
@@ -266,7 +281,7 @@ pub trait Handle: Send + Sync {
     ///
     /// # Errors
     /// If there is no log, no slot is free, or no worker is left.
-    fn join(&self, _replica: Option<usize>) -> Result<Box<dyn Worker>, MembershipError> {
+    fn join(&self, _replica: Option<usize>) -> Result<Box<dyn Joining>, MembershipError> {
         Err(MembershipError::NoLog)
     }
 

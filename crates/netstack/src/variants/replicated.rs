@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dominoes::{ChannelStats, Mismatch};
 
-use super::{Handle, Parts, Step, Variant, Worker};
+use super::{Handle, Joining, Parts, Variant, Worker};
 use crate::config::Limits;
 use crate::error::MembershipError;
 use crate::group::{self, FaultHooks, Group, JoiningWorker, Shared};
@@ -38,18 +38,6 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
 
     fn worker_count(&self) -> usize {
         self.all_workers().len()
-    }
-
-    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
-        let worker = &mut Group::workers(self)[worker];
-        match step {
-            Step::Pump => worker.pump(now).is_some_and(|done| done > 0),
-            Step::Prepare => worker.prepare(worker.replica().position()),
-            Step::Apply => worker.apply(),
-            Step::Perform => worker.perform(),
-            Step::Send => worker.send().is_some_and(|done| done > 0),
-            Step::Turn => worker.turn(now) > 0,
-        }
     }
 
     fn sockets(&self) -> Sockets {
@@ -128,9 +116,12 @@ impl<T: FaultHooks + Default> Handle for GroupHandle<T> {
         Some(self.shared.log.stats(name))
     }
 
-    fn join(&self, replica: Option<usize>) -> Result<Box<dyn Worker>, MembershipError> {
-        let joining = JoiningWorker::new(&self.shared, replica, T::default())?;
-        Ok(Box::new(Joiner::Joining(joining)))
+    fn join(&self, replica: Option<usize>) -> Result<Box<dyn Joining>, MembershipError> {
+        Ok(Box::new(JoiningWorker::new(
+            &self.shared,
+            replica,
+            T::default(),
+        )?))
     }
 
     fn leave(&self, replica: Option<usize>) -> Result<usize, MembershipError> {
@@ -232,100 +223,20 @@ impl<T: FaultHooks> Worker for group::Worker<T> {
     }
 }
 
-/// What the thread of a replica slot runs that joins a running group.
-enum Joiner<T: FaultHooks> {
-    /// A worker that waits for its state.
-    Joining(JoiningWorker<T>),
-    Worker(Box<group::Worker<T>>),
-}
-
-impl<T: FaultHooks> Joiner<T> {
-    fn worker(&self) -> Option<&group::Worker<T>> {
-        match self {
-            Joiner::Joining(_) => None,
-            Joiner::Worker(worker) => Some(worker),
-        }
-    }
-}
-
-impl<T: FaultHooks> Worker for Joiner<T> {
+impl<T: FaultHooks> Joining for JoiningWorker<T> {
     fn id(&self) -> usize {
-        match self {
-            Joiner::Joining(joining) => joining.replica(),
-            Joiner::Worker(worker) => worker.id(),
-        }
+        self.replica()
     }
 
-    fn name(&self) -> String {
-        format!("replica {}", self.id())
+    fn try_join(&mut self) -> Option<Box<dyn Worker>> {
+        Some(Box::new(JoiningWorker::try_join(self)?))
     }
 
-    fn turn(&mut self, now: Instant) -> usize {
-        match self {
-            Joiner::Worker(worker) => worker.turn(now),
-            Joiner::Joining(joining) => match joining.try_join() {
-                Some(worker) => {
-                    *self = Joiner::Worker(Box::new(worker));
-                    1
-                }
-                None => 0,
-            },
-        }
-    }
-
-    fn next_deadline(&self) -> Instant {
-        self.worker()
-            .map_or(Instant::NEVER, group::Worker::next_deadline)
-    }
-
-    fn stats(&self) -> WorkerStats {
-        self.worker().map(Worker::stats).unwrap_or_default()
-    }
-
-    fn lag(&mut self) -> u64 {
-        match self {
-            Joiner::Joining(_) => 0,
-            Joiner::Worker(worker) => worker.lag(),
-        }
-    }
-
-    fn pump_stats(&self) -> Option<PumpStats> {
-        self.worker()?.pump_stats()
-    }
-
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
-        if let Some(worker) = self.worker() {
-            worker.inspect(look);
-        }
-    }
-
-    fn attend(&mut self) -> bool {
-        match self {
-            Joiner::Joining(joining) => !joining.shared().world.is_down(),
-            Joiner::Worker(worker) => worker.attend(),
-        }
-    }
-
-    fn post(&mut self) {
-        if let Joiner::Worker(worker) = self {
-            worker.post();
-        }
-    }
-
-    fn wait(&mut self, now: Instant) {
-        match self {
-            Joiner::Worker(worker) => worker.wait(now),
-            Joiner::Joining(joining) => {
-                // The worker that gives the state notifies this event. It may be held up.
-                let event = &joining.shared().work_event;
-                let key = event.prepare();
-                event.wait(key, Some(RECHECK));
-            }
-        }
-    }
-
-    fn is_replaceable(&self) -> bool {
-        self.worker().is_some_and(Worker::is_replaceable)
+    fn wait(&mut self) {
+        // The worker that gives the state notifies this event. It may be held up.
+        let event = &self.shared().work_event;
+        let key = event.prepare();
+        event.wait(key, Some(RECHECK));
     }
 }
 

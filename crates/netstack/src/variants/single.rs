@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use super::coalescing::{self, CoalescingDelay, Received};
-use super::{Parts, Step, Variant, Worker};
+use super::{Parts, Variant, Worker};
 use crate::config::Limits;
 use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
@@ -150,11 +150,6 @@ impl Variant for Single {
 
     fn is_pump_busy(&self) -> bool {
         self.rx.has_work()
-    }
-
-    fn step(&mut self, worker: usize, _step: Step, now: Instant) -> bool {
-        assert_eq!(worker, 0, "single has one worker");
-        Single::turn(self, now) > 0
     }
 
     fn sockets(&self) -> Sockets {
