@@ -230,12 +230,13 @@ fn settings_out_of_range_are_refused_with_what_would_do() {
 
 #[test]
 fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
-    let start = |kind, change: fn(Builder) -> Builder| {
+    type Change = fn(Builder) -> Builder;
+    let start = |kind, change: Change| {
         let (device, _) = memory::pair(MemoryConfig::default());
         let started = change(Stack::builder("10.0.0.1/24").variant(kind)).start(device);
         started.map(drop).map_err(|error| error.to_string())
     };
-    let refused: [(VariantKind, fn(Builder) -> Builder, &str); 7] = [
+    let refused: [(VariantKind, Change, &str); 7] = [
         (
             VariantKind::Single,
             |b| b.replicas(2),
