@@ -209,7 +209,8 @@ pub enum MembershipError {
     LastReplica,
     /// Every replica has failed: no replica has the state any more.
     NoReplicaLeft,
-    /// The stack runs without a log, as one with a single replica slot does.
+    /// The stack runs without a log, as one with a single replica slot does, and any variant but
+    /// `replicated`.
     NoLog,
 }
 
@@ -223,7 +224,8 @@ impl fmt::Display for MembershipError {
             MembershipError::LastReplica => "the last replica cannot leave",
             MembershipError::NoReplicaLeft => "no replica is left to take a state from",
             MembershipError::NoLog => {
-                "a stack with one replica slot has no log to join; set `Layout::replica_slots`"
+                "this stack has no log to join; set `Layout::replica_slots`, and no other variant \
+                 than `replicated`"
             }
         })
     }
