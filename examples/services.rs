@@ -8,6 +8,8 @@
 //! cargo run --release --example services
 //! ```
 //!
+//! `--variant locked`, `single` or `replicated` chooses how the stack runs.
+//!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
 //! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
@@ -75,6 +77,7 @@ use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::stats::StackStats;
+use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{
     Builder, Limits, Sockets, Stack, StackError, TcpListener, TcpStream, UdpSocket,
 };
@@ -130,7 +133,8 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
   --guard             start though the kernel owns our address, and keep it silent
   --addr CIDR         our address and its prefix [10.78.0.1/24]
   --gateway IP        who forwards to other networks [nobody]
-  --replicas N        threads that run the stack, each with a copy of its state [2]
+  --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]
+  --replicas N        threads that run the stack, each with a copy of its state if replicated [2; single: 1]
   --seconds N         stop after this time [never]
   --grace N           seconds that peers have to acknowledge everything when it ends [1]
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
@@ -151,7 +155,7 @@ struct Options {
     guard: bool,
     addr: String,
     gateway: Option<Ipv4Addr>,
-    replicas: usize,
+    threads: Threads,
     seconds: Option<u64>,
     grace: Duration,
     kill_every: Option<Duration>,
@@ -169,7 +173,7 @@ impl Options {
             guard: false,
             addr: "10.78.0.1/24".to_owned(),
             gateway: None,
-            replicas: 2,
+            threads: Threads::default(),
             seconds: None,
             grace: Duration::from_secs(1),
             kill_every: None,
@@ -193,7 +197,10 @@ impl Options {
                 Long("guard") => options.guard = true,
                 Long("addr") => options.addr = parser.value()?.string()?,
                 Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
-                Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("variant") => {
+                    options.threads.variant = Some(parser.value()?.string()?.parse()?);
+                }
+                Long("replicas") => options.threads.replicas = Some(parser.value()?.parse()?),
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
                 Long("grace") => options.grace = Duration::from_secs(parser.value()?.parse()?),
                 Long("kill-every") => {
@@ -204,7 +211,11 @@ impl Options {
                 other => return Err(other.unexpected().into()),
             }
         }
-        if options.kill_every.is_some() && options.replicas < 2 {
+        let copies = match options.threads.variant {
+            None | Some(VariantKind::Replicated) => options.threads.replicas(),
+            Some(_) => 1,
+        };
+        if options.kill_every.is_some() && copies < 2 {
             return Err(
                 "--kill-every needs two replicas: with the last one the state is gone".into(),
             );
@@ -254,11 +265,44 @@ impl Options {
     }
 }
 
-fn builder(addr: &str, replicas: usize) -> Builder {
-    let mut limits = Limits::default();
-    // Connections that we close first stay for a minute, in TIME-WAIT.
-    limits.connections = 2048;
-    Stack::builder(addr).replicas(replicas).limits(limits)
+/// What runs the stack.
+#[derive(Clone, Copy, Default)]
+struct Threads {
+    variant: Option<VariantKind>,
+    replicas: Option<usize>,
+}
+
+impl Threads {
+    fn replicas(self) -> usize {
+        let usual = match self.variant {
+            Some(VariantKind::Single) => 1,
+            _ => 2,
+        };
+        self.replicas.unwrap_or(usual)
+    }
+
+    /// As in `2 replicas`, or `locked, 2 threads`.
+    fn name(self) -> String {
+        let count = self.replicas();
+        let plural = if count == 1 { "" } else { "s" };
+        match self.variant {
+            None => format!("{count} replica{plural}"),
+            Some(variant) => format!("{variant}, {count} thread{plural}"),
+        }
+    }
+
+    fn builder(self, addr: &str) -> Builder {
+        let mut limits = Limits::default();
+        // Connections that we close first stay for a minute, in TIME-WAIT.
+        limits.connections = 2048;
+        let builder = Stack::builder(addr)
+            .replicas(self.replicas())
+            .limits(limits);
+        match self.variant {
+            Some(variant) => builder.variant(variant),
+            None => builder,
+        }
+    }
 }
 
 // Serving
@@ -266,9 +310,9 @@ fn builder(addr: &str, replicas: usize) -> Builder {
 
 fn run(options: &Options) -> Outcome<()> {
     let Some((device, name)) = options.open()? else {
-        return self_test::run(options.replicas);
+        return self_test::run(options.threads);
     };
-    let mut builder = builder(&options.addr, options.replicas);
+    let mut builder = options.threads.builder(&options.addr);
     if let Some(gateway) = options.gateway {
         builder = builder.gateway(gateway);
     }
@@ -276,17 +320,16 @@ fn run(options: &Options) -> Outcome<()> {
     let end_requested = signals::end_requested()?;
     let services = Services::start(&stack)?;
     println!(
-        "listening on {}, {} replica{}, device {name}",
+        "listening on {}, {}, device {name}",
         options.addr.split('/').next().unwrap_or_default(),
-        options.replicas,
-        if options.replicas == 1 { "" } else { "s" },
+        options.threads.name(),
     );
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let killer = options
         .kill_every
-        .map(|every| Killer::new(every, options.replicas));
+        .map(|every| Killer::new(every, options.threads.replicas()));
     let watched = watch(&stack, &end_requested, end, killer);
     // Ends the listeners, sends FIN on every connection, and after the grace resets those that are
     // left.

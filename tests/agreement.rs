@@ -8,7 +8,7 @@
 //! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it
 //!    replays the log.
 //! 2. The frames that left, and the bytes that applications read, are those of the replay, to the
-//!    byte.
+//!    byte; in some cases also those of a replay in other groups, and in `locked`.
 //! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults
 //!    have ended.
 //! 4. No primary found an effect that could not be; in every fourth case, no byte is delivered
@@ -92,6 +92,10 @@ fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     if rng.per_mille(125) {
         let replicas = 1 + (plan.replicas + rng.index(3)) % 4;
         check::replay_in_group(plan, replicas, &report.entries, &mut outcome)?;
+    }
+    if rng.chance(125) {
+        let workers = 1 + rng.index(4);
+        check::replay_in_locked(plan, workers, &report.entries, &mut outcome)?;
     }
     Ok(outcome.seen)
 }

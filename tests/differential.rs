@@ -257,7 +257,7 @@ fn span(at: Instant) -> core::time::Duration {
 /// sent are not acknowledged, and it never wants to be asked again.
 fn conversation(seed: u64) -> Result<bool, String> {
     let mut rng = Rng::new(seed);
-    let variant = Variant::ALL[rng.below(4) as usize];
+    let variant = Variant::ALL[rng.below(Variant::ALL.len() as u64) as usize];
     let mut setup = Setup::new(OURS.into(), 24, [rng.next(), rng.next()]);
     setup.limits.connections = 4;
     setup.limits.receive_buffer = 1 << (10 + rng.below(7));

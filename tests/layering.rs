@@ -89,19 +89,18 @@ const ROOMS: [Room; 22] = [
         ],
     ),
     room(
-        "variants",
-        Access::All,
-        &[
-            "config", "error", "groups", "io", "ip", "keys", "log", "packet", "socket", "state",
-            "stats", "time",
-        ],
-    ),
-    room(
         "group",
         Access::All,
         &[
             "config", "error", "groups", "io", "log", "socket", "state", "stats", "time",
-            "variants",
+        ],
+    ),
+    room(
+        "variants",
+        Access::All,
+        &[
+            "config", "error", "group", "groups", "io", "keys", "log", "socket", "state", "stats",
+            "time",
         ],
     ),
     room(
@@ -124,7 +123,7 @@ const ROOMS: [Room; 22] = [
         Access::All,
         &[
             "error", "hash", "packet", "seqnum", "stats", "time", "clock", "config", "keys", "ip",
-            "log", "tcp", "udp", "state", "groups", "io", "socket", "variants", "group", "stack",
+            "log", "tcp", "udp", "state", "groups", "io", "socket", "group", "variants", "stack",
             "testkit",
         ],
     ),

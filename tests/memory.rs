@@ -103,7 +103,7 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     host.turn(NOW);
     let full = HEAP.current_usage();
     assert_eq!(
-        host.replicas()[0].connections().count(),
+        host.inspect(|replica| replica.connections().count())[0],
         connections as usize
     );
     (empty - before, full - empty)
@@ -113,7 +113,11 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
 #[test]
 fn an_idle_connection_costs_what_is_written_down() {
     let _turn = turn();
-    for (variant, replicas) in [(Variant::Single, 1), (Variant::Replicated(2), 2)] {
+    for (variant, replicas) in [
+        (Variant::Single, 1),
+        (Variant::Locked(2), 1),
+        (Variant::Replicated(2), 2),
+    ] {
         let (small, _) = idle(variant, 256);
         let (large, open) = idle(variant, 1792);
         let place = large.saturating_sub(small) / (1792 - 256);
@@ -173,7 +177,7 @@ const BESIDES_A_RING: usize = 1 << 16;
 fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_alone() {
     let _turn = turn();
     let limits = Limits::default();
-    for variant in [Variant::Single, Variant::Replicated(2)] {
+    for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {
         let (mut host, listener) = listening(variant, 256);
         let (mut reads, mut sender) = open(&mut host, &listener, 0);
         let (mut writes, mut reader) = open(&mut host, &listener, 1);
@@ -205,7 +209,7 @@ fn what_arrives_makes_the_receive_ring_alone_and_what_is_written_the_send_ring_a
 fn a_udp_socket_has_no_rings_before_it_carries_something() {
     let _turn = turn();
     let limits = Limits::default();
-    for variant in [Variant::Single, Variant::Replicated(2)] {
+    for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {
         let (mut host, _listener) = listening(variant, 256);
         let before = HEAP.current_usage();
         let mut sockets: Vec<_> = (0..8)

@@ -17,7 +17,6 @@ mod wire_observer;
 
 use core::fmt;
 
-use dominoes_netstack::Replica;
 use dominoes_netstack::time::Duration;
 use dominoes_testkit::link::LinkStats;
 use dominoes_testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
@@ -159,11 +158,13 @@ impl Tally {
         self.departures += stats.migrated_out;
         self.arrivals += stats.migrated_in;
         self.stayed += stats.migration_declined;
-        let replicas = host.replicas();
-        self.replicas += replicas.len() as u64;
-        let mut left = replicas.into_iter().flat_map(Replica::connections);
-        match left.next() {
-            Some((conn, tcb)) => Err(format!("{conn:?} is left in {:?}", tcb.state())),
+        let left = host.inspect(|replica| {
+            let mut left = replica.connections();
+            left.next().map(|(conn, tcb)| (conn, tcb.state()))
+        });
+        self.replicas += left.len() as u64;
+        match left.into_iter().flatten().next() {
+            Some((conn, state)) => Err(format!("{conn:?} is left in {state:?}")),
             None => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ use crate::iperf::{
     ACCESS_DENIED, COOKIE, CREATE_STREAMS, DISPLAY_RESULTS, EXCHANGE_RESULTS, IPERF_DONE,
     PARAM_EXCHANGE, SERVER_ERROR, TEST_END, TEST_RUNNING, TEST_START, read_json, write_json,
 };
-use crate::{DISCARD, ECHO, HTTP, IPERF, Outcome, Services, builder, read_array, web};
+use crate::{DISCARD, ECHO, HTTP, IPERF, Outcome, Services, Threads, read_array, web};
 
 /// Bytes that go each way in a test.
 const BYTES: usize = 20_000_000;
@@ -23,12 +23,16 @@ const BYTES: usize = 20_000_000;
 const RUN: Duration = Duration::from_millis(300);
 
 /// Tests each service.
-pub(crate) fn run(replicas: usize) -> Outcome<()> {
+pub(crate) fn run(threads: Threads) -> Outcome<()> {
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
-    let server = builder("10.78.0.1/24", replicas).start(near)?;
-    let client = builder("10.78.0.2/24", 1).start(far)?;
+    let server = threads.builder("10.78.0.1/24").start(near)?;
+    let one = Threads {
+        variant: None,
+        replicas: Some(1),
+    };
+    let client = one.builder("10.78.0.2/24").start(far)?;
     let services = Services::start(&server)?;
-    println!("{replicas} replicas, devices in memory");
+    println!("{}, devices in memory", threads.name());
     for (name, test) in TESTS {
         let begin = Instant::now();
         let said = test(&client).map_err(|error| format!("{name}: {error}"))?;

@@ -1,7 +1,8 @@
 //! What must be equal.
 
 use dominoes_drivers::memory::Script;
-use dominoes_netstack::group::Group;
+use dominoes_netstack::group::{Layout, Tuning};
+use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Replica};
 
@@ -12,6 +13,8 @@ use super::stack;
 
 /// Stands for the replayed `single` among the workers.
 pub(crate) const ORACLE: usize = usize::MAX;
+/// ... and for `locked`.
+const LOCKED: usize = ORACLE - 1;
 
 /// A disagreement, or something that must not happen.
 #[derive(Clone, Debug)]
@@ -68,44 +71,23 @@ impl Marks {
 }
 
 pub(crate) fn name(who: usize) -> String {
-    if who == ORACLE {
-        "single".to_owned()
-    } else {
-        format!("replica {who}")
+    match who {
+        ORACLE => "single".to_owned(),
+        LOCKED => "locked".to_owned(),
+        _ => format!("replica {who}"),
     }
 }
 
-/// Replays the log of a case and compares all that can be seen of it.
+/// Replays the log of a case in `single` and compares all that can be seen of it.
 ///
 /// # Errors
 /// The first thing that differs.
 pub(crate) fn replay(plan: &Plan, entries: &[Entry], outcome: &mut Outcome) -> Result<(), Failure> {
-    let (device, script) = stack::device(plan);
-    let mut setup = stack::setup(plan);
-    setup.limits = outcome.limits;
-    let mut single = Single::new(setup, device).map_err(|e| Failure::new(e.to_string()))?;
-    let mut follower = Follower::new(
-        Application::new(single.sockets(), plan.seed),
-        outcome,
-        script,
-    );
-    for (position, entry) in (1..).zip(entries) {
-        single.replay(entry);
-        let mark = single.replica().fingerprint();
-        outcome.marks.note(ORACLE, position, mark)?;
-        follower.follow()?;
-    }
-    no_panic(single.replica())?;
-    let diverged = single.effect_stats().diverged;
-    if diverged > 0 {
-        return Err(Failure::new(format!(
-            "single counts {diverged} divergences"
-        )));
-    }
-    follower.compare(outcome)
+    let layout = Layout::default().replicas(1);
+    replay_in(plan, VariantKind::Single, layout, entries, outcome)
 }
 
-/// The same with a group of `replicas`.
+/// The same in a group of `replicas`.
 ///
 /// # Errors
 /// The first thing that differs.
@@ -115,41 +97,73 @@ pub(crate) fn replay_in_group(
     entries: &[Entry],
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
-    let (device, script) = stack::device(plan);
-    let mut setup = stack::setup(plan);
-    setup.limits = outcome.limits;
     let mut layout = stack::layout(plan);
     layout.replicas = replicas;
     layout.replica_slots = replicas;
     // What leaves is compared in the order in which it leaves.
     layout.tuning.past_hole = usize::MAX;
-    let mut group = Group::new(setup, layout, device).map_err(|e| Failure::new(e.to_string()))?;
-    let mut follower = Follower::new(
-        Application::new(group.sockets(), plan.seed),
-        outcome,
-        script,
-    );
+    replay_in(plan, VariantKind::Replicated, layout, entries, outcome)
+}
+
+/// The same in `locked`, with so many workers at either lock: what `single` sends, they send.
+///
+/// # Errors
+/// The first thing that differs.
+pub(crate) fn replay_in_locked(
+    plan: &Plan,
+    workers: usize,
+    entries: &[Entry],
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let layout = Layout::default()
+        .replicas(workers)
+        .tuning(Tuning::default().log(plan.log));
+    let kind = match plan.seed % 2 {
+        0 => VariantKind::Locked,
+        _ => VariantKind::LockedMcs,
+    };
+    replay_in(plan, kind, layout, entries, outcome)
+}
+
+fn replay_in(
+    plan: &Plan,
+    kind: VariantKind,
+    layout: Layout,
+    entries: &[Entry],
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let (device, script) = stack::device(plan);
+    let mut setup = stack::setup(plan);
+    setup.limits = outcome.limits;
+    let stack = kind.build(setup, layout, device);
+    let mut stack = stack.map_err(|e| Failure::new(e.to_string()))?;
+    let app = Application::new(stack.sockets(), plan.seed);
+    let mut follower = Follower::new(app, outcome, script);
     for (position, entry) in (1..).zip(entries) {
-        group.replay(entry);
-        for worker in group.workers() {
-            let mark = worker.replica().fingerprint();
-            outcome.marks.note(worker.id(), position, mark)?;
+        stack.replay(entry);
+        let mut replicas = Vec::with_capacity(layout.replicas);
+        stack.inspect(&mut |replica| replicas.push(replica.fingerprint()));
+        for (id, mark) in replicas.into_iter().enumerate() {
+            let who = match kind {
+                VariantKind::Replicated => id,
+                VariantKind::Single => ORACLE,
+                _ => LOCKED,
+            };
+            outcome.marks.note(who, position, mark)?;
         }
         follower.follow()?;
     }
-    for worker in group.workers() {
-        no_panic(worker.replica())?;
+    // A panic that a replica catches ends a connection alike in all of them: nothing else here
+    // would show it.
+    let mut panics = 0;
+    stack.inspect(&mut |replica| panics += replica.unexpected_panics());
+    let diverged = stack.effect_stats().diverged;
+    if panics + diverged > 0 {
+        return Err(Failure::new(format!(
+            "{kind} caught {panics} panics and counts {diverged} divergences"
+        )));
     }
     follower.compare(outcome)
-}
-
-/// A panic that a replica catches ends a connection alike in all of them: nothing else here would
-/// show it.
-fn no_panic(replica: &Replica) -> Result<(), Failure> {
-    match replica.unexpected_panics() {
-        0 => Ok(()),
-        panics => Err(Failure::new(format!("{panics} panics were caught"))),
-    }
 }
 
 /// The state of `single` after the first `position` entries of a log.

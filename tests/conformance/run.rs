@@ -684,13 +684,15 @@ impl Runner {
     /// The state of the connection with the peer's port, by the RFC's name.
     fn state(&mut self) -> String {
         let ports = self.ports;
-        let replicas = self.host.replicas();
-        let mut tcbs = replicas[0].connections().map(|(_, tcb)| tcb);
-        let tcb = tcbs.find(|tcb| {
-            let flow = tcb.flow();
-            flow.remote.port() == ports.0 && (ports.1 == 0 || flow.local.port() == ports.1)
+        let found = self.host.inspect(|replica| {
+            let mut tcbs = replica.connections().map(|(_, tcb)| tcb);
+            let tcb = tcbs.find(|tcb| {
+                let flow = tcb.flow();
+                flow.remote.port() == ports.0 && (ports.1 == 0 || flow.local.port() == ports.1)
+            });
+            tcb.map(|tcb| format!("{:?}", tcb.state()))
         });
-        let name = tcb.map_or("Closed".to_owned(), |tcb| format!("{:?}", tcb.state()));
+        let name = found[0].clone().unwrap_or("Closed".to_owned());
         let mut shown = String::new();
         for (at, c) in name.char_indices() {
             if at > 0 && (c.is_ascii_uppercase() || c.is_ascii_digit()) {

@@ -66,8 +66,9 @@ fn wire(rng: &mut Rng) -> LinkConfig {
 
 /// A host with random bounds, behind random wires.
 pub(super) fn host(rng: &mut Rng) -> HostConfig {
-    let variant = match rng.below(6) {
+    let variant = match rng.below(7) {
         0 => Variant::Single,
+        6 => Variant::Locked(1 + rng.below(4) as usize),
         // Seldom as many as 8, which take as many steps.
         1 => Variant::Replicated(5 + rng.below(4) as usize),
         _ => Variant::Replicated(1 + rng.below(4) as usize),
@@ -349,13 +350,12 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
             .map(|link| (link.offered, link.delivered));
         for (group, host) in net.groups(id).iter_mut().enumerate() {
             // Nobody may be left that has one.
-            let replicas = host.replicas();
-            let states: Vec<_> = replicas
-                .first()
-                .into_iter()
-                .flat_map(|replica| replica.connections())
-                .map(|(_, tcb)| (tcb.flow().local.port(), tcb.state()))
-                .collect();
+            let states = host.inspect(|replica| -> Vec<_> {
+                let tcbs = replica.connections().map(|(_, tcb)| tcb);
+                tcbs.map(|tcb| (tcb.flow().local.port(), tcb.state()))
+                    .collect()
+            });
+            let states = states.first();
             all += &format!("; host {id:?}, group {group}: {states:?}");
         }
         all += &format!(", frames offered and delivered {links:?}");
@@ -373,7 +373,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     };
     let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
-    let limits = hosts.map(|id| net.host(id).replicas()[0].limits().panics_ppm);
+    let limits = hosts.map(|id| net.host(id).inspect(|replica| replica.limits().panics_ppm)[0]);
     let panics = limits != [0, 0];
     let eyes = Rc::new(RefCell::new(WireObserver::default()));
     let seen = Rc::clone(&eyes);

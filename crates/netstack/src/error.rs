@@ -16,6 +16,24 @@ pub enum ConfigError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// Two settings exclude each other.
+    Conflict {
+        /// What was asked for.
+        what: &'static str,
+        /// What rules it out.
+        with: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// Something was asked for that this build leaves out.
+    MissingFeature {
+        /// What was asked for.
+        what: &'static str,
+        /// The feature of dominoes-netstack that has it.
+        feature: &'static str,
+    },
+    /// No variant has this name.
+    UnknownVariant(String),
 }
 
 impl fmt::Display for ConfigError {
@@ -26,6 +44,19 @@ impl fmt::Display for ConfigError {
                 value,
                 allowed,
             } => write!(f, "`{field}` is {value}; set it to {allowed}"),
+            ConfigError::Conflict {
+                what,
+                with,
+                instead,
+            } => write!(f, "{what} cannot be had with {with}; {instead}"),
+            ConfigError::MissingFeature { what, feature } => write!(
+                f,
+                "{what} is not in this build; enable the feature `{feature}` of dominoes-netstack"
+            ),
+            ConfigError::UnknownVariant(name) => write!(
+                f,
+                "no variant is called `{name}`; say single, locked, locked-mcs or replicated"
+            ),
         }
     }
 }
@@ -178,7 +209,8 @@ pub enum MembershipError {
     LastReplica,
     /// Every replica has failed: no replica has the state any more.
     NoReplicaLeft,
-    /// The stack runs without a log, as one with a single replica slot does.
+    /// The stack runs without a log, as one with a single replica slot does, and any variant but
+    /// `replicated`.
     NoLog,
 }
 
@@ -192,7 +224,8 @@ impl fmt::Display for MembershipError {
             MembershipError::LastReplica => "the last replica cannot leave",
             MembershipError::NoReplicaLeft => "no replica is left to take a state from",
             MembershipError::NoLog => {
-                "a stack with one replica slot has no log to join; set `Builder::replica_slots`"
+                "this stack has no log to join; set `Builder::replica_slots`, and no other variant \
+                 than `replicated`"
             }
         })
     }

@@ -38,14 +38,14 @@ use epochs::{EpochOwners, Epochs};
 #[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
-use fault_hooks::FaultHooks;
+pub(crate) use fault_hooks::FaultHooks;
 pub use layout::{Layout, Tuning};
 use pending::{EFFECT_BITS, PendingEffects};
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, NEVER_ACTIVE, Snapshot};
 pub use worker::Worker;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
@@ -63,6 +63,7 @@ use crate::io::Run;
 use crate::io::prepare::{prepare, prepare_and_store};
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::setup::Setup;
 use crate::io::world::World;
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
@@ -70,7 +71,6 @@ use crate::socket::Sockets;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
 use crate::time::{Duration, Instant};
-use crate::variants::Setup;
 
 /// A bit beside a verdict: the payload was stored while it was verified.
 const STORED: Verdict = 1 << 61;
@@ -108,6 +108,8 @@ pub(crate) struct Shared {
     pub(crate) work_event: EventCount,
     /// Parked workers sleep on this.
     pub(crate) unpark_event: EventCount,
+    /// How many workers sleep.
+    pub(crate) asleep: AtomicUsize,
     /// The log, for reading its counters.
     pub(crate) log: dominoes::Log<Request, Spin>,
 }
@@ -119,6 +121,12 @@ pub(crate) struct RxSide {
     stocker: Stocker<Run>,
     namer: PrimaryNamer,
     autoscaler: Autoscaler,
+}
+
+impl AsMut<RxPump> for RxSide {
+    fn as_mut(&mut self) -> &mut RxPump {
+        &mut self.pump
+    }
 }
 
 impl RxSide {
@@ -135,6 +143,11 @@ impl RxSide {
 }
 
 impl Shared {
+    /// Whether a worker that fails is to be replaced.
+    pub(crate) fn replaces_failed(&self) -> bool {
+        self.layout.tuning.revive
+    }
+
     pub(crate) fn compare(&self) -> Result<usize, Mismatch> {
         self.posts.compare()
     }
@@ -392,6 +405,7 @@ impl<T: FaultHooks> Group<T> {
             busy: (0..slot_count).map(|_| CachePadded::default()).collect(),
             work_event: EventCount::new(),
             unpark_event: EventCount::new(),
+            asleep: AtomicUsize::new(0),
             log: log.clone(),
         });
         let mut workers = Vec::new();
@@ -495,6 +509,11 @@ impl<T: FaultHooks> Group<T> {
     /// The workers, to be driven by hand, in the order in which they came.
     pub fn workers(&mut self) -> &mut [Worker<T>] {
         &mut self.workers
+    }
+
+    /// The same, to be looked at.
+    pub(crate) fn all_workers(&self) -> &[Worker<T>] {
+        &self.workers
     }
 
     /// The workers, to be given to threads.

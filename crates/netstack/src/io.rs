@@ -20,6 +20,8 @@ pub(crate) mod prepare;
 pub mod processor;
 pub(crate) mod record;
 pub(crate) mod rx;
+pub(crate) mod setup;
+pub(crate) mod sleep;
 pub(crate) mod stream;
 pub(crate) mod sync;
 pub(crate) mod tx;

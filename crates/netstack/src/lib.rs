@@ -39,7 +39,8 @@
 //! # Driving it by hand
 //!
 //! Tests, simulations and programs with an event loop of their own use [`variants`] directly: time
-//! is an argument, every step is a call, and the `try_` calls of sockets never wait.
+//! is an argument, every step is a call, and the `try_` calls of sockets never wait. What runs any
+//! of them takes a [`Variant`](variants::Variant).
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -75,8 +76,7 @@
 //! # Recording and replaying
 //!
 //! A [`Recorder`] writes the log to a file; a [`Recording`] reads it back, and
-//! [`Single::replay`](variants::single::Single::replay) and [`Group::replay`](group::Group::replay)
-//! apply it again, with any number of replicas. What left then leaves again, to the byte.
+//! [`Variant::replay`](variants::Variant::replay) applies it again, with any number of replicas. What left then leaves again, to the byte.
 
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]

@@ -1,7 +1,6 @@
 //! A running stack: threads, pinned, that drive a variant over a device.
 
 mod close;
-mod coalescing;
 mod threads;
 
 use crate::clock::now;
@@ -11,26 +10,23 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time;
 
-use dominoes::{ContextHandle, Domain, Meter, Mismatch, Snapshot, Turn};
+use dominoes::{ContextHandle, Mismatch, Snapshot};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
 use crate::error::{MembershipError, SocketError, StackError};
-use crate::group::{Group, Layout, Primaries, Shared, Tuning};
+use crate::group::{Layout, Primaries, Tuning};
 use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
-use crate::io::view::{ConnectionStats, Counted, Gauge};
+use crate::io::view::ConnectionStats;
 use crate::io::world::World;
 use crate::ip::route::Route;
 use crate::log::request::GroupIndex;
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
-use crate::variants::Setup;
-use crate::variants::groups;
 use crate::variants::groups::INBOX;
-use crate::variants::single::Single;
-use coalescing::{CoalescingDelay, Received};
+use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, groups};
 use threads::Threads;
 
 /// Puts a stack together.
@@ -58,6 +54,7 @@ pub struct Builder {
     address: String,
     gateway: Option<Ipv4Addr>,
     routes: Vec<Route>,
+    variant: Option<VariantKind>,
     layout: Layout,
     groups: usize,
     balance: bool,
@@ -83,8 +80,32 @@ impl Builder {
         self
     }
 
-    /// How many threads run the stack, each with a copy of its state. One runs without a log, as
-    /// long as nobody joins. Default 1.
+    /// Which variant runs. Default: [`VariantKind::Single`] if there is one thread and no other can
+    /// join, else [`VariantKind::Replicated`].
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    /// use dominoes_netstack::variants::VariantKind;
+    ///
+    /// let (device, _peer) = memory::pair(MemoryConfig::default());
+    /// let builder = Stack::builder("10.0.0.1/24").variant(VariantKind::Single);
+    /// let refused = builder.replicas(2).start(device).unwrap_err();
+    /// assert_eq!(
+    ///     refused.to_string(),
+    ///     "more than one thread cannot be had with single; \
+    ///      set `replicas` to 1, or choose another variant"
+    /// );
+    /// ```
+    #[must_use]
+    pub fn variant(mut self, variant: VariantKind) -> Self {
+        self.variant = Some(variant);
+        self
+    }
+
+    /// How many threads run the stack, each with a copy of its state unless another
+    /// [`variant`](Self::variant) is chosen. One runs without a log, as long as nobody joins.
+    /// Default 1.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.layout.replicas = replicas;
@@ -264,6 +285,14 @@ impl Builder {
         [setup.salt, _] = random()?;
         let clock = Clock::start();
         let device: Box<dyn Device> = Box::new(device);
+        let variant = self.variant.unwrap_or(match self.layout {
+            Layout {
+                replicas: 1,
+                replica_slots: 0..=1,
+                ..
+            } => VariantKind::Single,
+            _ => VariantKind::Replicated,
+        });
         let mut cores = self.cores.into_iter();
         let mut start = |setup: Setup, device| {
             // What is left is for those that join the only group.
@@ -271,7 +300,12 @@ impl Builder {
                 GroupIndex::ONLY => cores.by_ref().collect(),
                 _ => cores.by_ref().take(self.layout.replicas).collect(),
             };
-            Running::start(setup, self.layout, device, own, clock)
+            let name = match setup.group {
+                GroupIndex::ONLY => String::new(),
+                GroupIndex { index, .. } => format!("group {index} "),
+            };
+            let variant = variant.build(setup, self.layout, device)?;
+            Running::start(variant, name, own, clock)
         };
         let groups = if self.groups == 1 {
             vec![start(setup, device)?]
@@ -300,52 +334,27 @@ struct Running {
 
 impl Running {
     fn start(
-        setup: Setup,
-        layout: Layout,
-        device: Box<dyn Device>,
+        variant: Box<dyn Variant>,
+        name_prefix: String,
         cores: Vec<usize>,
         clock: Clock,
     ) -> Result<Running, StackError> {
-        let group = match setup.group {
-            GroupIndex::ONLY => String::new(),
-            GroupIndex { index, .. } => format!("group {index} "),
+        let world = Arc::clone(&variant.sockets().worlds()[0]);
+        let Parts { workers, handle } = variant.into_parts();
+        let threads = Threads::new(name_prefix, cores, clock, Arc::clone(&world), handle);
+        let mut running = Running {
+            world,
+            threads,
+            watch: None,
         };
-        if layout.replicas == 1 && layout.replica_slots <= 1 {
-            let single = Single::new(setup, device)?;
-            let world = Arc::clone(single.world());
-            let domain = SingleDomain {
-                name: format!("{group}single"),
-                single,
-                clock,
-                coalescing: CoalescingDelay::default(),
-                turns: 0,
-                gauge: Gauge::default(),
-            };
-            let threads = Threads::new(group, cores, clock, None);
-            let running = Running::of(world, &threads);
-            threads.spawn(0, Box::new(domain))?;
-            return Ok(running);
-        }
-        let workers = Group::new(setup, layout, device)?;
-        let shared = Arc::clone(workers.shared());
-        let world = Arc::clone(&shared.world);
-        let threads = Threads::new(group, cores, clock, Some(shared));
-        let mut running = Running::of(world, &threads);
-        if layout.tuning.revive {
+        let threads = &running.threads;
+        if threads.handle().replaces_failed() {
             running.watch = Some(threads.watch()?);
         }
-        for worker in workers.into_workers() {
-            threads.spawn_worker(worker)?;
+        for worker in workers {
+            running.threads.spawn(worker)?;
         }
         Ok(running)
-    }
-
-    fn of(world: Arc<World>, threads: &Arc<Threads>) -> Running {
-        Running {
-            world,
-            threads: Arc::clone(threads),
-            watch: None,
-        }
     }
 
     /// Ends its threads, once the world is down.
@@ -410,6 +419,7 @@ impl Stack {
             address: address.to_owned(),
             gateway: None,
             routes: Vec::new(),
+            variant: None,
             layout: Layout {
                 replicas: 1,
                 ..Layout::default()
@@ -441,10 +451,7 @@ impl Stack {
     /// # Errors
     /// If no other replica would be left.
     pub fn remove_replica(&self) -> Result<usize, StackError> {
-        self.first(|group| {
-            let shared = group.threads.group().ok_or(MembershipError::NoLog)?;
-            Ok(shared.request_leave(None)?)
-        })
+        self.first(|group| Ok(group.threads.handle().leave(None)?))
     }
 
     /// What the first group says that can, or the last one's reason why not.
@@ -498,9 +505,9 @@ impl Stack {
         self.sockets.bind_udp(port)
     }
 
-    /// The groups that have replicas.
-    fn logs(&self) -> impl Iterator<Item = &Arc<Shared>> {
-        self.groups.iter().filter_map(|group| group.threads.group())
+    /// Where each group is asked.
+    fn handles(&self) -> impl Iterator<Item = &dyn Handle> {
+        self.groups.iter().map(|group| group.threads.handle())
     }
 
     /// Whether every thread that was to be pinned is.
@@ -520,19 +527,19 @@ impl Stack {
     /// # Errors
     /// The first position at which two replicas differ, and which.
     pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.logs().map(|group| group.compare()).sum()
+        self.handles().map(|group| group.compare()).sum()
     }
 
     /// What was performed in each replica slot so far, by all workers that had it; empty without a
     /// log.
     pub fn shares(&self) -> Vec<EffectStats> {
-        self.logs().flat_map(|group| group.shares()).collect()
+        self.handles().flat_map(|group| group.shares()).collect()
     }
 
     /// Counters, as [`Sockets::stats`], and what became of the replicas.
     pub fn stats(&self) -> StackStats {
         let mut stats = self.sockets.stats();
-        for group in self.logs() {
+        for group in self.handles() {
             stats.membership = stats.membership.and(group.membership_stats());
         }
         stats
@@ -548,9 +555,11 @@ impl Stack {
             stats
         });
         let several = self.groups.len() > 1;
-        let logs = self.logs().enumerate().map(|(i, group)| match several {
-            true => group.log.stats(format!("log {i}")),
-            false => group.log.stats("log"),
+        let logs = self.handles().enumerate().filter_map(|(i, group)| {
+            group.log_stats(match several {
+                true => format!("log {i}"),
+                false => "log".to_owned(),
+            })
         });
         Snapshot::new(domains.collect(), logs.collect())
     }
@@ -607,99 +616,7 @@ impl Clock {
     fn now(&self) -> Instant {
         Instant::from_nanos(now().duration_since(self.start).as_nanos() as u64)
     }
-
-    /// How long to sleep at most for a deadline; `None` for ever.
-    fn until(&self, deadline: Instant) -> Option<time::Duration> {
-        (deadline != Instant::NEVER).then(|| deadline.since(self.now()).into())
-    }
 }
 
 /// How long [`Stack::connections`] waits at most.
 pub const LIST_TIMEOUT: time::Duration = time::Duration::from_millis(100);
-
-/// Busy turns between two posts of counters.
-const POST_EVERY: u32 = 1 << 9;
-/// ... and of those that say how busy a thread is.
-const SHOW_EVERY: u32 = 1 << 6;
-
-struct SingleDomain {
-    name: String,
-    single: Single,
-    clock: Clock,
-    coalescing: CoalescingDelay,
-    turns: u32,
-    gauge: Gauge,
-}
-
-impl SingleDomain {
-    fn received(&self) -> Received {
-        let (bytes, frames) = self.single.received();
-        Received { bytes, frames }
-    }
-
-    fn post(&self) {
-        let (pump, state) = (self.single.pump_stats(), self.single.replica().stats());
-        let world = self.single.world();
-        world.post(|posted| (posted.pump, posted.state) = (pump, state));
-    }
-
-    fn show(&mut self) {
-        let handled = self.single.replica().position();
-        let counted = Counted {
-            handled,
-            primary: handled,
-            steals: 0,
-        };
-        self.gauge.show(counted, 0);
-    }
-}
-
-impl Domain for SingleDomain {
-    fn run(&mut self) -> Turn {
-        if self.single.world().is_down() {
-            return Turn::Finished;
-        }
-        if self.single.world().view.is_asked() {
-            self.single.world().view.answer(self.single.replica());
-        }
-        let now = self.clock.now();
-        match self.single.turn(now) {
-            0 if self.coalescing.is_due(now, self.received()) => {
-                std::thread::sleep(coalescing::MIN_DELAY);
-                Turn::Worked
-            }
-            0 => Turn::Idle,
-            _ => {
-                self.turns = self.turns.wrapping_add(1);
-                if self.turns.is_multiple_of(SHOW_EVERY) {
-                    self.show();
-                }
-                if self.turns.is_multiple_of(POST_EVERY) {
-                    self.post();
-                }
-                Turn::Worked
-            }
-        }
-    }
-
-    fn park(&mut self) {
-        self.post();
-        self.show();
-        let world = Arc::clone(self.single.world());
-        let timeout = self.clock.until(self.single.next_deadline());
-        let (rx, tx) = self.single.pumps();
-        world.before_sleep();
-        if !rx.has_work() && !tx.has_work() && !world.is_down() {
-            rx.wait(timeout.into_iter().chain(tx.next_try()).min());
-        }
-        world.after_sleep();
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn meter(&self) -> Option<Arc<Meter>> {
-        Some(Arc::clone(self.gauge.meter()))
-    }
-}

@@ -240,6 +240,7 @@ sums! {
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
         network_errors control_dropped log_full neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
     MembershipStats: active joined left failed repaired parked unparked undecided;
+    EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }
 
 impl StackStats {
@@ -276,6 +277,36 @@ pub struct EffectStats {
     pub stolen: u64,
     /// Requests that it was primary of, and has finished.
     pub requests: u64,
+}
+
+/// What a worker of `locked` met at the lock. All zero in other variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockStats {
+    /// Times it took the lock.
+    pub acquisitions: u64,
+    /// ... of which somebody else held it.
+    pub contended: u64,
+    /// Nanoseconds that it waited in these. A free lock is not timed; a taken one costs two looks
+    /// at the clock.
+    pub waited_ns: u64,
+    /// Segments that it applied.
+    pub segments: u64,
+    /// ... of which a segment that the pump took later, of any connection, had gone through the
+    /// lock before.
+    pub misordered: u64,
+}
+
+/// What a worker of any variant has done since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerStats {
+    /// Requests that it applied.
+    pub applied: u64,
+    /// What it performed.
+    pub effects: EffectStats,
+    /// What it met at the lock.
+    pub lock: LockStats,
 }
 
 /// [`EffectStats`] where other threads can read them.

@@ -1,13 +1,14 @@
 //! Every variant over a device whose frames the tests write and read: what only the clock brings
 //! about, and what a stack that started again answers to the peers of the one before it.
 
+#![cfg(feature = "testkit")]
+
 use std::net::Ipv4Addr;
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group as replicated;
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, locked};
+use dominoes_netstack::variants::{self, Setup};
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
 use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
 
@@ -15,31 +16,9 @@ const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const PORT: u16 = 7;
 
-#[derive(Clone, Copy, Debug)]
-enum Variant {
-    Single,
-    Locked,
-    Replicated,
-    /// One worker, which uses no log.
-    Solo,
-}
-
-const ALL: [Variant; 4] = [
-    Variant::Single,
-    Variant::Locked,
-    Variant::Replicated,
-    Variant::Solo,
-];
-
-enum Engine {
-    Single(Box<Single>),
-    Locked(locked::Group<locked::Mutex>),
-    Replicated(Box<replicated::Group>),
-}
-
 /// A stack and the far side of its device.
 struct Host {
-    engine: Engine,
+    stack: Box<dyn variants::Variant>,
     script: Script,
 }
 
@@ -48,61 +27,23 @@ impl Host {
         let mac = packet::mac_of(address.octets());
         let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
         let setup = Setup::new(address, 24, [u64::from(address.to_bits()), 7]);
-        let device = Box::new(device);
-        let replicated = |setup, device, replicas| {
-            let mut layout = replicated::Layout::default();
-            layout.replicas = replicas;
-            let group = replicated::Group::new(setup, layout, device);
-            Engine::Replicated(Box::new(group.unwrap()))
-        };
-        let engine = match variant {
-            Variant::Single => Engine::Single(Box::new(Single::new(setup, device).unwrap())),
-            Variant::Locked => {
-                let group = locked::Group::new(setup, locked::Layout::default(), device);
-                Engine::Locked(group.unwrap())
-            }
-            Variant::Replicated => replicated(setup, device, 2),
-            Variant::Solo => replicated(setup, device, 1),
-        };
-        Host { engine, script }
+        let stack = variant.build(setup, Box::new(device)).unwrap();
+        Host { stack, script }
     }
 
     fn sockets(&self) -> Sockets {
-        match &self.engine {
-            Engine::Single(single) => single.sockets(),
-            Engine::Locked(group) => group.sockets(),
-            Engine::Replicated(group) => group.sockets(),
-        }
+        self.stack.sockets()
     }
 
     /// Does what can be done at `now`, and returns the frames that left.
     fn turn(&mut self, now: Instant) -> Vec<Vec<u8>> {
-        let mut turn = || match &mut self.engine {
-            Engine::Single(single) => single.turn(now),
-            Engine::Locked(group) => group.turn(now),
-            Engine::Replicated(group) => group.turn(now),
-        };
-        while turn() > 0 {}
+        while self.stack.turn(now) > 0 {}
         let sent = self.script.take_sent();
         sent.into_iter().map(|(frame, _)| frame).collect()
     }
 
-    fn next_deadline(&mut self) -> Instant {
-        match &mut self.engine {
-            Engine::Single(single) => single.next_deadline(),
-            Engine::Locked(group) => {
-                let deadline = group.next_deadline();
-                // Whichever worker is asked knows what the pump waits for.
-                let workers = group.workers().iter();
-                assert!(
-                    workers
-                        .into_iter()
-                        .all(|worker| worker.next_deadline() == deadline)
-                );
-                deadline
-            }
-            Engine::Replicated(group) => group.next_deadline(),
-        }
+    fn next_deadline(&self) -> Instant {
+        self.stack.next_deadline()
     }
 
     /// Jumps to the next deadline, which is later than `now` and within `most`; returns what leaves
@@ -174,7 +115,7 @@ fn asked(frame: &[u8]) -> Option<Ipv4Addr> {
 
 #[test]
 fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told() {
-    for variant in ALL {
+    for variant in Variant::ALL {
         let mut host = Host::new(variant, US);
         let mut now = Instant::from_millis(1);
         let to = std::net::SocketAddrV4::new(PEER, PORT);
@@ -184,7 +125,7 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
         // The answer to that is lost.
         let sent = host.jump(&mut now, Duration::from_secs(1));
         let again = sent.iter().find_map(|frame| asked(frame));
-        assert_eq!(again, Some(PEER), "{variant:?}: the request is sent again");
+        assert_eq!(again, Some(PEER), "{variant}: the request is sent again");
         host.script.push(packet::arp_reply(TO_STACK));
         let sent = host.turn(now);
         let (ours, syn) = sent.iter().find_map(|frame| Segment::sent(frame)).unwrap();
@@ -192,13 +133,55 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
         let answer = Segment::new(PORT, 900, syn.seq.wrapping_add(1), SYN | ACK, &[]);
         host.script.push(answer.frame(ours));
         host.turn(now);
-        assert!(connecting.try_finish().unwrap().is_some(), "{variant:?}");
+        assert!(connecting.try_finish().unwrap().is_some(), "{variant}");
+    }
+}
+
+/// A thread may sleep only until what it knows of, and any may be the one that sleeps in the
+/// device.
+#[test]
+fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
+    for variant in Variant::ALL {
+        let mut host = Host::new(variant, US);
+        let now = Instant::from_millis(1);
+        let to = std::net::SocketAddrV4::new(PEER, PORT);
+        let connecting = host.sockets().begin_connect(to).unwrap();
+        // A neighbour that does not answer, ...
+        assert_eq!(
+            host.turn(now).iter().find_map(|frame| asked(frame)),
+            Some(PEER)
+        );
+        let deadline = host.next_deadline();
+        assert!(
+            deadline <= now + Duration::from_secs(1),
+            "{variant}: {deadline:?}"
+        );
+        let workers = host.stack.into_parts().workers;
+        assert_eq!(workers.len(), variant.workers());
+        let deadlines: Vec<_> = workers
+            .iter()
+            .map(|worker| worker.next_deadline())
+            .collect();
+        assert_eq!(deadlines, vec![deadline; workers.len()], "{variant}");
+        drop(connecting);
+
+        // ... and a datagram of which a part is missing.
+        let mut host = Host::new(variant, US);
+        host.turn(now);
+        host.script.push(packet(17, 0x2000, &[7; 64]));
+        host.turn(now);
+        let deadline = host.next_deadline();
+        let workers = host.stack.into_parts().workers;
+        let all_know = workers
+            .iter()
+            .all(|worker| worker.next_deadline() == deadline);
+        assert!(all_know && deadline < Instant::NEVER, "{variant}");
     }
 }
 
 #[test]
 fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
-    for variant in ALL {
+    for variant in Variant::ALL {
         let mut host = Host::new(variant, US);
         let mut now = Instant::from_millis(1);
         let to = std::net::SocketAddrV4::new(PEER, PORT);
@@ -211,7 +194,7 @@ fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
         let ended = loop {
             match connecting.try_finish() {
                 Ok(None) => {}
-                Ok(Some(_)) => panic!("{variant:?}: connected to a host that is not there"),
+                Ok(Some(_)) => panic!("{variant}: connected to a host that is not there"),
                 Err(error) => break error,
             }
             let sent = host.jump(&mut now, Duration::from_secs(1));
@@ -220,32 +203,32 @@ fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
         assert_eq!(
             (ended, requests),
             (SocketError::Unreachable, 3),
-            "{variant:?}"
+            "{variant}"
         );
     }
 }
 
 #[test]
 fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
-    for variant in ALL {
+    for variant in Variant::ALL {
         let mut host = Host::new(variant, US);
         let mut now = Instant::from_millis(1);
         host.turn(now);
-        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant:?}");
+        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
         // The first of several: more fragments follow.
         host.script.push(packet(17, 0x2000, &[7; 64]));
         assert_eq!(host.turn(now), Vec::<Vec<u8>>::new());
         let sent = host.jump(&mut now, Duration::from_secs(30));
         let [report] = &sent[..] else {
-            panic!("{variant:?}: {} frames", sent.len());
+            panic!("{variant}: {} frames", sent.len());
         };
         // ICMP, time exceeded, fragment reassembly (RFC 792).
         assert_eq!(
             (report[23], &report[34..36]),
             (1, &[11, 1][..]),
-            "{variant:?}"
+            "{variant}"
         );
-        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant:?}");
+        assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
     }
 }
 
@@ -273,7 +256,7 @@ fn reset_for(segment: &Segment) -> Option<Segment> {
 #[test]
 fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
     let text = b"in the middle of a stream";
-    for variant in ALL {
+    for variant in Variant::ALL {
         let mut host = Host::new(variant, US);
         let now = Instant::from_millis(1);
         let _listener = host.sockets().listen(PORT, 4).unwrap();
@@ -300,7 +283,7 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
                     let listens = to == PORT && flags & ACK == 0;
                     let expected = reset_for(&segment).filter(|_| !listens);
                     let expected: Vec<_> = expected.into_iter().map(|seg| (to, seg)).collect();
-                    assert_eq!(sent, expected, "{variant:?}: {segment:?} to port {to}");
+                    assert_eq!(sent, expected, "{variant}: {segment:?} to port {to}");
                 }
             }
         }
@@ -322,7 +305,7 @@ fn settle(hosts: [&mut Host; 2], now: Instant) {
 
 #[test]
 fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
-    for variant in ALL {
+    for variant in Variant::ALL {
         for listens_again in [false, true] {
             let (mut server, mut client) = (Host::new(variant, US), Host::new(variant, PEER));
             let mut now = Instant::from_millis(1);
@@ -347,8 +330,8 @@ fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
             assert_eq!(ours.try_write(b"after"), Ok(5));
             settle([&mut server, &mut client], now);
             let (read, written) = (ours.try_read(&mut buffer), ours.try_write(b"more"));
-            assert_eq!(read, Err(SocketError::Reset), "{variant:?}");
-            assert_eq!(written, Err(SocketError::Reset), "{variant:?}");
+            assert_eq!(read, Err(SocketError::Reset), "{variant}");
+            assert_eq!(written, Err(SocketError::Reset), "{variant}");
         }
     }
 }

@@ -1,22 +1,32 @@
 //! What becomes of connections when their stack ends.
 
+#![cfg(feature = "testkit")]
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
 use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{CloseError, Limits, SocketError, Stack, TcpStream};
 
 /// Long enough for everything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+const VARIANTS: [Variant; 4] = [
+    Variant::Single,
+    Variant::Locked(2),
+    Variant::Replicated(2),
+    Variant::Replicated(3),
+];
+
 /// Two stacks and a connection between them: the server's end comes first.
-fn connected(replicas: usize) -> ((Stack, TcpStream), (Stack, TcpStream)) {
+fn connected(variant: Variant) -> ((Stack, TcpStream), (Stack, TcpStream)) {
     let (left, right) = memory::pair(MemoryConfig::default());
     let start = |address: &str, device| {
-        let builder = Stack::builder(address).replicas(replicas);
-        builder.start(device).unwrap()
+        let builder = Stack::builder(address).variant(variant.kind());
+        builder.replicas(variant.workers()).start(device).unwrap()
     };
     let server = start("10.0.0.1/24", left);
     let client = start("10.0.0.2/24", right);
@@ -33,9 +43,9 @@ fn pattern() -> Vec<u8> {
 
 #[test]
 fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() {
-    for replicas in [1, 2, 3] {
+    for variant in VARIANTS {
         for drops in [false, true] {
-            let ((server, mut theirs), (_client, mut ours)) = connected(replicas);
+            let ((server, mut theirs), (_client, mut ours)) = connected(variant);
             // The rest of it is on its way when the stack is closed.
             let reader = thread::spawn(move || {
                 let mut all = Vec::new();
@@ -45,7 +55,7 @@ fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() 
             theirs.write_all(&pattern()).unwrap();
             let kept = (!drops).then_some(theirs);
             assert_eq!(server.close(PATIENCE), Ok(()));
-            assert!(reader.join().unwrap() == pattern(), "{replicas} replicas");
+            assert!(reader.join().unwrap() == pattern(), "{variant}");
             let error = kept.map(|mut kept| kept.write(b"x").unwrap_err().kind());
             assert!(matches!(
                 error,
@@ -57,8 +67,8 @@ fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() 
 
 #[test]
 fn dropping_a_stack_resets_its_connections() {
-    for replicas in [1, 2] {
-        let ((server, theirs), (_client, mut ours)) = connected(replicas);
+    for variant in VARIANTS.into_iter().take(3) {
+        let ((server, theirs), (_client, mut ours)) = connected(variant);
         drop(server);
         let error = ours.read(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -68,8 +78,8 @@ fn dropping_a_stack_resets_its_connections() {
 
 #[test]
 fn a_peer_that_takes_nothing_is_waited_for_no_longer_than_asked_and_then_reset() {
-    for replicas in [1, 2] {
-        let ((server, mut theirs), (_client, mut ours)) = connected(replicas);
+    for variant in VARIANTS.into_iter().take(3) {
+        let ((server, mut theirs), (_client, mut ours)) = connected(variant);
         // The peer does not read, so its ring takes two thirds of this, and ours keeps the rest.
         let more = Limits::default().receive_buffer as usize / 2 * 3;
         theirs.write_all(&vec![5; more]).unwrap();
@@ -83,7 +93,7 @@ fn a_peer_that_takes_nothing_is_waited_for_no_longer_than_asked_and_then_reset()
 
 #[test]
 fn a_peer_that_still_talks_is_reset_once_it_has_everything() {
-    let ((server, mut theirs), (_client, mut ours)) = connected(2);
+    let ((server, mut theirs), (_client, mut ours)) = connected(Variant::Replicated(2));
     theirs.write_all(b"bye").unwrap();
     assert_eq!(server.close(PATIENCE), Ok(()));
     let mut all = Vec::new();
@@ -100,7 +110,7 @@ fn a_peer_that_still_talks_is_reset_once_it_has_everything() {
 
 #[test]
 fn nothing_begins_while_a_stack_is_closed_and_who_waits_is_told() {
-    let ((server, mut theirs), (client, ours)) = connected(1);
+    let ((server, mut theirs), (client, ours)) = connected(Variant::Single);
     let listener = server.listen(8, 4).unwrap();
     let sockets = server.sockets();
     let acceptor = thread::spawn(move || listener.accept().map(drop));

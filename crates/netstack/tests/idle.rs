@@ -1,16 +1,17 @@
 //! A stack with nothing to do does nothing, however many connections it holds.
 
+#![cfg(feature = "testkit")]
+
 use std::net::SocketAddrV4;
 use std::thread::sleep;
 use std::time;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Limits, SocketError, Sockets, Stack, TcpStream};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
 
 const CONNECTIONS: usize = 1000;
 const PORT: u16 = 7;
@@ -28,61 +29,26 @@ fn server() -> SocketAddrV4 {
     SocketAddrV4::new([10, 0, 0, 1].into(), PORT)
 }
 
-/// What is driven by hand.
-enum Driven {
-    Single(Box<Single>),
-    Group(Group),
-}
-
-impl Driven {
-    fn turn(&mut self, now: Instant) -> usize {
-        match self {
-            Driven::Single(single) => single.turn(now),
-            Driven::Group(group) => group.turn(now),
-        }
-    }
-
-    fn next_deadline(&mut self) -> Instant {
-        match self {
-            Driven::Single(single) => single.next_deadline(),
-            Driven::Group(group) => {
-                let deadlines = group.workers().iter().map(|worker| worker.next_deadline());
-                deadlines.min().unwrap_or(Instant::NEVER)
-            }
-        }
-    }
-
-    fn sockets(&self) -> Sockets {
-        match self {
-            Driven::Single(single) => single.sockets(),
-            Driven::Group(group) => group.sockets(),
-        }
-    }
-}
+/// The variants whose threads sleep differently.
+const VARIANTS: [Variant; 3] = [Variant::Single, Variant::Locked(2), Variant::Replicated(2)];
 
 /// Two hosts with many connections between them, in virtual time.
 struct Pair {
     now: Instant,
-    hosts: [Driven; 2],
+    hosts: [Box<dyn variants::Variant>; 2],
     held: Vec<TcpStream>,
 }
 
 impl Pair {
-    fn new(replicas: usize) -> Pair {
+    fn new(variant: Variant) -> Pair {
         let (near, far) = memory::pair(MemoryConfig::default());
         let setup = |last| {
             let mut setup = Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
             setup.limits = limits();
             setup
         };
-        let near = if replicas == 1 {
-            Driven::Single(Box::new(Single::new(setup(1), Box::new(near)).unwrap()))
-        } else {
-            let mut layout = Layout::default();
-            layout.replicas = replicas;
-            Driven::Group(Group::new(setup(1), layout, Box::new(near)).unwrap())
-        };
-        let far = Driven::Single(Box::new(Single::new(setup(2), Box::new(far)).unwrap()));
+        let near = variant.build(setup(1), Box::new(near)).unwrap();
+        let far = Variant::Single.build(setup(2), Box::new(far)).unwrap();
         let mut pair = Pair {
             now: Instant::from_millis(1),
             hosts: [near, far],
@@ -136,7 +102,7 @@ impl Pair {
         let end = self.now + for_so_long;
         let (mut woken, mut worked) = (0, 0);
         loop {
-            let next = self.hosts.iter_mut().map(Driven::next_deadline).min();
+            let next = self.hosts.iter().map(|host| host.next_deadline()).min();
             match next.filter(|next| *next <= end) {
                 Some(next) => self.now = self.now.max(next),
                 None => return (woken, worked),
@@ -149,21 +115,21 @@ impl Pair {
 
 #[test]
 fn a_thousand_idle_connections_want_nothing_for_an_hour() {
-    for replicas in [1, 2] {
-        let mut pair = Pair::new(replicas);
+    for variant in VARIANTS {
+        let mut pair = Pair::new(variant);
         // What is left of opening them: acknowledgments that could be put off, neighbours that were
         // needed.
         pair.idle(Duration::from_secs(300));
         let (woken, _) = pair.idle(Duration::from_secs(3600));
-        println!("{replicas} replicas: {woken} deadlines in an hour");
-        assert_eq!(woken, 0, "{replicas} replicas");
+        println!("{variant}: {woken} deadlines in an hour");
+        assert_eq!(woken, 0, "{variant}");
     }
 }
 
 #[test]
 fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
-    for replicas in [1, 2] {
-        let mut pair = Pair::new(replicas);
+    for variant in VARIANTS {
+        let mut pair = Pair::new(variant);
         pair.idle(Duration::from_secs(300));
         let keepalive = Keepalive::default().idle(Duration::from_secs(600));
         for stream in pair.held.iter().take(CONNECTIONS) {
@@ -172,14 +138,11 @@ fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
         pair.settle();
         let (woken, worked) = pair.idle(Duration::from_secs(3600));
         println!(
-            "{replicas} replicas: {woken} deadlines in an hour with keepalive, {worked} led to something"
+            "{variant}: {woken} deadlines in an hour with keepalive, {worked} led to something"
         );
         // One question of each connection every ten minutes at the earliest: some deadlines serve
         // several of them.
-        assert!(
-            (1..=6 * CONNECTIONS).contains(&woken),
-            "{replicas} replicas: {woken}"
-        );
+        assert!((1..=6 * CONNECTIONS).contains(&woken), "{variant}: {woken}");
         for stream in &mut pair.held {
             let read = stream.try_read(&mut [0]);
             assert_eq!(read, Err(SocketError::WouldBlock), "all are still there");
@@ -206,10 +169,13 @@ fn parks(stack: &Stack) -> u64 {
 
 #[test]
 fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
-    for (groups, replicas) in [(1, 1), (1, 2), (2, 1)] {
+    let groups_of_one = (2, Variant::Single);
+    let all = VARIANTS.map(|variant| (1, variant));
+    for (groups, variant) in all.into_iter().chain([groups_of_one]) {
         let (here, there) = memory::pair(MemoryConfig::default());
         let near = Stack::builder("10.0.0.1/24").limits(limits());
-        let near = near.groups(groups).replicas(replicas).start(here).unwrap();
+        let near = near.variant(variant.kind()).replicas(variant.workers());
+        let near = near.groups(groups).start(here).unwrap();
         let far = Stack::builder("10.0.0.2/24").limits(limits());
         let far = far.start(there).unwrap();
         let held = connect(&near, &far);
@@ -223,13 +189,13 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
         });
         assert!(
             quiet,
-            "{groups} of {replicas} never slept: {}",
+            "{groups} of {variant} never slept: {}",
             near.snapshot()
         );
 
         // Whoever asks is answered, though all sleep.
         let listed = near.connections(usize::MAX);
-        assert_eq!(listed.len(), CONNECTIONS, "{groups} of {replicas}");
+        assert_eq!(listed.len(), CONNECTIONS, "{groups} of {variant}");
         assert_eq!(near.connections(3).len(), 3);
         let ours = held[1].local_addr();
         assert!(listed.iter().all(|one| one.local == ours));

@@ -1,52 +1,33 @@
 //! Inline processors between two stacks, driven by hand over a bad wire: everything follows from
 //! the seeds below.
 
+#![cfg(feature = "testkit")]
+
 use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig, MemoryDevice};
-use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::processor::{Failure, InlineStats, Processor, Search, StreamId};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Limits, SocketError, Sockets, TcpStream};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{Limits, SocketError, TcpStream};
 use dominoes_testkit::Rng;
 
 /// MTU 1500 less headers with timestamps.
 const SEGMENT: u32 = 1448;
 const TAG: usize = 16;
-
-enum Variant {
-    Single(Box<Single>),
-    Group(Box<Group>),
-}
-
-impl Variant {
-    fn turn(&mut self, now: Instant) -> usize {
-        match self {
-            Variant::Single(single) => single.turn(now),
-            Variant::Group(group) => group.turn(now),
-        }
-    }
-
-    fn sockets(&self) -> Sockets {
-        match self {
-            Variant::Single(single) => single.sockets(),
-            Variant::Group(group) => group.sockets(),
-        }
-    }
-
-    fn agrees(&self) -> bool {
-        match self {
-            Variant::Single(_) => true,
-            Variant::Group(group) => group.compare().is_ok(),
-        }
-    }
-}
+/// Those that are tried here.
+const VARIANTS: [Variant; 5] = [
+    Variant::Single,
+    Variant::Locked(2),
+    Variant::Replicated(1),
+    Variant::Replicated(2),
+    Variant::Replicated(3),
+];
 
 /// Two stacks of one variant, a connection between them, and the time.
 struct Net {
-    stacks: [Variant; 2],
+    stacks: [Box<dyn variants::Variant>; 2],
     ends: [TcpStream; 2],
     now: Instant,
 }
@@ -54,12 +35,11 @@ struct Net {
 type Shared = Arc<dyn Processor>;
 
 impl Net {
-    /// `replicas` of each stack, 0 for `single`.
-    fn new(replicas: usize, faults: Faults, processors: [Shared; 2]) -> Net {
-        Net::over(replicas, MemoryConfig::default().faults(faults), processors)
+    fn new(variant: Variant, faults: Faults, processors: [Shared; 2]) -> Net {
+        Net::over(variant, MemoryConfig::default().faults(faults), processors)
     }
 
-    fn over(replicas: usize, config: MemoryConfig, processors: [Shared; 2]) -> Net {
+    fn over(variant: Variant, config: MemoryConfig, processors: [Shared; 2]) -> Net {
         let (left, right) = memory::pair(config);
         let mut hosts = 1..;
         let mut stack = |device: MemoryDevice, processor: Shared| {
@@ -72,14 +52,7 @@ impl Net {
             limits.connections = 4;
             setup.limits = limits;
             setup.processor = Some(processor);
-            let device = Box::new(device);
-            if replicas == 0 {
-                Variant::Single(Box::new(Single::new(setup, device).unwrap()))
-            } else {
-                let mut layout = Layout::default();
-                layout.replicas = replicas;
-                Variant::Group(Box::new(Group::new(setup, layout, device).unwrap()))
-            }
+            variant.build(setup, Box::new(device)).unwrap()
         };
         let [a, b] = processors;
         let mut stacks = [stack(left, a), stack(right, b)];
@@ -151,7 +124,7 @@ impl Net {
     }
 }
 
-fn step(stacks: &mut [Variant; 2], now: &mut Instant) {
+fn step(stacks: &mut [Box<dyn variants::Variant>; 2], now: &mut Instant) {
     let done: usize = stacks.iter_mut().map(|stack| stack.turn(*now)).sum();
     *now += if done > 0 {
         Duration::from_micros(20)
@@ -200,27 +173,20 @@ fn passes_over(
     at_once: usize,
 ) -> u64 {
     let mut split = 0;
-    for replicas in 0..4 {
-        let seed = 0x5eed + replicas as u64;
+    for (seed, variant) in (0x5eed_u64..).zip(VARIANTS) {
         let processors = [processor.clone(), processor.clone()];
-        let mut net = Net::over(replicas, config(seed), processors);
+        let mut net = Net::over(variant, config(seed), processors);
         let texts = [1, 2].map(|i| records(300_000, record, seed * i));
         let [at_server, at_client] = net.exchange([&texts[0], &texts[1]], at_once);
-        assert_eq!(at_server.1, Ok(()), "{replicas} replicas");
-        assert_eq!(at_client.1, Ok(()), "{replicas} replicas");
-        assert!(
-            at_server.0 == texts[1],
-            "{replicas} replicas, seed {seed:#x}"
-        );
-        assert!(
-            at_client.0 == texts[0],
-            "{replicas} replicas, seed {seed:#x}"
-        );
+        assert_eq!(at_server.1, Ok(()), "{variant}");
+        assert_eq!(at_client.1, Ok(()), "{variant}");
+        assert!(at_server.0 == texts[1], "{variant}, seed {seed:#x}");
+        assert!(at_client.0 == texts[0], "{variant}, seed {seed:#x}");
         for stats in net.stats() {
             assert_eq!((stats.forged, stats.failed, stats.truncated), (0, 0, 0));
             split += stats.split;
         }
-        assert!(net.stacks.iter().all(Variant::agrees));
+        assert!(net.stacks.iter().all(|stack| stack.compare().is_ok()));
     }
     split
 }
@@ -264,11 +230,11 @@ fn a_processor_of_ones_own_meets_every_byte_once_at_its_position() {
 
 #[test]
 fn occurrences_in_segments_are_counted_and_bytes_pass() {
-    for replicas in 0..4 {
+    for variant in VARIANTS {
         let search = Arc::new(Search::new(["needle", "dle n"]).unwrap());
         // Only one end searches, and it only receives.
         let silent = Arc::new(Search::new(["needle"]).unwrap());
-        let mut net = Net::new(replicas, Faults::new(3), [search.clone(), silent]);
+        let mut net = Net::new(variant, Faults::new(3), [search.clone(), silent]);
         // 30 bytes at a time are segments of their own, or end to end within one; none is cut but
         // at their ends.
         let line = b"haystack needle needle hay...\n";
@@ -280,7 +246,7 @@ fn occurrences_in_segments_are_counted_and_bytes_pass() {
         let found = search.received();
         assert!(
             (3000 - cuts..=3000).contains(&found),
-            "{found} with {replicas} replicas"
+            "{found} with {variant}"
         );
         assert_eq!(search.sent(), 0);
     }
@@ -312,26 +278,18 @@ impl Processor for UpTo {
 
 #[test]
 fn a_failure_resets_the_connection_and_what_came_before_is_read() {
-    for replicas in 0..4 {
+    for variant in VARIANTS {
         let text = text(200_000, 9);
         let anything: Shared = Arc::new(UpTo(u64::MAX));
-        let mut net = Net::new(
-            replicas,
-            Faults::new(4),
-            [Arc::new(UpTo(100_000)), anything],
-        );
+        let mut net = Net::new(variant, Faults::new(4), [Arc::new(UpTo(100_000)), anything]);
         let [server, client] = net.exchange([b"", &text], usize::MAX);
-        assert_eq!(
-            server.1,
-            Err(SocketError::Processing),
-            "{replicas} replicas"
-        );
-        assert_eq!(client.1, Err(SocketError::Reset), "{replicas} replicas");
+        assert_eq!(server.1, Err(SocketError::Processing), "{variant}");
+        assert_eq!(client.1, Err(SocketError::Reset), "{variant}");
         let len = server.0.len();
         assert!(len <= 100_000 && len + SEGMENT as usize > 100_000, "{len}");
         assert!(server.0 == text[..len]);
         assert!(net.stats()[0].failed > 0);
-        assert!(net.stacks.iter().all(Variant::agrees));
+        assert!(net.stacks.iter().all(|stack| stack.compare().is_ok()));
     }
 }
 
@@ -421,8 +379,9 @@ mod ciphers {
             (1000, 999),
             (3000, 5),
         ] {
-            for (replicas, good) in
-                (0..4).flat_map(|replicas| [(replicas, true), (replicas, false)])
+            for (variant, good) in VARIANTS
+                .into_iter()
+                .flat_map(|variant| [(variant, true), (variant, false)])
             {
                 let bad = u64::from(record) * 40;
                 let gcm = || Aes256Gcm::new(&KEY, record).unwrap();
@@ -434,15 +393,11 @@ mod ciphers {
                 } else {
                     bad_wire(seed)
                 };
-                let mut net = Net::new(replicas, faults, processors);
+                let mut net = Net::new(variant, faults, processors);
                 let text = records(100 * record as usize, record as usize, 5);
                 let [server, client] = net.exchange([b"", &text], usize::MAX);
-                assert_eq!(
-                    server.1,
-                    Err(SocketError::Processing),
-                    "{replicas} replicas"
-                );
-                assert_eq!(client.1, Err(SocketError::Reset), "{replicas} replicas");
+                assert_eq!(server.1, Err(SocketError::Processing), "{variant}");
+                assert_eq!(client.1, Err(SocketError::Reset), "{variant}");
                 // A record that comes before its turn fails before its turn, too.
                 let len = server.0.len();
                 assert!(
@@ -455,16 +410,16 @@ mod ciphers {
                 );
                 assert!(server.0 == text[..len]);
                 assert_eq!(net.stats()[0].forged, 1);
-                assert!(net.stacks.iter().all(Variant::agrees));
+                assert!(net.stacks.iter().all(|stack| stack.compare().is_ok()));
             }
         }
     }
 
     #[test]
     fn a_stream_that_ends_within_a_record_says_so() {
-        for replicas in 0..3 {
+        for variant in VARIANTS {
             let gcm: Shared = Arc::new(Aes256Gcm::new(&KEY, 1000).unwrap());
-            let mut net = Net::new(replicas, Faults::new(8), [gcm.clone(), gcm]);
+            let mut net = Net::new(variant, Faults::new(8), [gcm.clone(), gcm]);
             let text = records(5_000, 1000, 5);
             let [server, _] = net.exchange([b"", &text[..4_500]], usize::MAX);
             assert_eq!(server.1, Err(SocketError::Processing));
@@ -477,7 +432,7 @@ mod ciphers {
     fn another_key_reads_nothing() {
         let one: Shared = Arc::new(Aes256Gcm::new(&KEY, 1000).unwrap());
         let other: Shared = Arc::new(Aes256Gcm::new(&[1; 32], 1000).unwrap());
-        let mut net = Net::new(2, Faults::new(8), [one, other]);
+        let mut net = Net::new(Variant::Replicated(2), Faults::new(8), [one, other]);
         let [server, client] = net.exchange([b"", &records(5_000, 1000, 5)], usize::MAX);
         assert_eq!(server.1, Err(SocketError::Processing));
         assert_eq!(client.1, Err(SocketError::Reset));
@@ -490,6 +445,6 @@ mod ciphers {
         let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         setup.limits.receive_buffer = 1 << 12;
         setup.processor = Some(Arc::new(Aes256Gcm::new(&KEY, 1025).unwrap()));
-        assert!(Single::new(setup, Box::new(device)).is_err());
+        assert!(Variant::Single.build(setup, Box::new(device)).is_err());
     }
 }

@@ -164,12 +164,12 @@ impl Case {
         let mut tally = Tally::default();
         for id in [near, far] {
             for host in self.net.groups(id) {
-                let open: usize = host
-                    .replicas()
-                    .iter()
-                    .map(|replica| replica.connections().count())
-                    .sum();
-                assert_eq!(open, 0, "seed {seed:#x}: some connection never ends");
+                let open = host.inspect(|replica| replica.connections().count());
+                assert_eq!(
+                    open.iter().sum::<usize>(),
+                    0,
+                    "seed {seed:#x}: some connection never ends"
+                );
             }
         }
         let checked = self.net.check();
@@ -299,8 +299,7 @@ fn a_connection_that_is_aborted_by_either_end_while_it_moves_is_over_at_both() {
         let mut tally = Tally::default();
         for id in [near, far] {
             for host in net.groups(id) {
-                for replica in host.replicas() {
-                    let open = replica.connections().count();
+                for open in host.inspect(|replica| replica.connections().count()) {
                     assert_eq!(open, 0, "seed {seed:#x}: it never ends");
                 }
             }

@@ -1,27 +1,42 @@
 //! Sockets as an application sees them, over running stacks in memory.
 
+#![cfg(feature = "testkit")]
+
 use std::io::{BufRead, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddrV4};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
 use dominoes_netstack::group::{Group, Layout};
-use dominoes_netstack::variants::Setup;
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Keepalive, SocketError, Stack, TcpStream};
+use dominoes_netstack::variants::{Setup, VariantKind};
+use dominoes_netstack::{
+    Builder, Keepalive, MembershipError, SocketError, Stack, StackError, TcpStream,
+};
 
 /// Long enough for anything but a call that never returns.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn pair(replicas: usize) -> (Stack, Stack) {
+/// The variants whose threads behave differently.
+const VARIANTS: [Variant; 4] = [
+    Variant::Single,
+    Variant::Locked(2),
+    Variant::Replicated(2),
+    Variant::Replicated(3),
+];
+
+fn start(variant: Variant, address: &str, device: MemoryDevice) -> Stack {
+    let builder = Stack::builder(address).variant(variant.kind());
+    builder.replicas(variant.workers()).start(device).unwrap()
+}
+
+fn pair(variant: Variant) -> (Stack, Stack) {
     let (left, right) = memory::pair(MemoryConfig::default());
-    let server = Stack::builder("10.0.0.1/24").replicas(replicas).start(left);
-    let client = Stack::builder("10.0.0.2/24")
-        .replicas(replicas)
-        .start(right);
-    (server.unwrap(), client.unwrap())
+    let server = start(variant, "10.0.0.1/24", left);
+    (server, start(variant, "10.0.0.2/24", right))
 }
 
 fn server_at(port: u16) -> SocketAddrV4 {
@@ -41,8 +56,8 @@ fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static)
 
 #[test]
 fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
-    for replicas in [1, 2, 3] {
-        let (server, client) = pair(replicas);
+    for variant in VARIANTS {
+        let (server, client) = pair(variant);
         let listener = server.listen(7, 4).unwrap();
         let echo = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -60,7 +75,7 @@ fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
             assert_eq!(stream.fill_buf().unwrap(), &[0u8; 0]);
             heard == sent
         });
-        assert!(heard, "with {replicas} replicas");
+        assert!(heard, "{variant}");
         echo.join().unwrap();
         assert!(server.compare().is_ok());
     }
@@ -68,14 +83,14 @@ fn bytes_go_both_ways_and_each_side_reads_the_end_of_the_other() {
 
 #[test]
 fn a_port_where_nobody_listens_refuses() {
-    let (_server, client) = pair(1);
+    let (_server, client) = pair(Variant::Single);
     let refused = within_patience(move || client.connect(server_at(9)).err());
     assert_eq!(refused, Some(SocketError::Refused));
 }
 
 #[test]
 fn an_address_that_nobody_has_is_unreachable() {
-    let (_server, client) = pair(1);
+    let (_server, client) = pair(Variant::Single);
     let nobody = SocketAddrV4::new([10, 0, 0, 77].into(), 7);
     let far = SocketAddrV4::new([10, 9, 0, 1].into(), 7);
     let (near, far) =
@@ -86,7 +101,7 @@ fn an_address_that_nobody_has_is_unreachable() {
 
 #[test]
 fn the_stack_s_own_address_is_refused_at_once() {
-    let (server, _client) = pair(1);
+    let (server, _client) = pair(Variant::Single);
     let mut udp = server.bind_udp(7).unwrap();
     for own in [server_at(7), SocketAddrV4::new([127, 0, 0, 1].into(), 7)] {
         assert_eq!(server.connect(own).err(), Some(SocketError::Ourselves));
@@ -96,7 +111,7 @@ fn the_stack_s_own_address_is_refused_at_once() {
 
 #[test]
 fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
-    let (server, _client) = pair(1);
+    let (server, _client) = pair(Variant::Single);
     let first = server.listen(7, 1).unwrap();
     assert_eq!(server.listen(7, 1).err(), Some(SocketError::PortTaken));
     drop(first);
@@ -105,8 +120,8 @@ fn a_port_is_listened_on_once_until_its_listener_is_dropped() {
 
 #[test]
 fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
-    for replicas in [1, 2] {
-        let (server, client) = pair(replicas);
+    for variant in VARIANTS.into_iter().take(3) {
+        let (server, client) = pair(variant);
         let listener = server.listen(7, 4).unwrap();
         let (_silent, mut full, client) = within_patience(move || {
             let silent = client.connect(server_at(7)).unwrap();
@@ -143,8 +158,8 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
 
 #[test]
 fn many_connections_at_once_are_all_served() {
-    for replicas in [1, 2] {
-        let (server, client) = pair(replicas);
+    for variant in VARIANTS.into_iter().take(3) {
+        let (server, client) = pair(variant);
         let listener = server.listen(7, 64).unwrap();
         let serving = thread::spawn(move || {
             let streams: Vec<_> = (0..40).map(|_| listener.accept().unwrap().0).collect();
@@ -175,7 +190,7 @@ fn many_connections_at_once_are_all_served() {
 
 #[test]
 fn places_of_closed_connections_are_used_again() {
-    let (server, client) = pair(2);
+    let (server, client) = pair(Variant::Replicated(2));
     let listener = server.listen(7, 16).unwrap();
     let rounds = 3 * server.limits().connections as usize;
     let serving = thread::spawn(move || {
@@ -213,9 +228,70 @@ fn settings_out_of_range_are_refused_with_what_would_do() {
     assert!(Group::new(setup, layout, Box::new(left)).is_err());
 }
 
+#[test]
+fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
+    type Change = fn(Builder) -> Builder;
+    let start = |kind, change: Change| {
+        let (device, _) = memory::pair(MemoryConfig::default());
+        let started = change(Stack::builder("10.0.0.1/24").variant(kind)).start(device);
+        started.map(drop).map_err(|error| error.to_string())
+    };
+    let refused: [(VariantKind, Change, &str); 7] = [
+        (
+            VariantKind::Single,
+            |b| b.replicas(2),
+            "set `replicas` to 1",
+        ),
+        (VariantKind::Single, |b| b.replica_slots(2), "`replicated`"),
+        (VariantKind::Locked, |b| b.replicas_up_to(3), "`replicated`"),
+        (VariantKind::Locked, |b| b.replica_slots(2), "`replicated`"),
+        (
+            VariantKind::LockedMcs,
+            |b| b.groups(2),
+            "`single` or `replicated`",
+        ),
+        (
+            VariantKind::Locked,
+            |b| b.confirm(true),
+            "`replicated`",
+        ),
+        (VariantKind::Locked, |b| b.replicas(57), "1 to 56"),
+    ];
+    for (kind, change, what_to_do) in refused {
+        let error = start(kind, change).unwrap_err();
+        let names = error.contains(&kind.to_string()) || error.contains("workers");
+        assert!(names && error.contains(what_to_do), "{kind}: {error}");
+    }
+    for kind in VariantKind::ALL {
+        assert_eq!(start(*kind, |builder| builder), Ok(()), "{kind}");
+    }
+    let groups = |builder: Builder| builder.groups(2);
+    assert_eq!(start(VariantKind::Single, groups), Ok(()));
+    assert_eq!(start(VariantKind::Replicated, groups), Ok(()));
+}
+
+#[test]
+fn nobody_joins_a_stack_without_a_log() {
+    for variant in VARIANTS.into_iter().take(2) {
+        let (server, _client) = pair(variant);
+        let no_log =
+            |error: StackError| matches!(error, StackError::Membership(MembershipError::NoLog));
+        assert!(server.add_replica().is_err_and(no_log), "{variant}");
+        assert!(server.remove_replica().is_err_and(no_log), "{variant}");
+        assert_eq!(server.shares().len(), 0);
+        let names: Vec<_> = server
+            .snapshot()
+            .domains
+            .iter()
+            .map(|one| one.name.clone())
+            .collect();
+        assert_eq!(names.len(), variant.workers(), "{names:?}");
+    }
+}
+
 /// Two ends of a connection, the client's first, and the stacks that keep it.
-fn connected(replicas: usize) -> (TcpStream, TcpStream, (Stack, Stack)) {
-    let stacks = pair(replicas);
+fn connected(variant: Variant) -> (TcpStream, TcpStream, (Stack, Stack)) {
+    let stacks = pair(variant);
     let listener = stacks.0.listen(7, 4).unwrap();
     let ours = stacks.1.connect(server_at(7)).unwrap();
     let (theirs, _) = listener.accept().unwrap();
@@ -225,7 +301,7 @@ fn connected(replicas: usize) -> (TcpStream, TcpStream, (Stack, Stack)) {
 #[test]
 fn a_call_with_a_timeout_gives_up_and_one_that_may_not_wait_does_so_at_once() {
     let soon = Some(Duration::from_millis(20));
-    let (mut ours, theirs, _stacks) = connected(2);
+    let (mut ours, theirs, _stacks) = connected(Variant::Replicated(2));
     ours.set_read_timeout(soon).unwrap();
     let error = ours.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -250,7 +326,7 @@ fn a_call_with_a_timeout_gives_up_and_one_that_may_not_wait_does_so_at_once() {
 
 #[test]
 fn an_open_with_a_timeout_gives_up_and_a_listener_that_may_not_wait_says_so() {
-    let (server, client) = pair(1);
+    let (server, client) = pair(Variant::Single);
     let nobody = SocketAddrV4::new([10, 0, 0, 77].into(), 7);
     let sockets = client.sockets();
     let given_up = sockets.connect_timeout(nobody, Duration::from_millis(20));
@@ -265,7 +341,7 @@ fn an_open_with_a_timeout_gives_up_and_a_listener_that_may_not_wait_says_so() {
 
 #[test]
 fn what_was_peeked_at_is_read_again_and_parts_are_filled_in_turn() {
-    let (mut ours, mut theirs, _stacks) = connected(2);
+    let (mut ours, mut theirs, _stacks) = connected(Variant::Replicated(2));
     let parts = [&b"ab"[..], b"", b"cdefg"].map(IoSlice::new);
     assert_eq!(ours.write_vectored(&parts).unwrap(), 7);
     ours.shutdown(Shutdown::Write);
@@ -286,7 +362,7 @@ fn what_was_peeked_at_is_read_again_and_parts_are_filled_in_turn() {
 
 #[test]
 fn who_shuts_its_reading_side_down_reads_the_end_and_may_write_on() {
-    let (mut ours, mut theirs, _stacks) = connected(1);
+    let (mut ours, mut theirs, _stacks) = connected(Variant::Single);
     theirs.write_all(b"never read").unwrap();
     ours.shutdown(Shutdown::Read);
     assert_eq!(ours.read(&mut [0; 10]).unwrap(), 0);
@@ -299,13 +375,13 @@ fn who_shuts_its_reading_side_down_reads_the_end_and_may_write_on() {
 
 #[test]
 fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
-    let (ours, mut theirs, _stacks) = connected(2);
+    let (ours, mut theirs, _stacks) = connected(Variant::Replicated(2));
     ours.set_linger(Some(Duration::ZERO));
     drop(ours);
     let error = theirs.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 
-    let (mut ours, mut theirs, _stacks) = connected(2);
+    let (mut ours, mut theirs, _stacks) = connected(Variant::Replicated(2));
     ours.write_all(&[5; 10_000]).unwrap();
     ours.set_linger(Some(PATIENCE));
     drop(ours);
@@ -314,7 +390,7 @@ fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
     assert_eq!(all, [5; 10_000]);
 
     // The peer reads nothing, so waiting ends with its time.
-    let (mut ours, theirs, _stacks) = connected(1);
+    let (mut ours, theirs, _stacks) = connected(Variant::Single);
     ours.set_nonblocking(true);
     while ours.write(&[5; 10_000]).is_ok() {}
     ours.set_linger(Some(Duration::from_millis(20)));
@@ -323,7 +399,7 @@ fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
 
 #[test]
 fn settings_are_kept_and_those_out_of_range_refused() {
-    let (ours, _theirs, _stacks) = connected(2);
+    let (ours, _theirs, _stacks) = connected(Variant::Replicated(2));
     assert!(!ours.nodelay() && ours.keepalive().is_none() && ours.user_timeout().is_none());
     ours.set_nodelay(true);
     let often = Keepalive::default()
@@ -382,8 +458,8 @@ fn an_io_error_keeps_the_typed_one_and_its_number() {
 
 #[test]
 fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
-    for replicas in [1, 2, 3] {
-        let (server, client) = pair(replicas);
+    for variant in VARIANTS {
+        let (server, client) = pair(variant);
         let mut theirs = server.bind_udp(7).unwrap();
         let echo = thread::spawn(move || {
             let mut buffer = [0; 9_000];
@@ -412,7 +488,7 @@ fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
 
 #[test]
 fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_block() {
-    let (server, _client) = pair(1);
+    let (server, _client) = pair(Variant::Single);
     let mut socket = server.bind_udp(7).unwrap();
     assert_eq!(
         socket.set_read_timeout(Some(Duration::ZERO)),

@@ -7,7 +7,7 @@ use core::ops::ControlFlow;
 use dominoes_drivers::Frame;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{ConfigError, Limits, SocketError, Sockets};
+use dominoes_netstack::{ConfigError, Limits, Replica, SocketError, Sockets};
 
 use crate::faults::FaultPlan;
 use crate::host::{Host, Stalls, Variant};
@@ -495,8 +495,9 @@ impl Net {
             for count in [up.offered, up.delivered, down.offered, down.delivered] {
                 all = mix(all ^ count);
             }
-            for replica in station.hosts.iter_mut().flat_map(Host::replicas) {
-                all = mix(all ^ replica.fingerprint());
+            for host in &station.hosts {
+                let states = host.inspect(Replica::fingerprint).into_iter();
+                all = states.fold(all, |all, state| mix(all ^ state));
             }
         }
         all

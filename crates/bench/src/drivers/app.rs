@@ -7,9 +7,11 @@ use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 use std::net::Ipv4Addr;
 
 use dominoes_netstack::config::Limits;
+use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::variants::Setup;
 
 use crate::drivers::Direction;
+use crate::drivers::worker::Application;
 use crate::inline;
 use crate::peer;
 use crate::workload::Workload;
@@ -29,6 +31,8 @@ pub(crate) struct App {
     peer: PeerHandle,
     /// Whether it reports what the peer counts: of those that share a peer, one does.
     reports: bool,
+    /// Whether the stack may reorder what arrives, and says so to the peer.
+    reorders: bool,
     /// Kept so that the port stays open.
     _listener: Arc<TcpListener>,
     workload: Workload,
@@ -105,6 +109,7 @@ impl App {
                             turn: 0,
                             peer,
                             reports: true,
+                            reorders: false,
                             _listener: Arc::new(listener),
                             workload: *workload,
                         });
@@ -125,6 +130,7 @@ impl App {
                 turn: 0,
                 peer: self.peer.clone(),
                 reports: group == 0,
+                reorders: self.reorders,
                 _listener: Arc::clone(&self._listener),
                 workload: self.workload,
             })
@@ -135,67 +141,13 @@ impl App {
         apps
     }
 
-    /// Takes what there is to read, in place, and gives the ring back to be sent again as it is.
-    /// Returns whether there was anything to do.
-    #[inline]
-    pub(crate) fn turn(&mut self) -> bool {
-        if let [end] = &mut self.ends[..] {
-            return end.turn();
-        }
-        let mut done = false;
-        for _ in 0..SERVED.min(self.ends.len()) {
-            done |= self.ends[self.turn].turn();
-            self.turn = (self.turn + 1) % self.ends.len();
-        }
-        done
-    }
-
-    /// Payload bytes that were read, and that arrived at the peer.
-    pub(crate) fn bytes(&self) -> u64 {
-        let one = |end: &End| {
-            let sent = if end.direction.sends() {
-                self.peer.received_bytes(end.index)
-            } else {
-                0
-            };
-            end.read + sent
-        };
-        self.ends.iter().map(one).sum()
-    }
-
-    pub(crate) fn verify(&mut self, on: bool) {
-        self.peer.verify(on);
-        for end in &mut self.ends {
-            end.payload = on.then(|| Expected::of(&self.workload));
-        }
-    }
-
-    pub(crate) fn sent_again(&self) -> u64 {
-        if self.reports {
-            self.peer.sent_again()
-        } else {
-            0
-        }
-    }
-
-    pub(crate) fn out_of_order(&self) -> u64 {
-        if self.reports {
-            self.peer.out_of_order()
-        } else {
-            0
-        }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), String> {
-        self.check_streams()?;
-        self.peer.check().map_err(|e| e.to_string())
-    }
-
-    /// As [`App::check`], of a stack that may reorder what arrives, and says so to the peer.
+    /// The same on a stack that may reorder what arrives, and says so to the peer.
     #[cfg(feature = "report")]
-    pub(crate) fn check_reordering(&self) -> Result<(), String> {
-        self.check_streams()?;
-        self.peer.check_reordering().map_err(|e| e.to_string())
+    pub(crate) fn reordering(self) -> App {
+        App {
+            reorders: true,
+            ..self
+        }
     }
 
     fn check_streams(&self) -> Result<(), String> {
@@ -214,6 +166,76 @@ impl App {
             }
         }
         Ok(())
+    }
+}
+
+impl Application for App {
+    /// Takes what there is to read, in place, and gives the ring back to be sent again as it is.
+    /// Returns whether there was anything to do.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        if let [end] = &mut self.ends[..] {
+            return end.turn();
+        }
+        let mut done = false;
+        for _ in 0..SERVED.min(self.ends.len()) {
+            done |= self.ends[self.turn].turn();
+            self.turn = (self.turn + 1) % self.ends.len();
+        }
+        done
+    }
+
+    /// Those that were read, and those that arrived at the peer.
+    fn bytes(&self) -> u64 {
+        let one = |end: &End| {
+            let sent = if end.direction.sends() {
+                self.peer.received_bytes(end.index)
+            } else {
+                0
+            };
+            end.read + sent
+        };
+        self.ends.iter().map(one).sum()
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.peer.verify(on);
+        for end in &mut self.ends {
+            end.payload = on.then(|| Expected::of(&self.workload));
+        }
+    }
+
+    fn sent_again(&self) -> u64 {
+        if self.reports {
+            self.peer.sent_again()
+        } else {
+            0
+        }
+    }
+
+    fn out_of_order(&self) -> u64 {
+        if self.reports {
+            self.peer.out_of_order()
+        } else {
+            0
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_streams()?;
+        let checked = match self.reorders {
+            true => self.peer.check_reordering(),
+            false => self.peer.check(),
+        };
+        checked.map_err(|e| e.to_string())
+    }
+
+    fn seen(pump: &PumpStats) -> u64 {
+        pump.segments
+    }
+
+    fn complaints(state: &StateStats) -> Vec<(u64, &'static str)> {
+        vec![(state.bad_checksum, "segments had a bad checksum")]
     }
 }
 

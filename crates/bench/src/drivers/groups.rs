@@ -9,6 +9,7 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::groups;
 
 use crate::drivers::app::{self, App};
+use crate::drivers::worker::{Application, check};
 use crate::drivers::{Account, Direction, Driver, Row, partitioned};
 use crate::peer;
 use crate::workload::Workload;
@@ -112,16 +113,6 @@ impl Driver for CoreDriver {
 
     fn check(&self) -> Result<(), String> {
         self.app.check()?;
-        for worker in self.workers() {
-            let bad = worker.replica().stats().bad_checksum;
-            if bad > 0 {
-                return Err(format!("{bad} segments had a bad checksum"));
-            }
-            let diverged = worker.stats().diverged;
-            if diverged > 0 {
-                return Err(format!("{diverged} effects found no place"));
-            }
-        }
-        Ok(())
+        self.workers().try_for_each(check::<App>)
     }
 }

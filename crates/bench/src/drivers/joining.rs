@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dominoes_netstack::group::{JoiningWorker, MembershipHandle};
 use dominoes_netstack::time::Instant;
 
-use super::replicated::{self, WorkerDriver};
+use super::replicated::{self, ReplicaDriver};
 use crate::drivers::{Direction, Driver, Row};
 use crate::record::JoinSample;
 use crate::workload::Workload;
@@ -82,7 +82,7 @@ pub(crate) fn row(
 }
 
 enum MemberState {
-    Working(Box<WorkerDriver>),
+    Working(Box<ReplicaDriver>),
     Away,
     Joining(Box<JoiningWorker>),
 }
@@ -132,7 +132,7 @@ impl Driver for JoiningDriver {
                     return 0;
                 };
                 self.log.joined_at.store(at, Ordering::Relaxed);
-                self.state = MemberState::Working(Box::new(WorkerDriver::new(worker, None)));
+                self.state = MemberState::Working(Box::new(ReplicaDriver::new(worker, None)));
                 1
             }
         }
@@ -152,7 +152,7 @@ impl Driver for JoiningDriver {
 
 /// Counts what the application moves in each slice.
 struct CountingDriver {
-    driver: WorkerDriver,
+    driver: ReplicaDriver,
     log: Arc<JoinLog>,
     /// When the slice began, and what had been moved by then.
     slice: (u64, u64),
@@ -165,7 +165,7 @@ struct CountingDriver {
 }
 
 impl CountingDriver {
-    fn new(driver: WorkerDriver, log: Arc<JoinLog>) -> Self {
+    fn new(driver: ReplicaDriver, log: Arc<JoinLog>) -> Self {
         CountingDriver {
             driver,
             log,

@@ -13,6 +13,7 @@ pub mod single;
 pub mod smoltcp;
 pub(crate) mod stall;
 pub(crate) mod udp;
+mod worker;
 
 use std::sync::Arc;
 

@@ -10,14 +10,9 @@ use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 
 use crate::drivers::app::{self, App};
-use crate::drivers::{Account, Direction, Driver, Row};
+use crate::drivers::{Direction, Row, worker};
 use crate::peer;
 use crate::workload::Workload;
-
-struct PartitionDriver {
-    single: Single,
-    app: App,
-}
 
 /// Frames that may wait for one group: all that the windows of all connections let the peer send,
 /// since it never sends anything twice.
@@ -43,56 +38,5 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             group.turn(Instant::from_nanos(now));
         }
     })?;
-    let drivers = groups.into_iter().zip(app.divide(cores));
-    let drivers = drivers
-        .map(|(single, app)| -> Box<dyn Driver> { Box::new(PartitionDriver { single, app }) });
-    Ok(Row::new("partitioned", drivers.collect()))
-}
-
-impl Driver for PartitionDriver {
-    #[inline]
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.single.turn(now);
-        done + usize::from(self.app.turn())
-    }
-
-    fn bytes(&self) -> u64 {
-        self.app.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.app.verify(on);
-    }
-
-    fn account(&self) -> Account {
-        let pump = self.single.pump_stats();
-        let effects = self.single.effect_stats();
-        Account {
-            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
-            segments: pump.segments,
-            runs: pump.runs,
-            log_full: pump.log_full,
-            ..Account::default()
-        }
-    }
-
-    fn sent_again(&self) -> u64 {
-        self.app.sent_again()
-    }
-
-    fn out_of_order(&self) -> u64 {
-        self.app.out_of_order()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.app.check()?;
-        let bad = self.single.replica().stats().bad_checksum;
-        if bad > 0 {
-            return Err(format!("{bad} segments had a bad checksum"));
-        }
-        match self.single.effect_stats().diverged {
-            0 => Ok(()),
-            diverged => Err(format!("{diverged} effects found no place")),
-        }
-    }
+    Ok(worker::row("partitioned", groups, app.divide(cores)))
 }

@@ -8,14 +8,14 @@ use dominoes_netstack::time::Instant;
 
 use crate::drivers::app::{self, App};
 use crate::drivers::shares::ShareLog;
+use crate::drivers::worker::WorkerDriver;
 use crate::drivers::{Account, Direction, Driver, Row};
 use crate::peer;
 use crate::workload::Workload;
 
-pub(super) struct WorkerDriver {
-    worker: Worker,
-    /// With the first worker only.
-    app: Option<App>,
+/// A worker whose steps can be observed.
+pub(super) struct ReplicaDriver {
+    inner: WorkerDriver<Worker, App>,
     observed: Option<Account>,
     /// Its number, and where it tells what it did, if it does.
     shares: Option<(usize, Arc<ShareLog>)>,
@@ -58,7 +58,7 @@ pub(super) fn drivers(
     workload: &Workload,
     cores: usize,
     arrange: impl FnOnce(&mut Layout),
-) -> Result<(Vec<WorkerDriver>, MembershipHandle), String> {
+) -> Result<(Vec<ReplicaDriver>, MembershipHandle), String> {
     let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
@@ -73,15 +73,14 @@ pub(super) fn drivers(
     let mut app = Some(app);
     let membership = group.membership();
     let workers = group.into_workers().into_iter();
-    let drivers = workers.map(|worker| WorkerDriver::new(worker, app.take()));
+    let drivers = workers.map(|worker| ReplicaDriver::new(worker, app.take()));
     Ok((drivers.collect(), membership))
 }
 
-impl WorkerDriver {
-    pub(super) fn new(worker: Worker, app: Option<App>) -> WorkerDriver {
-        WorkerDriver {
-            worker,
-            app,
+impl ReplicaDriver {
+    pub(super) fn new(worker: Worker, app: Option<App>) -> ReplicaDriver {
+        ReplicaDriver {
+            inner: WorkerDriver::new(worker, app),
             observed: None,
             shares: None,
             watched: false,
@@ -89,7 +88,7 @@ impl WorkerDriver {
     }
 
     pub(super) fn worker(&self) -> &Worker {
-        &self.worker
+        &self.inner.worker
     }
 
     /// As [`Driver::turn`], and tells what it did.
@@ -101,36 +100,32 @@ impl WorkerDriver {
             self.plain_turn(now)
         };
         if let Some((id, shares)) = &self.shares {
-            let stats = self.worker.stats();
+            let worker = &self.inner.worker;
+            let stats = worker.stats();
             let bytes = stats.delivered_bytes + stats.sent_bytes;
-            shares.post(*id, bytes, self.worker.replica().position(), now);
+            shares.post(*id, bytes, worker.replica().position(), now);
         }
         done
     }
 
     #[inline]
     fn plain_turn(&mut self, now: Instant) -> usize {
-        let done = self.worker.turn(now);
-        if done == 0 && self.worker.is_parked() {
+        let done = self.inner.worker.turn(now);
+        if done == 0 && self.inner.worker.is_parked() {
             // As its thread in a stack does. Who spins takes from the other thread of its core.
             thread::sleep(REST);
         }
-        match &mut self.app {
-            Some(app) => done + usize::from(app.turn()),
-            None => done,
-        }
+        done + self.inner.app_turn()
     }
 
     /// With a look at the clock between the steps.
     fn observed_turn(&mut self, now: Instant) -> usize {
-        let lag = self.worker.lag();
+        let worker = &mut self.inner.worker;
+        let lag = worker.lag();
         let start = time::Instant::now();
-        let pumped = self.worker.pump_in_turn(now);
+        let pumped = worker.pump_in_turn(now);
         let pump_time = start.elapsed();
-        let mut done = pumped + self.worker.work();
-        if let Some(app) = &mut self.app {
-            done += usize::from(app.turn());
-        }
+        let done = pumped + worker.work() + self.inner.app_turn();
         let end = time::Instant::now();
         if let Some(seen) = &mut self.observed {
             let whole = (end - start).as_nanos() as u64;
@@ -148,7 +143,7 @@ impl WorkerDriver {
     }
 }
 
-impl Driver for WorkerDriver {
+impl Driver for ReplicaDriver {
     #[inline]
     fn turn(&mut self, now: Instant) -> usize {
         if self.watched {
@@ -158,13 +153,11 @@ impl Driver for WorkerDriver {
     }
 
     fn bytes(&self) -> u64 {
-        self.app.as_ref().map_or(0, App::bytes)
+        self.inner.bytes()
     }
 
     fn verify(&mut self, on: bool) {
-        if let Some(app) = &mut self.app {
-            app.verify(on);
-        }
+        self.inner.verify(on);
     }
 
     fn observe(&mut self, on: bool) {
@@ -178,44 +171,30 @@ impl Driver for WorkerDriver {
     }
 
     fn account(&self) -> Account {
-        let effects = self.worker.stats();
-        let pump = self
-            .app
-            .as_ref()
-            .and_then(|_| self.worker.pump_stats())
-            .unwrap_or_default();
+        let observed = self.observed.unwrap_or_default();
         Account {
-            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
-            segments: pump.segments,
-            runs: pump.runs,
-            log_full: pump.log_full,
-            ..self.observed.unwrap_or_default()
+            observed_ns: observed.observed_ns,
+            rx_pump_ns: observed.rx_pump_ns,
+            idle_ns: observed.idle_ns,
+            turns: observed.turns,
+            lag_requests: observed.lag_requests,
+            ..self.inner.account()
         }
     }
 
     fn lag(&mut self) -> u64 {
-        self.worker.lag()
+        self.inner.lag()
     }
 
     fn sent_again(&self) -> u64 {
-        self.app.as_ref().map_or(0, App::sent_again)
+        self.inner.sent_again()
     }
 
     fn out_of_order(&self) -> u64 {
-        self.app.as_ref().map_or(0, App::out_of_order)
+        self.inner.out_of_order()
     }
 
     fn check(&self) -> Result<(), String> {
-        if let Some(app) = &self.app {
-            app.check()?;
-        }
-        let bad = self.worker.replica().stats().bad_checksum;
-        if bad > 0 {
-            return Err(format!("{bad} segments had a bad checksum"));
-        }
-        match self.worker.stats().diverged {
-            0 => Ok(()),
-            diverged => Err(format!("{diverged} effects found no place")),
-        }
+        self.inner.check()
     }
 }

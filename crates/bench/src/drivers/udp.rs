@@ -9,12 +9,14 @@ mod limit;
 use std::sync::Arc;
 
 use dominoes_drivers::memory::peer::headers::Ends;
-use dominoes_netstack::group::{Group, Layout, Worker};
+use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
-use super::{Account, Direction, Driver, Row, Variant};
+use super::worker::{self, Application};
+use super::{Direction, Row, Variant};
 use crate::datagrams::{DatagramDevice, Wire, payload};
 use crate::drivers::app;
 use crate::workload::{Processing, Workload};
@@ -97,23 +99,6 @@ impl App {
         })
     }
 
-    /// Returns whether there was anything to do.
-    #[inline]
-    fn turn(&mut self) -> bool {
-        let done = if self.sends {
-            self.send()
-        } else {
-            self.receive()
-        };
-        match done {
-            Ok(done) => done,
-            Err(error) => {
-                self.failed = Some(error);
-                false
-            }
-        }
-    }
-
     fn receive(&mut self) -> Result<bool, SocketError> {
         let before = self.read;
         loop {
@@ -147,6 +132,24 @@ impl App {
         }
         Ok(true)
     }
+}
+
+impl Application for App {
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let done = if self.sends {
+            self.send()
+        } else {
+            self.receive()
+        };
+        match done {
+            Ok(done) => done,
+            Err(error) => {
+                self.failed = Some(error);
+                false
+            }
+        }
+    }
 
     fn bytes(&self) -> u64 {
         self.bytes
@@ -171,6 +174,18 @@ impl App {
             return Err(format!("{} datagrams arrived wrong", self.wrong));
         }
         self.wire.check()
+    }
+    fn seen(pump: &PumpStats) -> u64 {
+        pump.datagrams
+    }
+
+    /// Nothing may be dropped.
+    fn complaints(state: &StateStats) -> Vec<(u64, &'static str)> {
+        vec![
+            (state.bad_datagrams, "datagrams had a bad checksum"),
+            (state.queue_full, "datagrams found the queue full"),
+            (state.no_socket, "datagrams found no socket"),
+        ]
     }
 }
 
@@ -200,64 +215,7 @@ fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Ro
     for now in 0..SETUP_TURNS {
         single.turn(Instant::from_nanos(now));
     }
-    Ok(Row::new(
-        "single",
-        vec![Box::new(SingleDriver { single, app })],
-    ))
-}
-
-struct SingleDriver {
-    single: Single,
-    app: App,
-}
-
-impl Driver for SingleDriver {
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.single.turn(now);
-        done + usize::from(self.app.turn())
-    }
-
-    fn bytes(&self) -> u64 {
-        self.app.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.app.verify(on);
-    }
-
-    fn account(&self) -> Account {
-        let pump = self.single.pump_stats();
-        let effects = self.single.effect_stats();
-        Account {
-            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
-            segments: pump.datagrams,
-            runs: pump.runs,
-            log_full: pump.log_full,
-            ..Account::default()
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.app.check()?;
-        check_state(
-            &self.single.replica().stats(),
-            self.single.effect_stats().diverged,
-        )
-    }
-}
-
-/// Nothing may be dropped.
-fn check_state(state: &dominoes_netstack::stats::StateStats, diverged: u64) -> Result<(), String> {
-    let counts = [
-        (state.bad_datagrams, "datagrams had a bad checksum"),
-        (state.queue_full, "datagrams found the queue full"),
-        (state.no_socket, "datagrams found no socket"),
-        (diverged, "effects found no place"),
-    ];
-    match counts.iter().find(|(count, _)| *count > 0) {
-        None => Ok(()),
-        Some((count, what)) => Err(format!("{count} {what}")),
-    }
+    Ok(worker::row("single", [single], [app]))
 }
 
 fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
@@ -271,64 +229,7 @@ fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result
     for now in 0..SETUP_TURNS {
         group.turn(Instant::from_nanos(now));
     }
-    let mut app = Some(app);
-    let driver = |worker| -> Box<dyn Driver> {
-        Box::new(WorkerDriver {
-            worker,
-            app: app.take(),
-        })
-    };
-    let drivers = group.into_workers().into_iter().map(driver).collect();
-    Ok(Row::new("replicated", drivers))
-}
-
-struct WorkerDriver {
-    worker: Worker,
-    /// With the first worker only.
-    app: Option<App>,
-}
-
-impl Driver for WorkerDriver {
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.worker.turn(now);
-        match &mut self.app {
-            Some(app) => done + usize::from(app.turn()),
-            None => done,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.app.as_ref().map_or(0, App::bytes)
-    }
-
-    fn verify(&mut self, on: bool) {
-        if let Some(app) = &mut self.app {
-            app.verify(on);
-        }
-    }
-
-    fn account(&self) -> Account {
-        let effects = self.worker.stats();
-        let pump = self
-            .app
-            .as_ref()
-            .and_then(|_| self.worker.pump_stats())
-            .unwrap_or_default();
-        Account {
-            primary_bytes: effects.delivered_bytes + effects.sent_bytes,
-            segments: pump.datagrams,
-            runs: pump.runs,
-            log_full: pump.log_full,
-            ..Account::default()
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if let Some(app) = &self.app {
-            app.check()?;
-        }
-        check_state(&self.worker.replica().stats(), self.worker.stats().diverged)
-    }
+    Ok(worker::row("replicated", group.into_workers(), [app]))
 }
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
     use crate::group::{Group, Layout, Tuning};
-    use crate::variants::Setup;
+    use crate::io::setup::Setup;
 
     fn group(replicas: usize) -> Group {
         let (device, _) = pair(MemoryConfig::default());

@@ -12,6 +12,7 @@ use dominoes::Meter;
 
 use crate::log::request::ConnId;
 use crate::state::apply::Replica;
+use crate::stats::WorkerStats;
 use crate::tcp::{State, Tcb};
 use crate::time::Duration;
 
@@ -131,18 +132,7 @@ impl View {
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     meter: Arc<Meter>,
-    shown: Counted,
-}
-
-/// What a thread has counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counted {
-    /// Requests applied.
-    pub(crate) handled: u64,
-    /// Requests that it was primary of and has done with.
-    pub(crate) primary: u64,
-    /// Effects and frames that it did for another primary.
-    pub(crate) steals: u64,
+    shown: WorkerStats,
 }
 
 impl Gauge {
@@ -150,11 +140,12 @@ impl Gauge {
         &self.meter
     }
 
-    pub(crate) fn show(&mut self, now: Counted, lag: u64) {
+    pub(crate) fn show(&mut self, now: WorkerStats, lag: u64) {
         let before = core::mem::replace(&mut self.shown, now);
-        self.meter.handled(now.handled - before.handled);
-        self.meter.primary(now.primary - before.primary);
-        self.meter.stole(now.steals - before.steals);
+        let (done, had) = (now.effects, before.effects);
+        self.meter.handled(now.applied - before.applied);
+        self.meter.primary(done.requests - had.requests);
+        self.meter.stole(done.stolen - had.stolen);
         self.meter.set_lag(lag);
     }
 }

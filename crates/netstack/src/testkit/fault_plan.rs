@@ -87,7 +87,7 @@ thread_local! {
 }
 
 /// Panics where the plan says so, and changes the worker's state when its turn comes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PlannedFaults;
 
 impl FaultHooks for PlannedFaults {

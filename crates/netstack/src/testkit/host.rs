@@ -10,6 +10,7 @@ use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
 
 use super::Rng;
 use super::fault_plan::{
@@ -18,13 +19,12 @@ use super::fault_plan::{
 use crate::error::ConfigError;
 use crate::group::{Group, Layout, Primaries, Tuning, Worker};
 use crate::io::rx::migration::MigrationMessage;
+use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
-use crate::variants::Setup;
-use crate::variants::groups;
-use crate::variants::single::Single;
+use crate::variants::{self, Setup, Step, VariantKind, groups};
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
@@ -32,31 +32,69 @@ const FRUITLESS: usize = 3;
 /// outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// How a stack is run.
+/// How a stack is run: which variant, and with how many workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Variant {
     /// One core, no log.
     Single,
+    /// So many workers around one state behind a mutex.
+    Locked(usize),
+    /// The same behind a queue lock.
+    LockedMcs(usize),
     /// So many replicas over one log.
     Replicated(usize),
 }
 
 impl Variant {
     /// Those that every test of behaviour should pass.
-    pub const ALL: [Variant; 4] = [
+    pub const ALL: [Variant; 6] = [
         Variant::Single,
+        Variant::Locked(2),
+        Variant::LockedMcs(1),
         Variant::Replicated(1),
         Variant::Replicated(2),
         Variant::Replicated(4),
     ];
+
+    /// Which variant it is.
+    pub const fn kind(self) -> VariantKind {
+        match self {
+            Variant::Single => VariantKind::Single,
+            Variant::Locked(_) => VariantKind::Locked,
+            Variant::LockedMcs(_) => VariantKind::LockedMcs,
+            Variant::Replicated(_) => VariantKind::Replicated,
+        }
+    }
+
+    /// How many workers it has.
+    pub const fn workers(self) -> usize {
+        match self {
+            Variant::Single => 1,
+            Variant::Locked(workers) | Variant::LockedMcs(workers) => workers,
+            Variant::Replicated(replicas) => replicas,
+        }
+    }
+
+    /// The variant itself, laid out as by default.
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn build(
+        self,
+        setup: Setup,
+        device: Box<dyn Device>,
+    ) -> Result<Box<dyn variants::Variant>, ConfigError> {
+        let layout = Layout::default().replicas(self.workers());
+        self.kind().build(setup, layout, device)
+    }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Variant::Single => f.write_str("single"),
-            Variant::Replicated(replicas) => write!(f, "replicated x {replicas}"),
+            _ => write!(f, "{} x {}", self.kind(), self.workers()),
         }
     }
 }
@@ -75,9 +113,11 @@ pub struct Stalls {
 /// The device takes every frame and has no offloads; its Ethernet address is 02:00 followed by the
 /// IP address.
 pub struct Host {
+    variant: Variant,
     engine: Engine,
     script: Script,
     sockets: Sockets,
+    world: Arc<World>,
     rng: Rng,
     stalls: Stalls,
     /// For each slot, until when its worker stands still.
@@ -116,8 +156,26 @@ fn device_for(setup: &Setup) -> (Box<dyn Device>, Script) {
 }
 
 enum Engine {
-    Single(Box<Single>),
+    /// Whose workers only stand still.
+    Plain(Box<dyn variants::Variant>),
+    /// Whose workers also join, leave and fail.
     Group(Box<Group<PlannedFaults>>),
+}
+
+impl Engine {
+    fn variant(&self) -> &dyn variants::Variant {
+        match self {
+            Engine::Plain(variant) => &**variant,
+            Engine::Group(group) => &**group,
+        }
+    }
+
+    fn variant_mut(&mut self) -> &mut dyn variants::Variant {
+        match self {
+            Engine::Plain(variant) => &mut **variant,
+            Engine::Group(group) => &mut **group,
+        }
+    }
 }
 
 impl fmt::Debug for Host {
@@ -195,12 +253,7 @@ impl Host {
         seed: u64,
     ) -> Result<Host, ConfigError> {
         let mut rng = Rng::new(layout_seed);
-        let (engine, sockets, slots) = match variant {
-            Variant::Single => {
-                let single = Single::new(setup, device)?;
-                let sockets = single.sockets();
-                (Engine::Single(Box::new(single)), sockets, 1)
-            }
+        let (engine, slots) = match variant {
             Variant::Replicated(replicas) => {
                 // Small pieces, so that a short run crosses many boundaries.
                 let layout = Layout {
@@ -220,15 +273,26 @@ impl Host {
                     ..Layout::default()
                 };
                 let group = Group::with_fault_hooks(setup, layout, device, |_| PlannedFaults)?;
-                let sockets = group.sockets();
                 let slots = replicas + fault_plan.free_slots;
-                (Engine::Group(Box::new(group)), sockets, slots)
+                (Engine::Group(Box::new(group)), slots)
+            }
+            _ => {
+                let layout = Layout {
+                    replicas: variant.workers(),
+                    tuning: Tuning::default().log(64 << rng.below(3)),
+                    ..Layout::default()
+                };
+                let plain = variant.kind().build(setup, layout, device)?;
+                (Engine::Plain(plain), variant.workers())
             }
         };
+        let sockets = engine.variant().sockets();
         if seed != layout_seed {
             rng = Rng::new(seed);
         }
         Ok(Host {
+            variant,
+            world: Arc::clone(&sockets.worlds()[0]),
             engine,
             script,
             sockets,
@@ -283,28 +347,21 @@ impl Host {
 
     /// What happened to the group's replicas so far, by its own counters.
     pub fn membership_stats(&self) -> MembershipStats {
-        match &self.engine {
-            Engine::Single(_) => MembershipStats::default(),
-            Engine::Group(group) => group.membership_stats(),
-        }
+        self.engine.variant().stats().membership
     }
 
     /// Asks for some connection to go to another of `groups` groups.
     pub fn migrate_any(&mut self, groups: usize) {
         let at = self.rng.next();
         let to = self.rng.below(groups as u64) as u16;
-        let found = self.replicas().first().and_then(|replica| {
+        let found = self.inspect(|replica| {
             let connections: Vec<_> = replica.connections().collect();
             let at = at.checked_rem(connections.len() as u64)?;
             let (conn, tcb) = connections[at as usize];
             Some((conn, tcb.flow()))
         });
-        if let Some((conn, flow)) = found {
-            let world = match &self.engine {
-                Engine::Single(single) => single.world(),
-                Engine::Group(group) => &group.shared().world,
-            };
-            world
+        if let Some(Some((conn, flow))) = found.first().copied() {
+            self.world
                 .mailbox
                 .messages
                 .push(MigrationMessage::Start { conn, flow, to });
@@ -364,14 +421,10 @@ impl Host {
 
     /// Whether there is nothing to do, as a stack's threads know before they sleep.
     fn is_quiet(&self, now: Instant) -> bool {
-        let world = match &self.engine {
-            Engine::Single(single) => single.world(),
-            Engine::Group(group) => &group.shared().world,
-        };
         !self.is_disturbed
             && now < self.quiet_until.get()
             && self.script.unclaimed() == 0
-            && !world.has_work()
+            && !self.world.has_work()
     }
 
     /// Whether threads that ran this stack would sleep until its next event, all of them.
@@ -380,56 +433,37 @@ impl Host {
         if self.is_disturbed || waits || self.receives(now) {
             return false;
         }
-        match &mut self.engine {
-            Engine::Single(single) => !single.pumps().1.has_work(),
-            Engine::Group(group) => {
-                let mut workers = group.workers().iter_mut();
-                !workers.any(|worker| worker.has_work() || worker.has_pending_effects())
-            }
-        }
+        !self.engine.variant_mut().has_work()
     }
 
     /// Whether there is something for the receive pump to take, or to tell.
     fn receives(&mut self, now: Instant) -> bool {
-        if self.script.unclaimed() > 0 {
-            return true;
-        }
-        match &mut self.engine {
-            Engine::Single(single) => single.next_deadline() <= now || single.pumps().0.has_work(),
-            Engine::Group(group) => {
-                let mut workers = group.workers().iter();
-                workers.any(|worker| worker.next_deadline() <= now)
-                    || group
-                        .shared()
-                        .rx
-                        .try_take()
-                        .is_none_or(|side| side.pump.has_work() || side.pump.next_deadline() <= now)
-            }
-        }
+        let variant = self.engine.variant();
+        self.script.unclaimed() > 0 || variant.next_deadline() <= now || variant.is_pump_busy()
     }
 
     fn turn_all(&mut self, now: Instant) -> usize {
+        if self.variant != Variant::Single {
+            return self.turn_workers(now);
+        }
         let mut done = 0;
-        match &mut self.engine {
-            Engine::Single(single) => loop {
-                if self.rng.chance(self.stalls.ppm) && self.stalled[0] <= now {
-                    self.stalled[0] = now + pause(&self.stalls, &mut self.rng);
-                    self.stall_count += 1;
-                }
-                if self.stalled[0] > now {
-                    return done;
-                }
-                if single.turn(now) == 0 {
-                    self.is_disturbed = false;
-                    return done;
-                }
-                done += 1;
-            },
-            Engine::Group(_) => self.turn_group(now),
+        loop {
+            if self.rng.chance(self.stalls.ppm) && self.stalled[0] <= now {
+                self.stalled[0] = now + pause(&self.stalls, &mut self.rng);
+                self.stall_count += 1;
+            }
+            if self.stalled[0] > now {
+                return done;
+            }
+            if self.engine.variant_mut().turn(now) == 0 {
+                self.is_disturbed = false;
+                return done;
+            }
+            done += 1;
         }
     }
 
-    fn turn_group(&mut self, now: Instant) -> usize {
+    fn turn_workers(&mut self, now: Instant) -> usize {
         let (mut done, mut fruitless) = (0, 0);
         let mut awake = self.awake(now);
         loop {
@@ -460,8 +494,14 @@ impl Host {
                 let mut round = 0;
                 for i in 0..live {
                     let replica = nth(awake, i as u64);
-                    round += self
-                        .run_with_fault(replica, PanicPoint::Never, |worker, _| worker.turn(now));
+                    round += match &mut self.engine {
+                        Engine::Plain(plain) => usize::from(plain.step(replica, Step::Turn, now)),
+                        Engine::Group(_) => {
+                            self.run_with_fault(replica, PanicPoint::Never, |worker, _| {
+                                worker.turn(now)
+                            })
+                        }
+                    };
                 }
                 round += self.admit_and_remove();
                 if round == 0 {
@@ -481,12 +521,12 @@ impl Host {
 
     /// The slots of workers that do not stand still, a bit each.
     fn awake(&mut self, now: Instant) -> u64 {
-        let Engine::Group(group) = &mut self.engine else {
-            return 0;
-        };
-        let ids = group.workers().iter().map(Worker::id);
-        let awake = ids.filter(|id| self.stalled[*id] <= now);
-        awake.fold(0_u64, |mask, id| mask | 1 << id)
+        let stalled = &self.stalled;
+        let bit = |mask: u64, id: usize| mask | u64::from(stalled[id] <= now) << id;
+        match &mut self.engine {
+            Engine::Plain(plain) => (0..plain.worker_count()).fold(0, bit),
+            Engine::Group(group) => group.workers().iter().map(Worker::id).fold(0, bit),
+        }
     }
 
     /// One step of worker `replica`. Returns whether it did something.
@@ -503,6 +543,17 @@ impl Host {
         }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let step = self.rng.below(8);
+        if let Engine::Plain(plain) = &mut self.engine {
+            let step = match step {
+                0 => Step::Pump,
+                1 => Step::Prepare,
+                2 | 3 => Step::Apply,
+                4 | 5 => Step::Perform,
+                6 => Step::Send,
+                _ => Step::Turn,
+            };
+            return plain.step(replica, step, now);
+        }
         if self.rng.below(8) > 0 && !self.may_find_work(replica, step, now) {
             return false;
         }
@@ -800,13 +851,10 @@ impl Host {
             }
         };
         match &mut self.engine {
-            Engine::Single(single) => consider(single.next_deadline()),
+            Engine::Plain(plain) => consider(plain.next_deadline()),
             Engine::Group(group) => {
                 for worker in group.workers() {
                     consider(worker.next_deadline());
-                }
-                if let Some(side) = group.shared().rx.try_take() {
-                    consider(side.pump.next_deadline());
                 }
             }
         }
@@ -814,29 +862,36 @@ impl Host {
         next
     }
 
-    /// The states, as far as each replica has come, but for one that was changed.
-    pub fn replicas(&mut self) -> Vec<&Replica> {
-        match &mut self.engine {
-            Engine::Single(single) => vec![single.replica()],
-            Engine::Group(group) => {
-                let flipped = self.flipped;
-                let workers = group.workers().iter();
-                let knowing =
-                    workers.filter(|worker| worker.is_active() && Some(worker.id()) != flipped);
-                knowing.map(Worker::replica).collect()
-            }
+    /// What `look` finds in each state, as far as each replica has come, but for one that was
+    /// changed.
+    pub fn inspect<R>(&self, mut look: impl FnMut(&Replica) -> R) -> Vec<R> {
+        let mut found = Vec::new();
+        match &self.engine {
+            Engine::Plain(plain) => plain.inspect(&mut |replica| found.push(look(replica))),
+            Engine::Group(group) => found.extend(self.unchanged(group).map(look)),
         }
+        found
+    }
+
+    /// The states of a group, but for one that was changed.
+    fn unchanged<'a>(
+        &self,
+        group: &'a Group<PlannedFaults>,
+    ) -> impl Iterator<Item = &'a Replica> + use<'a> {
+        let flipped = self.flipped;
+        let workers = group.all_workers().iter();
+        let knowing =
+            workers.filter(move |worker| worker.is_active() && Some(worker.id()) != flipped);
+        knowing.map(Worker::replica)
     }
 
     /// How many requests were applied, by the replica that is farthest.
-    pub fn position(&mut self) -> u64 {
-        match &mut self.engine {
-            Engine::Single(single) => single.replica().position(),
+    pub fn position(&self) -> u64 {
+        match &self.engine {
+            Engine::Plain(_) => self.inspect(Replica::position)[0],
             Engine::Group(group) => {
-                let positions = group
-                    .workers()
-                    .iter()
-                    .map(|worker| worker.replica().position());
+                let workers = group.all_workers().iter();
+                let positions = workers.map(|worker| worker.replica().position());
                 positions.max().unwrap_or(0)
             }
         }
@@ -844,9 +899,8 @@ impl Host {
 
     /// How many unplanned panics ended a connection: none, unless there is a bug. A replica whose
     /// state was changed is not asked.
-    pub fn unexpected_panics(&mut self) -> u64 {
-        let replicas = self.replicas().into_iter();
-        let counts = replicas.map(Replica::unexpected_panics);
+    pub fn unexpected_panics(&self) -> u64 {
+        let counts = self.inspect(Replica::unexpected_panics).into_iter();
         counts.max().unwrap_or(0)
     }
 
@@ -865,16 +919,16 @@ impl Host {
         if panics > 0 {
             return Err(format!("{panics} panics were caught"));
         }
-        let mut compared = match &self.engine {
-            Engine::Single(_) => 0,
-            Engine::Group(group) => match group.compare() {
-                Ok(compared) => compared,
-                // What was posted with a changed state may still be there.
-                Err(differ) if self.was_changed(&differ) => 0,
-                Err(differ) => return Err(format!("{differ:?}")),
-            },
+        let mut compared = match self.engine.variant().compare() {
+            Ok(compared) => compared,
+            // What was posted with a changed state may still be there.
+            Err(differ) if self.was_changed(&differ) => 0,
+            Err(differ) => return Err(format!("{differ:?}")),
         };
-        let replicas = self.replicas();
+        let Engine::Group(group) = &self.engine else {
+            return Ok(compared);
+        };
+        let replicas: Vec<_> = self.unchanged(group).collect();
         for pair in replicas.windows(2) {
             if pair[0].position() == pair[1].position() {
                 if let Some(field) = pair[0].first_difference(pair[1]) {
@@ -904,39 +958,18 @@ impl Host {
     }
 
     /// Counters of the state.
-    pub fn state_stats(&mut self) -> StateStats {
-        let replicas = self.replicas();
-        replicas[0].stats()
+    pub fn state_stats(&self) -> StateStats {
+        self.inspect(Replica::stats)[0]
     }
 
-    /// What was performed, by all workers together.
-    pub fn effect_stats(&mut self) -> EffectStats {
-        match &mut self.engine {
-            Engine::Single(single) => single.effect_stats(),
-            Engine::Group(group) => {
-                let mut sum = EffectStats::default();
-                // Also by workers that are gone.
-                for stats in group.shared().shares() {
-                    sum.prepared += stats.prepared;
-                    sum.stored_ahead += stats.stored_ahead;
-                    sum.deliveries += stats.deliveries;
-                    sum.delivered_bytes += stats.delivered_bytes;
-                    sum.frames += stats.frames;
-                    sum.sent_bytes += stats.sent_bytes;
-                    sum.diverged += stats.diverged;
-                    sum.stolen += stats.stolen;
-                }
-                sum
-            }
-        }
+    /// What was performed, by all workers together, also by those that are gone.
+    pub fn effect_stats(&self) -> EffectStats {
+        self.engine.variant().effect_stats()
     }
 
     /// What the pump saw.
     pub fn pump_stats(&self) -> PumpStats {
-        match &self.engine {
-            Engine::Single(single) => single.pump_stats(),
-            Engine::Group(group) => group.pump_stats().unwrap_or_default(),
-        }
+        self.engine.variant().stats().pump
     }
 
     /// How often a worker stood still.

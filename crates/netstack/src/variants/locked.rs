@@ -28,6 +28,7 @@
 mod batch;
 mod lock;
 
+pub use crate::stats::LockStats;
 pub use lock::{Lock, LockKind, Mcs, Mutex};
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -35,23 +36,28 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 use crossbeam_utils::CachePadded;
-use dominoes::Exclusive;
+use dominoes::{EventCount, Exclusive};
 use dominoes_drivers::Device;
 
+use super::{Handle, Parts, Step, Variant};
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::io::Run;
-use crate::io::rx::{RxPump, TxPump};
+use crate::io::record::{Entry, Recorder};
+use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::setup::Setup;
+use crate::io::sleep::{Sleep, Sleeper};
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{Kind, Request, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::{Replica, Requests};
-use crate::stats::{EffectStats, PumpStats};
+use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
-use crate::variants::Setup;
 use batch::{Batch, Intake, Item};
 
+/// The smallest [`Layout::window`].
+pub(super) const MIN_WINDOW: usize = 64;
 /// A worker's word while it carries nothing.
 const IDLE: u64 = u64::MAX;
 
@@ -117,29 +123,11 @@ impl Layout {
         if !(1..=56).contains(&self.workers) {
             return fail("workers", self.workers, "1 to 56");
         }
-        if !self.window.is_power_of_two() || !(64..=1 << 16).contains(&self.window) {
+        if !self.window.is_power_of_two() || !(MIN_WINDOW..=1 << 16).contains(&self.window) {
             return fail("window", self.window, "a power of two, 64 to 65536");
         }
         Ok(())
     }
-}
-
-/// What a worker met at the lock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockStats {
-    /// Times it took the lock.
-    pub acquisitions: u64,
-    /// ... of which somebody else held it.
-    pub contended: u64,
-    /// Nanoseconds that it waited in these. A free lock is not timed; a taken one costs two looks
-    /// at the clock.
-    pub waited_ns: u64,
-    /// Segments that it applied.
-    pub segments: u64,
-    /// ... of which a segment that the pump took later, of any connection, had gone through the
-    /// lock before.
-    pub misordered: u64,
 }
 
 /// What the lock guards.
@@ -238,6 +226,12 @@ struct RxSide {
     next: u64,
 }
 
+impl AsMut<RxPump> for RxSide {
+    fn as_mut(&mut self) -> &mut RxPump {
+        &mut self.pump
+    }
+}
+
 struct Shared<K: LockKind> {
     world: Arc<World>,
     layout: Layout,
@@ -252,6 +246,10 @@ struct Shared<K: LockKind> {
     oldest_carried: Box<[CachePadded<AtomicU64>]>,
     /// Runs on their way back to the pump.
     back: SegQueue<Vec<Run>>,
+    /// Workers that do not have the receive pump sleep on this.
+    work_event: EventCount,
+    /// How many workers sleep.
+    asleep: AtomicUsize,
 }
 
 /// However a test drives it, what it was sent made nothing panic.
@@ -303,6 +301,8 @@ impl<K: LockKind> Group<K> {
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
             back: SegQueue::new(),
+            work_event: EventCount::new(),
+            asleep: AtomicUsize::new(0),
         });
         let worker = |id| Worker {
             id,
@@ -355,13 +355,103 @@ impl<K: LockKind> Group<K> {
 
     /// The recording so far, which ends with this; `None` without one, or while somebody holds the
     /// pump.
-    pub fn take_recorder(&mut self) -> Option<crate::io::record::Recorder> {
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
         self.shared.rx.try_take()?.pump.take_recorder()
     }
 
     /// The bounds in force, fitted to the device.
     pub fn limits(&self) -> Limits {
         self.shared.world.limits
+    }
+}
+
+impl<K: LockKind> Variant for Group<K> {
+    fn turn(&mut self, now: Instant) -> usize {
+        Group::turn(self, now)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        Group::next_deadline(self)
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.is_pump_busy() || self.workers.iter_mut().any(Sleeper::has_work)
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        let side = self.shared.rx.try_take();
+        side.is_none_or(|side| side.pump.has_work())
+    }
+
+    fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+        let worker = &mut self.workers[worker];
+        match step {
+            Step::Pump => worker.pump(now).is_some_and(|done| done > 0),
+            Step::Prepare => worker.prepare(),
+            Step::Apply => worker.apply(),
+            Step::Perform => worker.perform(),
+            Step::Send => worker.send().is_some_and(|done| done > 0),
+            Step::Turn => worker.turn(now) > 0,
+        }
+    }
+
+    fn sockets(&self) -> Sockets {
+        Group::sockets(self)
+    }
+
+    fn limits(&self) -> Limits {
+        Group::limits(self)
+    }
+
+    fn stats(&self) -> StackStats {
+        let pump = self.workers.first().and_then(Worker::pump_stats);
+        StackStats {
+            pump: pump.unwrap_or_default(),
+            state: Group::inspect(self, Replica::stats),
+            membership: MembershipStats::default(),
+        }
+    }
+
+    fn effect_stats(&self) -> EffectStats {
+        let all = self.workers.iter().map(Worker::stats);
+        all.fold(EffectStats::default(), EffectStats::and)
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        Group::inspect(self, look);
+    }
+
+    fn replay(&mut self, entry: &Entry) {
+        for worker in &mut self.workers {
+            worker.carry_out();
+        }
+        let run = entry.prepare_world(&self.shared.world);
+        if let Some(worker) = self.workers.first_mut() {
+            worker.replay(entry, run);
+        }
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        Group::take_recorder(self)
+    }
+
+    fn into_parts(self: Box<Self>) -> Parts {
+        let Group { shared, workers } = *self;
+        let worker = |worker| -> Box<dyn super::Worker> { Box::new(worker) };
+        Parts {
+            workers: workers.into_iter().map(worker).collect(),
+            handle: shared,
+        }
+    }
+}
+
+impl<K: LockKind> Handle for Shared<K> {
+    fn wake_all(&self) {
+        self.work_event.notify_all();
     }
 }
 
@@ -380,11 +470,39 @@ impl<K: LockKind> Worker<K> {
     /// Waits for nothing but the lock.
     pub fn turn(&mut self, now: Instant) -> usize {
         let mut done = self.pump(now).unwrap_or(0);
-        if !self.batch.is_empty() {
-            while self.batch.prepare_one() {}
-            done += self.apply_and_perform();
+        if done > 0 {
+            // The pump is free again, and there may be more.
+            self.shared.work_event.notify_all();
         }
+        done += self.carry_out();
         done + self.send_in_turn(done == 0)
+    }
+
+    /// Does everything that what it carries asks for.
+    fn carry_out(&mut self) -> usize {
+        if self.batch.is_empty() {
+            return 0;
+        }
+        while self.batch.prepare_one() {}
+        self.apply_and_perform()
+    }
+
+    /// Carries a recorded entry through, and sends what it asks for.
+    fn replay(&mut self, entry: &Entry, run: Run) {
+        let shared = Arc::clone(&self.shared);
+        let (Some(mut side), Some(mut tx)) = (shared.rx.try_take(), shared.tx.try_take()) else {
+            return;
+        };
+        let mut intake = Intake {
+            shared: &shared,
+            id: self.id,
+            next: &mut side.next,
+            batch: &mut self.batch,
+        };
+        intake.reclaim(&mut drop);
+        intake.publish(&entry.request, entry.verdict, run);
+        self.carry_out();
+        while tx.turn() > 0 {}
     }
 
     fn apply_and_perform(&mut self) -> usize {
@@ -516,5 +634,92 @@ impl<K: LockKind> Worker<K> {
     /// What the receive pump saw; `None` while somebody holds it.
     pub fn pump_stats(&self) -> Option<PumpStats> {
         self.shared.rx.try_take().map(|rx| rx.pump.stats)
+    }
+}
+
+impl<K: LockKind> Sleeper for Worker<K> {
+    fn has_work(&mut self) -> bool {
+        !self.batch.is_empty() || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+
+    fn state_deadline(&self) -> Instant {
+        Worker::state_deadline(self)
+    }
+}
+
+impl<K: LockKind> super::Worker for Worker<K> {
+    fn id(&self) -> usize {
+        self.id
+    }
+
+    fn name(&self) -> String {
+        format!("worker {}", self.id)
+    }
+
+    fn turn(&mut self, now: Instant) -> usize {
+        Worker::turn(self, now)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        Worker::next_deadline(self)
+    }
+
+    fn stats(&self) -> WorkerStats {
+        let effects = self.batch.effect_stats;
+        WorkerStats {
+            applied: effects.requests,
+            effects,
+            lock: self.batch.lock_stats,
+        }
+    }
+
+    fn pump_stats(&self) -> Option<PumpStats> {
+        Worker::pump_stats(self)
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        Worker::inspect(self, look);
+    }
+
+    fn attend(&mut self) -> bool {
+        let world = &self.shared.world;
+        let goes_on = !world.is_down();
+        if goes_on && world.view.is_asked() {
+            Worker::inspect(self, |replica| world.view.answer(replica));
+        }
+        goes_on
+    }
+
+    fn post(&mut self) {
+        let pump = Worker::pump_stats(self);
+        let state = Worker::inspect(self, Replica::stats);
+        self.shared.world.post(|posted| {
+            posted.state = state;
+            posted.pump = pump.unwrap_or(posted.pump);
+        });
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let sleep = Sleep {
+            world: &shared.world,
+            rx: &shared.rx,
+            tx: &shared.tx,
+            event: &shared.work_event,
+            asleep: &shared.asleep,
+            workers: shared.layout.workers,
+        };
+        sleep.sleep(now, self);
+    }
+}
+
+/// What a worker carries is lost with its thread, and the window never opens again: no application
+/// may wait for that.
+impl<K: LockKind> Drop for Worker<K> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.world.shut_down();
+            self.shared.work_event.notify_all();
+        }
     }
 }

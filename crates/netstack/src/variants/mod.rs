@@ -1,37 +1,309 @@
 //! Several ways to run one protocol: where prepare, apply and perform are called.
 //!
-//! | variant | what it is |
-//! |---|---|
-//! | [`single`] | one thread, no log, direct calls: the baseline, and the oracle of the tests |
-//! | `locked` (a feature) | one state, one lock around it, any thread processes any packet |
-//! | [`Group`](crate::group::Group) | one log, a copy of the state per thread, costly work by primaries |
+//! | variant | what it is | for whom |
+//! |---|---|---|
+//! | [`single`] | one thread, no log, direct calls | one core is enough; the oracle of the tests |
+//! | `locked` (a feature) | one state, one lock around it, any thread processes any packet | a comparison: what a lock costs |
+//! | [`Group`](crate::group::Group) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
 //!
-//! None of them contains a protocol rule. All can be driven by hand: time is an argument, every
-//! step is a call.
+//! What is true of each:
+//!
+//! - None of them contains a protocol rule: given the same requests in the same order, all have the
+//!   same state and send the same frames. `single` and [`Group`](crate::group::Group) apply
+//!   requests in the order of the receive pump. Workers of `locked` may overtake each other on the
+//!   way to the lock, so that TCP sees segments out of order that the network did not reorder.
+//! - `single` and `locked` have one copy of the state: it ends with its thread, or with one that
+//!   fails while it has the lock. A [`Group`](crate::group::Group) replaces replicas that fail or
+//!   differ, and replicas may join and leave.
+//! - No step of `single` and of a [`Group`](crate::group::Group) waits for another thread; those of
+//!   `locked` wait for the lock.
+//! - With several groups side by side ([`groups`]) each is `single` or a
+//!   [`Group`](crate::group::Group).
+//!
+//! All of them are a [`Variant`], driven by hand: time is an argument, every step is a call. Its
+//! [parts](Variant::into_parts) run on threads: [`Stack`](crate::Stack) starts whichever a
+//! [`VariantKind`] names. Calls through these traits are one per turn; within a turn every call is
+//! direct.
 
+mod coalescing;
 pub mod groups;
+mod kind;
 #[cfg(feature = "locked")]
 pub mod locked;
+mod replicated;
 pub mod single;
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use dominoes_drivers::Device;
+use dominoes::{ChannelStats, Mismatch};
 
-use crate::config::{Limits, setters};
-use crate::error::ConfigError;
-use crate::groups::balance::Balance;
-use crate::io::processor::{Inline, Processor};
-use crate::io::record::Recorder;
-use crate::io::rx::{RxPump, TxPump};
-use crate::io::tx::TxRing;
-use crate::io::world::{StackShared, World};
-use crate::ip::reassembly::ReassemblyLimits;
-use crate::ip::route::{Route, Site};
-use crate::keys::Keys;
-use crate::log::request::GroupIndex;
-use crate::packet::MAX_HEADERS;
+use crate::config::Limits;
+use crate::error::MembershipError;
+use crate::io::record::{Entry, Recorder};
+use crate::socket::Sockets;
+use crate::state::apply::Replica;
+use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
+use crate::time::Instant;
+
+pub use crate::io::setup::Setup;
+pub use kind::VariantKind;
+
+/// A way to run the stack, driven by hand: time is an argument, and no call but the lock of
+/// `locked` waits.
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_netstack::group::Layout;
+/// use dominoes_netstack::time::{Duration, Instant};
+/// use dominoes_netstack::variants::{Setup, VariantKind};
+///
+/// for kind in VariantKind::ALL {
+///     let (left, right) = memory::pair(MemoryConfig::default());
+///     let layout = Layout::default().replicas(1);
+///     let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
+///     let mut server = kind.build(setup(1), layout, Box::new(left))?;
+///     let mut client = VariantKind::Single.build(setup(2), layout, Box::new(right))?;
+///     let _listener = server.sockets().listen(7, 4)?;
+///     let mut connecting = client.sockets().begin_connect("10.0.0.1:7".parse()?)?;
+///     let mut now = Instant::ZERO;
+///     while connecting.try_finish()?.is_none() {
+///         client.turn(now);
+///         server.turn(now);
+///         now += Duration::from_micros(10);
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Variant: Send {
+    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
+    /// nothing will happen before [`next_deadline`](Self::next_deadline) unless a frame comes or an
+    /// application acts.
+    fn turn(&mut self, now: Instant) -> usize;
+
+    /// The latest time for the next [`turn`](Self::turn), for timers of connections and for what
+    /// the receive pump waits for: neighbours that answer, and fragments.
+    fn next_deadline(&self) -> Instant;
+
+    /// Whether a turn may find something to do that neither a frame nor time brings: in any worker,
+    /// or in the receive pump.
+    fn has_work(&mut self) -> bool;
+
+    /// Whether the receive pump has something to do that neither a frame nor time brings, or a
+    /// worker has it.
+    fn is_pump_busy(&self) -> bool;
+
+    /// How many workers there are.
+    fn worker_count(&self) -> usize {
+        1
+    }
+
+    /// One step of worker `worker`, counted from 0. A variant whose steps are not to be had so has
+    /// a turn. Returns whether something was done.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    fn step(&mut self, worker: usize, _step: Step, now: Instant) -> bool {
+        assert!(worker < self.worker_count(), "there is no worker {worker}");
+        self.turn(now) > 0
+    }
+
+    /// The sockets.
+    fn sockets(&self) -> Sockets;
+
+    /// The bounds in force, fitted to the device.
+    fn limits(&self) -> Limits;
+
+    /// Counters as of now, of the pump, the state and the replicas.
+    fn stats(&self) -> StackStats;
+
+    /// What all workers performed.
+    fn effect_stats(&self) -> EffectStats;
+
+    /// Shows each copy of the state to `look`, as far as its worker has come; of a worker that
+    /// joins or has left there is none.
+    fn inspect(&self, look: &mut dyn FnMut(&Replica));
+
+    /// A number that differs where two states differ, as good as always: that of the copy that is
+    /// farthest.
+    fn fingerprint(&self) -> u64 {
+        let mut farthest = (0, 0);
+        self.inspect(&mut |replica| {
+            if replica.applied() >= farthest.0 {
+                farthest = (replica.applied(), replica.fingerprint());
+            }
+        });
+        farthest.1
+    }
+
+    /// Compares what replicas posted of their states at equal positions of the log. Returns how
+    /// many could be compared.
+    ///
+    /// # Errors
+    /// The first position at which two replicas differ, and which ones.
+    fn compare(&self) -> Result<usize, Mismatch> {
+        Ok(0)
+    }
+
+    /// Applies an entry of a recorded log as if it came from the pump, and works until everything
+    /// it asks for is done and sent.
+    ///
+    /// What the application wrote is put into the send rings first; what it had read by then is up
+    /// to the caller, who reads through the sockets.
+    fn replay(&mut self, entry: &Entry);
+
+    /// The recording so far, which ends with this; `None` without one.
+    fn take_recorder(&mut self) -> Option<Recorder>;
+
+    /// Its workers, to be given to threads, and what other threads ask of them.
+    fn into_parts(self: Box<Self>) -> Parts;
+}
+
+/// A step of a worker, for callers that choose their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// Takes the receive pump for one turn, if it is free.
+    Pump,
+    /// Verifies the checksums of the next request.
+    Prepare,
+    /// Applies the next request that is prepared.
+    Apply,
+    /// Performs what the next applied request asked for, or a part of it.
+    Perform,
+    /// Takes the transmit pump for one turn, if it is free.
+    Send,
+    /// Everything that can be done now, once.
+    Turn,
+}
+
+/// One thread's part of a variant.
+pub trait Worker: Send {
+    /// Which of the variant's workers it is: of a group its replica slot.
+    fn id(&self) -> usize {
+        0
+    }
+
+    /// What it is called in reports.
+    fn name(&self) -> String;
+
+    /// Everything that can be done now, once. Returns how much that was; 0 means that nothing will
+    /// happen before [`next_deadline`](Self::next_deadline) unless a frame, an application or
+    /// another worker does something.
+    fn turn(&mut self, now: Instant) -> usize;
+
+    /// The latest time for the next [`turn`](Self::turn). Of a pump that another worker holds at
+    /// this moment it says nothing: that worker asks after its turn.
+    fn next_deadline(&self) -> Instant;
+
+    /// What it has done.
+    fn stats(&self) -> WorkerStats;
+
+    /// Requests that are published and that it has not applied; 0 without a log.
+    fn lag(&mut self) -> u64 {
+        0
+    }
+
+    /// What the receive pump saw; `None` while another worker has it.
+    fn pump_stats(&self) -> Option<PumpStats>;
+
+    /// Shows the state to `look`, if it has one.
+    fn inspect(&self, look: &mut dyn FnMut(&Replica));
+
+    /// Does what other threads asked of it between two turns: it lists connections. Returns whether
+    /// it goes on; not once the stack is down, or the worker has left.
+    fn attend(&mut self) -> bool;
+
+    /// Posts its counters where other threads read them.
+    fn post(&mut self);
+
+    /// Sleeps for a moment if it is likely that several frames come meanwhile. Called when a turn
+    /// found nothing to do. Returns whether it did.
+    fn rest(&mut self, _now: Instant) -> bool {
+        false
+    }
+
+    /// Sleeps until there may be something to do; `now` is the time at the call.
+    fn wait(&mut self, now: Instant);
+
+    /// Whether another worker can take its place if its thread fails at this moment.
+    fn is_replaceable(&self) -> bool {
+        false
+    }
+}
+
+/// A worker that waits for a state, to go on with as a [`Worker`].
+pub trait Joining: Send {
+    /// The replica slot that it will have.
+    fn id(&self) -> usize;
+
+    /// The worker, once it has a state; `None` before.
+    fn try_join(&mut self) -> Option<Box<dyn Worker>>;
+
+    /// Sleeps until the state may be there.
+    fn wait(&mut self);
+}
+
+/// What a variant is made of when it runs on threads.
+pub struct Parts {
+    /// One for each thread. Those of a group may join and leave later.
+    pub workers: Vec<Box<dyn Worker>>,
+    /// What any thread may ask of them meanwhile.
+    pub handle: Arc<dyn Handle>,
+}
+
+/// What other threads ask of a variant while its workers run. What is given here is the answer of
+/// those that have no log.
+pub trait Handle: Send + Sync {
+    /// As [`Variant::compare`].
+    ///
+    /// # Errors
+    /// As [`Variant::compare`].
+    fn compare(&self) -> Result<usize, Mismatch> {
+        Ok(0)
+    }
+
+    /// What was performed in each replica slot so far, by all workers that had it.
+    fn shares(&self) -> Vec<EffectStats> {
+        Vec::new()
+    }
+
+    /// What became of the replicas.
+    fn membership_stats(&self) -> MembershipStats {
+        MembershipStats::default()
+    }
+
+    /// The counters of the log, under this name.
+    fn log_stats(&self, _name: String) -> Option<ChannelStats> {
+        None
+    }
+
+    /// A worker that joins, in this replica slot or in any free one, to be given to a thread.
+    ///
+    /// # Errors
+    /// If there is no log, no slot is free, or no worker is left.
+    fn join(&self, _replica: Option<usize>) -> Result<Box<dyn Joining>, MembershipError> {
+        Err(MembershipError::NoLog)
+    }
+
+    /// Asks a worker to leave, or the one in the last slot. Returns its slot.
+    ///
+    /// # Errors
+    /// If there is no log, no such worker, or it is the last.
+    fn leave(&self, _replica: Option<usize>) -> Result<usize, MembershipError> {
+        Err(MembershipError::NoLog)
+    }
+
+    /// Whether a worker whose thread unwound is to be replaced by one that joins.
+    fn replaces_failed(&self) -> bool {
+        false
+    }
+
+    /// Wakes workers that sleep, but for one that sleeps in the device.
+    fn wake_all(&self) {}
+}
+
+/// Of a variant without a log and with one worker.
+impl Handle for () {}
 
 /// The costly steps of every variant, each by itself, so that it can be measured.
 pub mod kernel {
@@ -108,206 +380,5 @@ pub mod kernel {
         offset: u64,
     ) {
         perform::fill_processed(frame, payload, processor, stream, offset);
-    }
-}
-
-/// What a stack is made of, in every variant.
-///
-/// ```
-/// use dominoes_netstack::Limits;
-/// use dominoes_netstack::variants::Setup;
-///
-/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
-///     .gateway([10, 0, 0, 254].into())
-///     .limits(Limits::default().connections(10_000));
-/// assert_eq!(setup.limits.connections, 10_000);
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Setup {
-    /// Bounds on what the log holds.
-    pub limits: Limits,
-    /// The stack's address.
-    pub address: Ipv4Addr,
-    /// Length of the network's prefix in bits, 0 to 32.
-    pub prefix: u8,
-    /// Default gateway. None by default.
-    pub gateway: Option<Ipv4Addr>,
-    /// Routes to certain networks through other gateways. None by default.
-    pub routes: Vec<Route>,
-    /// How much is kept of datagrams that arrive in fragments.
-    pub reassembly: ReassemblyLimits,
-    /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
-    /// identifications, ports, cookies. Should be unpredictable, and another one at every start.
-    pub secret: [u64; 2],
-    /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
-    /// [`Stack`](crate::Stack) does it.
-    pub announce: bool,
-    /// Where the log is recorded, if it is.
-    pub recorder: Option<Recorder>,
-    /// What primaries do to every byte of every stream, besides copying it. Default: nothing.
-    pub processor: Option<Arc<dyn Processor>>,
-    /// Whether connections may move to other groups that are less busy, and another replica is
-    /// tried only if it needs no core of such a group. It has an effect if there are several
-    /// groups. Default: no.
-    pub balance: bool,
-    /// A random number of this start of the stack.
-    pub(crate) salt: u64,
-    /// Which of several groups it is for, and what they share.
-    pub(crate) group: GroupIndex,
-    pub(crate) shared: Arc<StackShared>,
-}
-
-impl Setup {
-    /// Default bounds, no gateway, no recording.
-    pub fn new(address: Ipv4Addr, prefix: u8, secret: [u64; 2]) -> Self {
-        Setup {
-            limits: Limits::default(),
-            address,
-            prefix,
-            gateway: None,
-            routes: Vec::new(),
-            reassembly: ReassemblyLimits::default(),
-            secret,
-            announce: false,
-            recorder: None,
-            processor: None,
-            balance: false,
-            salt: 0,
-            group: GroupIndex::ONLY,
-            shared: Arc::default(),
-        }
-    }
-
-    setters! {
-        limits: Limits;
-        routes: Vec<Route>;
-        reassembly: ReassemblyLimits;
-        announce: bool;
-        balance: bool;
-    }
-
-    /// Sets `gateway`: see the [field](Self#structfield.gateway).
-    #[must_use]
-    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
-        self.gateway = Some(gateway);
-        self
-    }
-
-    /// Adds to `routes`: see the [field](Self#structfield.routes).
-    #[must_use]
-    pub fn route(mut self, route: Route) -> Self {
-        self.routes.push(route);
-        self
-    }
-
-    /// Sets `recorder`: see the [field](Self#structfield.recorder).
-    #[must_use]
-    pub fn recorder(mut self, recorder: Recorder) -> Self {
-        self.recorder = Some(recorder);
-        self
-    }
-
-    /// Sets `processor`: see the [field](Self#structfield.processor).
-    #[must_use]
-    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
-        self.processor = Some(processor);
-        self
-    }
-}
-
-/// The parts that all variants share.
-pub(crate) struct Base {
-    pub(crate) world: Arc<World>,
-    pub(crate) rx: RxPump,
-    pub(crate) tx: TxPump,
-}
-
-impl Setup {
-    /// Fits the bounds to the device and builds what all variants share.
-    pub(crate) fn build(
-        mut self,
-        device: Box<dyn Device>,
-        delivery_slots: usize,
-    ) -> Result<Base, ConfigError> {
-        let prefixes = self.routes.iter().map(|route| route.prefix);
-        if let Some(prefix) = prefixes.chain([self.prefix]).find(|prefix| *prefix > 32) {
-            return Err(ConfigError::OutOfRange {
-                field: "prefix",
-                value: u64::from(prefix),
-                allowed: "0 to 32",
-            });
-        }
-        let caps = device.capabilities();
-        let limits = &mut self.limits;
-        limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
-        // Frames above the MTU are for devices that cut them.
-        let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
-        limits.frame_payload = limits
-            .frame_payload
-            .min(u32::try_from(cut).unwrap_or(u32::MAX));
-        limits.check()?;
-        if self.balance && !cfg!(feature = "migration") {
-            return Err(ConfigError::OutOfRange {
-                field: "balance",
-                value: 1,
-                allowed: "false without the feature `migration` of dominoes-netstack",
-            });
-        }
-        if !self
-            .shared
-            .has_dimensions(limits, self.group.count, delivery_slots)
-        {
-            return Err(ConfigError::OutOfRange {
-                field: "connections, buffers and log",
-                value: delivery_slots as u64,
-                allowed: "the same in all groups",
-            });
-        }
-        let inline = self.processor.map(Inline::new);
-        if let Some(inline) = &inline {
-            let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);
-            if !(1..=most).contains(&inline.unit) {
-                return Err(ConfigError::OutOfRange {
-                    field: "unit of the inline processor",
-                    value: inline.unit,
-                    allowed: "1 to a quarter of `receive_buffer` and of `send_buffer`",
-                });
-            }
-        }
-        let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
-        let mac = device.mac();
-        let (rx, tx) = device.split();
-        let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
-        let site = Site::new(self.address, self.prefix, self.gateway, &self.routes);
-        let mut world = World::new(
-            *limits,
-            (mac, caps.tx_checksum),
-            site.clone(),
-            delivery_slots,
-            ring,
-            rx.waker(),
-            (self.shared, self.group),
-        );
-        world.streams.inline = inline;
-        world.keys = Keys::new(self.secret);
-        world.salt = self.salt;
-        let world = Arc::new(world);
-        let mut rx = RxPump::new(
-            Arc::clone(&world),
-            rx,
-            site,
-            self.secret,
-            self.reassembly,
-            self.recorder,
-        );
-        rx.held_many = caps.rx_held_max.div_ceil(2);
-        rx.announce = self.announce;
-        rx.join_groups(self.group);
-        if self.balance && self.group.count > 1 {
-            rx.balance = Some(Balance::new(self.group.index));
-        }
-        let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
-        Ok(Base { world, rx, tx })
     }
 }

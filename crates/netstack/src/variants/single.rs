@@ -5,18 +5,21 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 
+use super::coalescing::{self, CoalescingDelay, Received};
+use super::{Parts, Variant, Worker};
 use crate::config::Limits;
 use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::setup::Setup;
+use crate::io::sleep::timeout;
 use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
-use crate::stats::{EffectStats, PumpStats};
+use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
-use crate::variants::Setup;
 
 /// Deliveries are performed at once and in order: as many slots do as there may be of them before
 /// the application looks.
@@ -31,6 +34,7 @@ pub struct Single {
     direct: DirectLog,
     template: Template,
     stats: EffectStats,
+    coalescing: CoalescingDelay,
 }
 
 /// However a test drives it, what it was sent made nothing panic.
@@ -55,6 +59,7 @@ impl Single {
             direct: DirectLog::default(),
             template: Template::default(),
             stats: EffectStats::default(),
+            coalescing: CoalescingDelay::default(),
             rx: base.rx,
             tx: base.tx,
         })
@@ -114,11 +119,6 @@ impl Single {
         self.rx.take_recorder()
     }
 
-    /// Bytes of text that came in segments; and frames that came.
-    pub(crate) fn received(&self) -> (u64, u64) {
-        (self.rx.received, self.rx.stats.frames)
-    }
-
     /// What the pump saw.
     pub fn pump_stats(&self) -> PumpStats {
         self.rx.stats
@@ -133,12 +133,131 @@ impl Single {
     pub fn limits(&self) -> Limits {
         self.world.limits
     }
+}
 
-    pub(crate) fn world(&self) -> &Arc<World> {
-        &self.world
+impl Variant for Single {
+    fn turn(&mut self, now: Instant) -> usize {
+        Single::turn(self, now)
     }
 
-    pub(crate) fn pumps(&mut self) -> (&mut RxPump, &mut TxPump) {
-        (&mut self.rx, &mut self.tx)
+    fn next_deadline(&self) -> Instant {
+        Single::next_deadline(self)
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.rx.has_work() || self.tx.has_work()
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        self.rx.has_work()
+    }
+
+    fn sockets(&self) -> Sockets {
+        Single::sockets(self)
+    }
+
+    fn limits(&self) -> Limits {
+        Single::limits(self)
+    }
+
+    fn stats(&self) -> StackStats {
+        StackStats {
+            pump: self.rx.stats,
+            state: self.replica.stats(),
+            membership: MembershipStats::default(),
+        }
+    }
+
+    fn effect_stats(&self) -> EffectStats {
+        self.stats
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        look(&self.replica);
+    }
+
+    fn replay(&mut self, entry: &Entry) {
+        Single::replay(self, entry);
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        Single::take_recorder(self)
+    }
+
+    fn into_parts(self: Box<Self>) -> Parts {
+        Parts {
+            workers: vec![self],
+            handle: Arc::new(()),
+        }
+    }
+}
+
+impl Worker for Single {
+    fn name(&self) -> String {
+        "single".to_owned()
+    }
+
+    fn turn(&mut self, now: Instant) -> usize {
+        Single::turn(self, now)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        Single::next_deadline(self)
+    }
+
+    fn stats(&self) -> WorkerStats {
+        let applied = self.replica.position();
+        // It is the primary of every request, and need not count them.
+        let mut effects = self.stats;
+        effects.requests = applied;
+        WorkerStats {
+            applied,
+            effects,
+            ..WorkerStats::default()
+        }
+    }
+
+    fn pump_stats(&self) -> Option<PumpStats> {
+        Some(self.rx.stats)
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        look(&self.replica);
+    }
+
+    fn attend(&mut self) -> bool {
+        let goes_on = !self.world.is_down();
+        if goes_on && self.world.view.is_asked() {
+            self.world.view.answer(&self.replica);
+        }
+        goes_on
+    }
+
+    fn post(&mut self) {
+        let (pump, state) = (self.rx.stats, self.replica.stats());
+        self.world
+            .post(|posted| (posted.pump, posted.state) = (pump, state));
+    }
+
+    fn rest(&mut self, now: Instant) -> bool {
+        let received = Received {
+            bytes: self.rx.received,
+            frames: self.rx.stats.frames,
+        };
+        let is_due = self.coalescing.is_due(now, received);
+        if is_due {
+            std::thread::sleep(coalescing::MIN_DELAY);
+        }
+        is_due
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let deadline = Single::next_deadline(self);
+        self.world.before_sleep();
+        if !self.rx.has_work() && !self.tx.has_work() && !self.world.is_down() {
+            let times = timeout(deadline, now).into_iter().chain(self.tx.next_try());
+            self.rx.wait(times.min());
+        }
+        self.world.after_sleep();
     }
 }

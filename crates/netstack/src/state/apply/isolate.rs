@@ -216,7 +216,8 @@ mod tests {
         let (device, _) = pair(MemoryConfig::default());
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         let single = Single::new(setup, Box::new(device)).unwrap();
-        let world = single.world();
+        let sockets = single.sockets();
+        let world = &sockets.worlds()[0];
         let ends_well = |replica: &super::Replica| {
             catch_unwind(AssertUnwindSafe(|| world.assert_no_panics(replica))).is_ok()
         };

@@ -111,6 +111,7 @@ impl Batch {
         if self.items.is_empty() || self.performed < self.items.len() {
             return None;
         }
+        self.effect_stats.requests += self.items.len() as u64;
         let runs = self.items.drain(..).map(|item| item.run).collect();
         self.effects.clear();
         (self.prepared, self.applied) = (0, 0);

@@ -27,11 +27,11 @@ const SKIPPED: [u32; 2] = [16, 1 << 14];
 
 /// What has come since the beginning.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Received {
+pub(super) struct Received {
     /// Bytes of text, in segments.
-    pub(crate) bytes: u64,
+    pub(super) bytes: u64,
     /// Frames of any kind.
-    pub(crate) frames: u64,
+    pub(super) frames: u64,
 }
 
 /// Decides about delays, at every idle moment.

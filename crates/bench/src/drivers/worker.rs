@@ -1,0 +1,123 @@
+//! The driver of every variant of our own stack: one of its workers, and an application.
+
+use dominoes_netstack::stats::{PumpStats, StateStats};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Worker;
+
+use crate::drivers::{Account, Driver, Row};
+
+/// What runs on the sockets of a stack.
+pub(crate) trait Application: Send {
+    /// Returns whether there was anything to do.
+    fn turn(&mut self) -> bool;
+    /// Payload bytes that it has brought to their end so far.
+    fn bytes(&self) -> u64;
+    /// As [`Driver::verify`].
+    fn verify(&mut self, on: bool);
+    /// As [`Driver::sent_again`].
+    fn sent_again(&self) -> u64 {
+        0
+    }
+    /// As [`Driver::out_of_order`].
+    fn out_of_order(&self) -> u64 {
+        0
+    }
+    /// Says what went wrong so far, if anything did.
+    fn check(&self) -> Result<(), String>;
+    /// Segments, or datagrams, that the pump saw.
+    fn seen(pump: &PumpStats) -> u64;
+    /// What must not have happened to the state: how often it did, and what it is.
+    fn complaints(state: &StateStats) -> Vec<(u64, &'static str)>;
+}
+
+/// A worker, and with one of them the application.
+pub(crate) struct WorkerDriver<W, A> {
+    pub(super) worker: W,
+    app: Option<A>,
+}
+
+impl<W: Worker, A: Application> WorkerDriver<W, A> {
+    pub(super) fn new(worker: W, app: Option<A>) -> Self {
+        WorkerDriver { worker, app }
+    }
+
+    /// Whether the application had anything to do.
+    #[inline]
+    pub(super) fn app_turn(&mut self) -> usize {
+        match &mut self.app {
+            Some(app) => usize::from(app.turn()),
+            None => 0,
+        }
+    }
+}
+
+/// A row of these workers; the first ones have the applications.
+pub(super) fn row<W: Worker + 'static, A: Application + 'static>(
+    variant: &'static str,
+    workers: impl IntoIterator<Item = W>,
+    apps: impl IntoIterator<Item = A>,
+) -> Row {
+    let mut apps = apps.into_iter();
+    let driver = |worker| -> Box<dyn Driver> { Box::new(WorkerDriver::new(worker, apps.next())) };
+    Row::new(variant, workers.into_iter().map(driver).collect())
+}
+
+/// Says if `worker` found what must not be.
+pub(super) fn check<A: Application>(worker: &impl Worker) -> Result<(), String> {
+    let mut wrong = vec![(worker.stats().effects.diverged, "effects found no place")];
+    worker.inspect(&mut |replica| wrong.extend(A::complaints(&replica.stats())));
+    match wrong.iter().find(|(count, _)| *count > 0) {
+        None => Ok(()),
+        Some((count, what)) => Err(format!("{count} {what}")),
+    }
+}
+
+impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
+    #[inline]
+    fn turn(&mut self, now: Instant) -> usize {
+        self.worker.turn(now) + self.app_turn()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.app.as_ref().map_or(0, A::bytes)
+    }
+
+    fn verify(&mut self, on: bool) {
+        if let Some(app) = &mut self.app {
+            app.verify(on);
+        }
+    }
+
+    fn account(&self) -> Account {
+        let stats = self.worker.stats();
+        let pump = self.app.as_ref().and_then(|_| self.worker.pump_stats());
+        let pump = pump.unwrap_or_default();
+        Account {
+            primary_bytes: stats.effects.delivered_bytes + stats.effects.sent_bytes,
+            segments: A::seen(&pump),
+            runs: pump.runs,
+            log_full: pump.log_full,
+            lock_wait_ns: stats.lock.waited_ns,
+            lock_acquired: stats.lock.acquisitions,
+            misordered: stats.lock.misordered,
+            ..Account::default()
+        }
+    }
+
+    fn lag(&mut self) -> u64 {
+        self.worker.lag()
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.app.as_ref().map_or(0, A::sent_again)
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.app.as_ref().map_or(0, A::out_of_order)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.app.as_ref().map_or(Ok(()), A::check)?;
+        check::<A>(&self.worker)
+    }
+}

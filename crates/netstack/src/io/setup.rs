@@ -1,0 +1,221 @@
+//! What a stack is made of, in every variant, and the parts that follow from it.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use dominoes_drivers::Device;
+
+use crate::config::{Limits, setters};
+use crate::error::ConfigError;
+use crate::groups::balance::Balance;
+use crate::io::processor::{Inline, Processor};
+use crate::io::record::Recorder;
+use crate::io::rx::{RxPump, TxPump};
+use crate::io::tx::TxRing;
+use crate::io::world::{StackShared, World};
+use crate::ip::reassembly::ReassemblyLimits;
+use crate::ip::route::{Route, Site};
+use crate::keys::Keys;
+use crate::log::request::GroupIndex;
+use crate::packet::MAX_HEADERS;
+
+/// What a stack is made of, in every variant.
+///
+/// ```
+/// use dominoes_netstack::Limits;
+/// use dominoes_netstack::variants::Setup;
+///
+/// let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
+///     .gateway([10, 0, 0, 254].into())
+///     .limits(Limits::default().connections(10_000));
+/// assert_eq!(setup.limits.connections, 10_000);
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Setup {
+    /// Bounds on what the log holds.
+    pub limits: Limits,
+    /// The stack's address.
+    pub address: Ipv4Addr,
+    /// Length of the network's prefix in bits, 0 to 32.
+    pub prefix: u8,
+    /// Default gateway. None by default.
+    pub gateway: Option<Ipv4Addr>,
+    /// Routes to certain networks through other gateways. None by default.
+    pub routes: Vec<Route>,
+    /// How much is kept of datagrams that arrive in fragments.
+    pub reassembly: ReassemblyLimits,
+    /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
+    /// identifications, ports, cookies. Should be unpredictable, and another one at every start.
+    pub secret: [u64; 2],
+    /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
+    /// [`Stack`](crate::Stack) does it.
+    pub announce: bool,
+    /// Where the log is recorded, if it is.
+    pub recorder: Option<Recorder>,
+    /// What primaries do to every byte of every stream, besides copying it. Default: nothing.
+    pub processor: Option<Arc<dyn Processor>>,
+    /// Whether connections may move to other groups that are less busy, and another replica is
+    /// tried only if it needs no core of such a group. It has an effect if there are several
+    /// groups. Default: no.
+    pub balance: bool,
+    /// A random number of this start of the stack.
+    pub(crate) salt: u64,
+    /// Which of several groups it is for, and what they share.
+    pub(crate) group: GroupIndex,
+    pub(crate) shared: Arc<StackShared>,
+}
+
+impl Setup {
+    /// Default bounds, no gateway, no recording.
+    pub fn new(address: Ipv4Addr, prefix: u8, secret: [u64; 2]) -> Self {
+        Setup {
+            limits: Limits::default(),
+            address,
+            prefix,
+            gateway: None,
+            routes: Vec::new(),
+            reassembly: ReassemblyLimits::default(),
+            secret,
+            announce: false,
+            recorder: None,
+            processor: None,
+            balance: false,
+            salt: 0,
+            group: GroupIndex::ONLY,
+            shared: Arc::default(),
+        }
+    }
+
+    setters! {
+        limits: Limits;
+        routes: Vec<Route>;
+        reassembly: ReassemblyLimits;
+        announce: bool;
+        balance: bool;
+    }
+
+    /// Sets `gateway`: see the [field](Self#structfield.gateway).
+    #[must_use]
+    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
+        self.gateway = Some(gateway);
+        self
+    }
+
+    /// Adds to `routes`: see the [field](Self#structfield.routes).
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// Sets `recorder`: see the [field](Self#structfield.recorder).
+    #[must_use]
+    pub fn recorder(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
+    /// Sets `processor`: see the [field](Self#structfield.processor).
+    #[must_use]
+    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
+        self.processor = Some(processor);
+        self
+    }
+}
+
+/// The parts that all variants share.
+pub(crate) struct Base {
+    pub(crate) world: Arc<World>,
+    pub(crate) rx: RxPump,
+    pub(crate) tx: TxPump,
+}
+
+impl Setup {
+    /// Fits the bounds to the device and builds what all variants share.
+    pub(crate) fn build(
+        mut self,
+        device: Box<dyn Device>,
+        delivery_slots: usize,
+    ) -> Result<Base, ConfigError> {
+        let prefixes = self.routes.iter().map(|route| route.prefix);
+        if let Some(prefix) = prefixes.chain([self.prefix]).find(|prefix| *prefix > 32) {
+            return Err(ConfigError::OutOfRange {
+                field: "prefix",
+                value: u64::from(prefix),
+                allowed: "0 to 32",
+            });
+        }
+        let caps = device.capabilities();
+        let limits = &mut self.limits;
+        limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
+        // Frames above the MTU are for devices that cut them.
+        let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
+        limits.frame_payload = limits
+            .frame_payload
+            .min(u32::try_from(cut).unwrap_or(u32::MAX));
+        limits.check()?;
+        if self.balance && !cfg!(feature = "migration") {
+            return Err(ConfigError::OutOfRange {
+                field: "balance",
+                value: 1,
+                allowed: "false without the feature `migration` of dominoes-netstack",
+            });
+        }
+        if !self
+            .shared
+            .has_dimensions(limits, self.group.count, delivery_slots)
+        {
+            return Err(ConfigError::OutOfRange {
+                field: "connections, buffers and log",
+                value: delivery_slots as u64,
+                allowed: "the same in all groups",
+            });
+        }
+        let inline = self.processor.map(Inline::new);
+        if let Some(inline) = &inline {
+            let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);
+            if !(1..=most).contains(&inline.unit) {
+                return Err(ConfigError::OutOfRange {
+                    field: "unit of the inline processor",
+                    value: inline.unit,
+                    allowed: "1 to a quarter of `receive_buffer` and of `send_buffer`",
+                });
+            }
+        }
+        let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
+        let mac = device.mac();
+        let (rx, tx) = device.split();
+        let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
+        let site = Site::new(self.address, self.prefix, self.gateway, &self.routes);
+        let mut world = World::new(
+            *limits,
+            (mac, caps.tx_checksum),
+            site.clone(),
+            delivery_slots,
+            ring,
+            rx.waker(),
+            (self.shared, self.group),
+        );
+        world.streams.inline = inline;
+        world.keys = Keys::new(self.secret);
+        world.salt = self.salt;
+        let world = Arc::new(world);
+        let mut rx = RxPump::new(
+            Arc::clone(&world),
+            rx,
+            site,
+            self.secret,
+            self.reassembly,
+            self.recorder,
+        );
+        rx.held_many = caps.rx_held_max.div_ceil(2);
+        rx.announce = self.announce;
+        rx.join_groups(self.group);
+        if self.balance && self.group.count > 1 {
+            rx.balance = Some(Balance::new(self.group.index));
+        }
+        let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
+        Ok(Base { world, rx, tx })
+    }
+}

@@ -1,0 +1,194 @@
+//! Which variant runs, as a value.
+
+use core::fmt;
+use core::str::FromStr;
+
+use dominoes_drivers::Device;
+
+#[cfg(feature = "locked")]
+use super::locked;
+use super::single::Single;
+use super::{Setup, Variant};
+use crate::error::ConfigError;
+use crate::group::{Group, Layout};
+use crate::log::request::GroupIndex;
+
+/// Names a variant: what [`Builder::variant`](crate::Builder::variant) starts on threads, and
+/// [`VariantKind::build`] makes to be driven by hand.
+///
+/// ```
+/// use dominoes_netstack::variants::VariantKind;
+///
+/// let kind: VariantKind = "replicated".parse()?;
+/// assert_eq!(kind, VariantKind::Replicated);
+/// assert_eq!(kind.to_string(), "replicated");
+/// # Ok::<(), dominoes_netstack::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum VariantKind {
+    /// One thread, no log: [`single`](super::single).
+    Single,
+    /// One state behind a [`std::sync::Mutex`]. Needs the feature `locked`.
+    Locked,
+    /// One state behind the queue lock of Mellor-Crummey and Scott. Needs the feature `locked`.
+    LockedMcs,
+    /// One log, a copy of the state per thread: [`group`](crate::group).
+    Replicated,
+}
+
+impl VariantKind {
+    /// Those that this build has, in the order of the table in [`variants`](super).
+    pub const ALL: &'static [VariantKind] = &[
+        VariantKind::Single,
+        #[cfg(feature = "locked")]
+        VariantKind::Locked,
+        #[cfg(feature = "locked")]
+        VariantKind::LockedMcs,
+        VariantKind::Replicated,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            VariantKind::Single => "single",
+            VariantKind::Locked => "locked",
+            VariantKind::LockedMcs => "locked-mcs",
+            VariantKind::Replicated => "replicated",
+        }
+    }
+
+    /// The variant, to be driven by hand or [divided](Variant::into_parts) among threads.
+    /// `layout.replicas` is the number of its workers, `layout.log` how many requests may be in
+    /// flight; the rest of `layout` concerns `replicated` alone.
+    ///
+    /// # Errors
+    /// If a setting is out of its range, excludes this variant, or needs a feature that this build
+    /// leaves out.
+    pub fn build(
+        self,
+        setup: Setup,
+        layout: Layout,
+        device: Box<dyn Device>,
+    ) -> Result<Box<dyn Variant>, ConfigError> {
+        if self != VariantKind::Replicated {
+            self.check(&setup, &layout)?;
+        }
+        match self {
+            VariantKind::Single => Ok(Box::new(Single::new(setup, device)?)),
+            #[cfg(feature = "locked")]
+            VariantKind::Locked => behind::<locked::Mutex>(setup, layout, device),
+            #[cfg(feature = "locked")]
+            VariantKind::LockedMcs => behind::<locked::Mcs>(setup, layout, device),
+            #[cfg(not(feature = "locked"))]
+            VariantKind::Locked | VariantKind::LockedMcs => Err(ConfigError::MissingFeature {
+                what: self.name(),
+                feature: "locked",
+            }),
+            VariantKind::Replicated => Ok(Box::new(Group::new(setup, layout, device)?)),
+        }
+    }
+
+    /// Whether a variant with one state can be had with these settings.
+    fn check(self, setup: &Setup, layout: &Layout) -> Result<(), ConfigError> {
+        const OTHER: &str = "choose the variant `replicated`";
+        let is_single = self == VariantKind::Single;
+        let several = layout.replicas > 1;
+        let asked = [
+            (
+                is_single && several,
+                "more than one thread",
+                "set `replicas` to 1, or choose another variant",
+            ),
+            (layout.autoscale, "`replicas_up_to`", OTHER),
+            (
+                layout.replica_slots > layout.replicas,
+                "replicas that join later",
+                OTHER,
+            ),
+            (layout.confirm, "`Layout::confirm`", OTHER),
+            (
+                !is_single && setup.group != GroupIndex::ONLY,
+                "several groups",
+                "choose `single` or `replicated`",
+            ),
+            (
+                !is_single && several && setup.recorder.is_some(),
+                "recording with several threads",
+                "set `replicas` to 1, or choose `replicated`",
+            ),
+        ];
+        match asked.into_iter().find(|(is_asked, ..)| *is_asked) {
+            None => Ok(()),
+            Some((_, what, instead)) => Err(ConfigError::Conflict {
+                what,
+                with: self.name(),
+                instead,
+            }),
+        }
+    }
+}
+
+#[cfg(feature = "locked")]
+fn behind<K: locked::LockKind>(
+    setup: Setup,
+    layout: Layout,
+    device: Box<dyn Device>,
+) -> Result<Box<dyn Variant>, ConfigError> {
+    let layout = locked::Layout::default()
+        .workers(layout.replicas)
+        .window(layout.tuning.log.max(locked::MIN_WINDOW));
+    Ok(Box::new(locked::Group::<K>::new(setup, layout, device)?))
+}
+
+impl fmt::Display for VariantKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for VariantKind {
+    type Err = ConfigError;
+
+    /// Understands the name of every variant, also of one that this build leaves out: then
+    /// [`VariantKind::build`] says which feature has it.
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        use VariantKind::{Locked, LockedMcs, Replicated, Single};
+        let mut kinds = [Single, Locked, LockedMcs, Replicated].into_iter();
+        let found = kinds.find(|kind| kind.name() == name);
+        found.ok_or_else(|| ConfigError::UnknownVariant(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_as_it_is_shown_and_others_are_refused() {
+        for kind in VariantKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(*kind));
+        }
+        let error = "lock".parse::<VariantKind>().unwrap_err();
+        assert_eq!(error, ConfigError::UnknownVariant("lock".to_owned()));
+        assert!(error.to_string().contains("locked-mcs"));
+    }
+
+    #[test]
+    fn a_variant_that_the_build_leaves_out_says_which_feature_has_it() {
+        use dominoes_drivers::memory::{MemoryConfig, pair};
+        for kind in [VariantKind::Locked, VariantKind::LockedMcs] {
+            let (device, _) = pair(MemoryConfig::default());
+            let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+            let built = kind.build(setup, Layout::default(), Box::new(device));
+            assert_eq!(built.is_ok(), VariantKind::ALL.contains(&kind));
+            if let Err(error) = built {
+                assert!(error.to_string().contains("enable the feature `locked`"));
+            }
+        }
+        let error = ConfigError::MissingFeature {
+            what: "locked",
+            feature: "locked",
+        };
+        assert!(error.to_string().contains("enable the feature `locked`"));
+    }
+}
