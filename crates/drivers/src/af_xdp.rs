@@ -1,18 +1,17 @@
 //! A network interface below the kernel's stack, through AF_XDP sockets.
 //!
-//! A small program in the driver hands over the frames that are for us, by default, with
-//! [`AfXdpOptions::address`], those to our address alone; the kernel keeps all others and never
-//! sees ours. So the kernel may go on using the same interface with other addresses. The program
-//! goes when the devices do, also when the process is killed.
+//! A small program in the driver passes frames to the device: by default all, with
+//! [`AfXdpOptions::address`] those to our address alone. The kernel keeps all others and never sees
+//! ours, so it can use the same interface with other addresses. The program is removed with the
+//! devices, also when the process is killed.
 //!
-//! Frames are received into memory that is shared with the kernel and read there, by as many
-//! threads as like; nobody can write to them. Chunks go back in any order, so a frame that is kept
-//! for long holds up nothing but itself.
+//! Frames are received into memory that is shared with the kernel, and any number of threads may
+//! read them there; none can write to them. Chunks return to the kernel in any order, so a frame
+//! that is kept for long delays no other.
 //!
-//! AF_XDP says nothing about checksums of received frames, and does not divide segments. Interfaces
-//! that leave checksums to the receiver (veth, for one) therefore look damaged, unless the sender
-//! computes them or [`AfXdpOptions::trust_checksums`] is set; [`AfXdp::advice`] tells when that is
-//! so.
+//! AF_XDP says nothing about checksums of received frames, and does not divide segments. If an
+//! interface leaves checksums to the receiver, as veth does, received frames look damaged unless
+//! the sender computes them or [`AfXdpOptions::trust_checksums`] is set; [`AfXdp::advice`] says so.
 //!
 //! | needs | for |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What can be set, with its defaults and why they are so.
+//! What can be set: defaults, ranges, and the reasons for them.
 
 use core::num::NonZero;
 
@@ -25,7 +25,7 @@ macro_rules! setters {
 }
 pub(crate) use setters;
 
-/// Whether, and how, an idle connection asks if its peer is still there (RFC 1122 section 4.2.3.6).
+/// How an idle connection probes whether its peer still answers (RFC 1122 section 4.2.3.6).
 ///
 /// ```
 /// use dominoes_netstack::Keepalive;
@@ -38,12 +38,12 @@ pub(crate) use setters;
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// How long nothing must have come before the first question, 1 ms to 1 year. Default 2 hours,
-    /// the least default that the RFC allows. The first question may come an eighth of this later.
+    /// How long a connection is idle before the first probe, 1 ms to 1 year. Default 2 hours, the
+    /// least default that the RFC allows. The first probe may leave an eighth of this later.
     pub idle: Duration,
-    /// Pause between two questions without an answer, 1 ms to 1 year. Default 75 s.
+    /// Pause between two probes without an answer, 1 ms to 1 year. Default 75 s.
     pub interval: Duration,
-    /// Questions without an answer before the connection fails. Default 9.
+    /// Probes without an answer before the connection fails. Default 9.
     pub probes: NonZero<u8>,
 }
 
@@ -86,19 +86,19 @@ impl Keepalive {
     }
 }
 
-/// What an application sets of one connection, by the methods of its socket. It reaches the
-/// connection through the log, as all else that changes it.
+/// What an application sets for one connection, by the methods of its socket. The log carries it to
+/// the connection, as all else that changes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Settings {
     /// Nagle's algorithm is off (RFC 9293 section 3.7.4).
     pub nodelay: bool,
-    /// Questions to an idle peer. Default: none.
+    /// Probes of an idle peer. Default: none.
     pub keepalive: Option<Keepalive>,
-    /// How long the peer may leave something unanswered before the connection fails (RFC 9293
-    /// section 3.8.3, RFC 5482 section 3). Default: [`DATA_RETRIES`](crate::tcp::DATA_RETRIES)
-    /// decide.
+    /// How long data or a probe may stay unacknowledged before the connection fails (RFC 9293
+    /// section 3.8.3, RFC 5482 section 3). Default: none; the connection fails after
+    /// [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) retransmissions.
     pub user_timeout: Option<Duration>,
     /// Hops that packets may make, 1 to 255 (RFC 1122 section 3.2.1.7). Default [`Settings::TTL`].
     pub ttl: u8,
@@ -137,10 +137,11 @@ impl Default for Settings {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum CongestionControl {
-    /// One segment more each round trip, half after a loss (RFC 5681, RFC 6582).
+    /// The window grows by one segment each round trip and halves after a loss (RFC 5681, RFC
+    /// 6582).
     NewReno,
-    /// As far as the window was before, by a cubic function of time; seven tenths after a loss (RFC
-    /// 9438).
+    /// The window grows by a cubic function of time towards its size before the last loss, and
+    /// falls to seven tenths after one (RFC 9438).
     #[default]
     Cubic,
 }
@@ -206,7 +207,7 @@ impl Default for TcpPolicy {
     }
 }
 
-/// Bounds that every replica of a group shares. They belong to the log: replaying needs the same
+/// Bounds of a group, the same in every replica. They belong to the log: replaying needs the same
 /// ones.
 ///
 /// ```
@@ -224,20 +225,23 @@ pub struct Limits {
     /// Connections at a time in each group, TIME-WAIT and closing ones included, 1 to 2^20. Default
     /// 16,384.
     ///
-    /// A SYN that finds so many is dropped, and an open fails with
+    /// When so many are open, a SYN is dropped, and an open fails with
     /// [`SocketError::NoRoom`](crate::SocketError::NoRoom);
     /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both.
     ///
-    /// Memory comes with use. At the start a stack takes 44 bytes for each of them, 0.7 MiB by
-    /// default and 2.8 MiB for 65,536, and reserves address space for [`Limits::CONNECTION_BASE`]
-    /// bytes each at most, which are touched when as many connections are open as never before. A
-    /// connection that has carried no payload takes at most those and
-    /// [`Limits::CONNECTION_PER_REPLICA`] in every replica, also if its application looks for news
-    /// of it. Its `receive_buffer` comes with the first byte that arrives, with 8 bytes for each
-    /// request in flight; its `send_buffer` with the first that is written. Both stay for the next
-    /// connection in its place, so the most that a stack can come to is as many of both as
-    /// `connections` says. A replica that joins a running group is given a copy of the state, about
-    /// 1 KiB for each connection that is open; its giver does nothing else meanwhile.
+    /// Memory is allocated with use:
+    ///
+    /// - When it starts, a stack takes 44 bytes for each of these connections: 0.7 MiB by default,
+    ///   2.8 MiB for 65,536. It reserves address space for another [`Limits::CONNECTION_BASE`]
+    ///   bytes each at most, which the first connection of a table entry touches.
+    /// - A connection that has carried no payload takes at most these bytes and
+    ///   [`Limits::CONNECTION_PER_REPLICA`] in every replica.
+    /// - The first byte that arrives allocates the connection's `receive_buffer` and 8 bytes for
+    ///   each request that the log holds. The first byte that is written allocates its
+    ///   `send_buffer`. The next connection with the same entry of the table uses both again, so a
+    ///   stack never has more than `connections` of each.
+    /// - A replica that joins a running group gets a copy of the state, about 1 KiB for each open
+    ///   connection. The replica that makes the copy does nothing else meanwhile.
     pub connections: u32,
     /// Receive ring of a connection in bytes, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
@@ -245,7 +249,7 @@ pub struct Limits {
     /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
     /// takes little memory. Default 1 MiB.
     pub send_buffer: u32,
-    /// Numbered frames between two that the device took, a power of two. Default 512.
+    /// Frames that are numbered and not sent yet, a power of two from 4 to 2^20. Default 512.
     pub tx_slots: u32,
     /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
@@ -253,40 +257,41 @@ pub struct Limits {
     /// only where the device cuts frames into segments, and is lowered to what the device takes.
     /// Default: 65,475.
     pub frame_payload: u32,
-    /// Frames that one connection or UDP socket may number before the next one in turn. Default 64.
+    /// Frames that one connection or UDP socket may number before others that wait, 1 to 2^20.
+    /// Default 64.
     pub quantum: u32,
     /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section
     /// 2). SYNs beyond it, or beyond the backlog of their port, are answered by cookies, which take
     /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
     pub syn_queue: u32,
-    /// Resets of segments that no connection wants, in a second, about; 0: none. Default 1000.
-    /// "About": every limit of answers is another one in every second, between half and one and a
-    /// half of what is said here.
+    /// Resets per second of segments that no connection accepts, about; 0: none. Default 1000.
+    ///
+    /// "About" holds for all limits of answers: each second has another limit, between half of this
+    /// number and one and a half times it.
     pub resets_per_second: u32,
-    /// ... of these to one destination; 0: none. Default 250.
+    /// Of these, to one destination; 0: none. Default 250.
     pub resets_per_destination: u32,
-    /// Challenge acknowledgments in a second, over all connections, about (RFC 5961 section 7); 0:
+    /// Challenge acknowledgments per second, over all connections, about (RFC 5961 section 7); 0:
     /// none. Default 1000.
     pub challenges_per_second: u32,
-    /// ... of these to one destination; 0: none. Default 100.
+    /// Of these, to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,
-    /// ICMP errors in a second, about (RFC 1122 section 3.2.2); 0: none. Default 1000.
+    /// ICMP errors per second, about (RFC 1122 section 3.2.2); 0: none. Default 1000.
     pub errors_per_second: u32,
-    /// ... of these to one destination; 0: none. Default 10.
+    /// Of these, to one destination; 0: none. Default 10.
     pub errors_per_destination: u32,
-    /// UDP sockets at a time. Default 64.
+    /// UDP sockets at a time, 0 to 2^16. Default 64.
     pub udp_sockets: u32,
     /// Queue of a UDP socket in bytes, with 16 for each datagram, a power of two from 2^10 to 2^30.
     /// Default 256 KiB.
     pub udp_receive_buffer: u32,
-    /// Datagrams that a UDP socket may have under way, in bytes as above. Default 256 KiB.
+    /// Datagrams of a UDP socket that are not sent yet, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
     /// What connections do where the standards leave a choice. No bound, but replaying needs it,
     /// too.
     pub tcp: TcpPolicy,
-    /// For tests: of a million times that a connection is looked at off the fast path, the code
-    /// panics so often. Which times follows from the log, so all replicas choose the same. Not
-    /// recorded.
+    /// For tests: how many of a million uses of a connection off the fast path panic. Which ones
+    /// follows from the log, so all replicas choose the same. Not recorded.
     #[cfg(feature = "testkit")]
     #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,

@@ -1,15 +1,22 @@
-//! How a request travels.
+//! How a request travels, and the memory that it meets.
 //!
 //! ```text
-//! device -> pump: parse, merge, publish -> prepare -> apply -> perform -> TX slots, streams -> device, application
+//! device -> rx: parse, merge, publish -> prepare -> apply -> perform -> tx -> device
+//!                                                                \-> stream -> application
 //! ```
 //!
-//! `ingress` turns frames into requests, `pump` publishes them, `prepare` verifies checksums,
-//! `replica` is the state that every replica keeps, `perform` does what `apply` asked for, `stream`
-//! and `tx` are the memory that primaries share with applications and devices; `processor` is what
-//! they do to bytes on the way. `direct` does all of it at once, for a thread that has the state to
-//! itself. Which thread calls what, and whether there is a log in between, is the business of
-//! [`crate::variants`].
+//! | module | what it does |
+//! |---|---|
+//! | `rx`, `gro` | make requests of frames and publish them; send numbered frames |
+//! | `prepare` | verifies checksums |
+//! | `perform` | performs the effects of `apply` ([`crate::state`]) |
+//! | `stream`, `udp_queues`, `tx` | memory that primaries share with applications and devices |
+//! | `processor` | works on every byte of a stream while it is copied |
+//! | `direct` | does all steps at once, for a thread that has the state to itself |
+//! | `record` | records what is published, and replays it |
+//! | `world`, `view` | what all threads of a stack share, and what they show of themselves |
+//!
+//! [`crate::variants`] decides which thread calls what, and whether there is a log in between.
 
 pub(crate) mod copy;
 pub(crate) mod direct;

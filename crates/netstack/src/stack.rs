@@ -222,7 +222,7 @@ impl Builder {
     /// let (mut theirs, _) = listener.accept()?;
     /// ours.write_all(b"hello")?;
     /// theirs.read_exact(&mut [0; 5])?;
-    /// assert_eq!(server.stats().membership.diverged, 0);
+    /// assert_eq!(server.stats().membership.repaired, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

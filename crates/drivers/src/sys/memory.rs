@@ -47,7 +47,7 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: an address and a length; whoever reads or writes there answers for it.
+// SAFETY: an address and a length. Code that reads or writes there says why it may.
 unsafe impl Send for Mapping {}
 
 // SAFETY: as above.
@@ -105,20 +105,20 @@ impl Mapping {
         self.len
     }
 
-    /// Takes the right to write away, for good.
+    /// Makes the pages readable only, for good.
     pub(crate) fn forbid_writes(&self) -> io::Result<()> {
-        // SAFETY: the pages are mapped as long as `self` lives. Nobody writes through references
-        // here: those who have the address answer for it.
+        // SAFETY: the pages are mapped as long as `self` lives. No reference to them is made here;
+        // code that has the address says why it may access it.
         check(unsafe { libc::mprotect(self.start.as_ptr().cast(), self.len, libc::PROT_READ) })
             .map(drop)
     }
 
-    /// Puts this mapping into the place of the pages at `target`, in one step: who reads there
+    /// Replaces the pages at `target` by this mapping, in one step: a thread that reads there
     /// meanwhile sees the old pages or the new ones.
     ///
     /// # Safety
     /// `target` is the start of as many whole pages that the caller has mapped, the bytes there are
-    /// those of this mapping, and nobody writes to either.
+    /// those of this mapping, and no thread writes to either.
     pub(crate) unsafe fn replace(self, target: *mut u8) -> io::Result<()> {
         // SAFETY: the caller's promise; the place where this mapping was is given up, see below.
         unsafe { move_pages(self.start.as_ptr(), target, self.len) }?;
@@ -129,8 +129,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: these pages were mapped by `map` for this value, and whoever has an address in
-        // them keeps it alive.
+        // SAFETY: `map` mapped these pages for this value, and code that has an address in them
+        // keeps the value alive.
         unsafe { unmap(self.start.as_ptr(), self.len) };
     }
 }
@@ -138,8 +138,8 @@ impl Drop for Mapping {
 /// Moves pages over others, in one step. Their old place is unmapped.
 ///
 /// # Safety
-/// Both are starts of `len` bytes of whole pages that the caller has mapped, and nobody uses those
-/// at `from`.
+/// Both are starts of `len` bytes of whole pages that the caller has mapped, and no thread uses
+/// those at `from`.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::Result<()> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller's promise.
@@ -153,7 +153,7 @@ pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::R
 /// Unmaps pages.
 ///
 /// # Safety
-/// They are whole pages that the caller has mapped, and nobody uses them any more.
+/// They are whole pages that the caller has mapped, and no thread uses them any more.
 pub(crate) unsafe fn unmap(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise. It cannot fail in a way that matters.
     unsafe { libc::munmap(start.cast(), len) };

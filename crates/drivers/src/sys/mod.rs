@@ -43,7 +43,7 @@ fn check_len(result: isize) -> io::Result<usize> {
 fn own(result: c_int) -> io::Result<OwnedFd> {
     let fd = check(result)?;
     // SAFETY: the caller passes what the kernel returned for a call that makes a new descriptor; it
-    // is not negative, so it is open, and nobody else knows it.
+    // is not negative, so it is open, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -255,8 +255,8 @@ impl<'a> StreamRef<'a> {
 
     // What the pump does.
 
-    /// Lowers the flag and reads what the application stored: read and write cursor, and what it
-    /// asked.
+    /// Lowers the flag and reads what the application stored: its read and write cursor, and its
+    /// requests.
     pub(crate) fn progress(&self) -> (u64, u64, AppRequest) {
         // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a
         // later store raises it again.
@@ -295,7 +295,7 @@ impl<'a> StreamRef<'a> {
         )
     }
 
-    /// Whether the application has let go of it.
+    /// Whether the application has released the connection.
     pub(crate) fn is_orphan(&self) -> bool {
         // ORDERING: Acquire, pairs with the Release in `request`: its last reads are over.
         self.stream.app.requests.load(Ordering::Acquire) & ORPHAN != 0
@@ -303,7 +303,7 @@ impl<'a> StreamRef<'a> {
 
     // Names.
 
-    /// What its application is to know.
+    /// The handle for its application.
     pub(crate) fn handle(&self) -> Handle {
         Handle {
             stream: self.stream.number,

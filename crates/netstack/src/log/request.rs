@@ -26,13 +26,13 @@ pub type Verdict = u64;
 /// At most this many acknowledgments share a request with the first one of their run.
 pub const MORE_ACKS: usize = 6;
 
-/// One life of one connection: a place in the connection table, and which of its tenants is meant.
+/// A connection: an entry of the connection table, and which of its connections is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct ConnId {
-    /// Place in the connection table.
+    /// The entry of the connection table.
     pub index: u32,
-    /// Counts the connections that have lived at this place.
+    /// Counts the connections that had the entry.
     pub generation: u32,
 }
 
@@ -425,12 +425,12 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
-    /// All work of a closed connection is done and its socket gone: its place is free again.
+    /// All work of a closed connection is done and its socket gone: its entry is free again.
     Free {
         /// The connection.
         conn: ConnId,
     },
-    /// A connection is about to come from another group: keeps a place for it.
+    /// A connection is about to come from another group: keeps an entry for it.
     MigrationReserve {
         /// Whom to tell.
         request_id: u64,
@@ -447,7 +447,7 @@ pub enum Body {
     },
     /// All bytes of a connection that comes are here.
     MigrationArrive {
-        /// The place that was kept for it.
+        /// The entry that was kept for it.
         conn: ConnId,
         /// How many bytes they are.
         len: u32,
@@ -471,7 +471,7 @@ pub enum Body {
         /// Payload bytes of each, as many as the digest counts.
         lens: [u16; MAX_DATAGRAMS],
     },
-    /// A UDP socket begins. The place of a former one is free.
+    /// A UDP socket begins. The entry of a former one is free.
     Bind {
         /// Its name, in the table of UDP sockets.
         socket: ConnId,

@@ -34,7 +34,8 @@
 //! schedules retransmissions, with the scoreboard in `scoreboard.rs` and the times in `rack.rs`;
 //! `undo.rs` reverts a reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors
 //! and the path MTU, `cookie.rs` handshakes without state. `reassembly.rs`, `retransmit.rs` and
-//! `congestion` are arithmetic; `user.rs` holds the calls of the application.
+//! `congestion` are arithmetic; `user.rs` holds the calls of the application. `delayed_ack.rs`
+//! decides when received data is acknowledged.
 //!
 //! # Departures from the RFCs
 //!

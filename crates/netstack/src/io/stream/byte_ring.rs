@@ -1,4 +1,4 @@
-//! Bytes in a ring, which threads share that agree on who accesses which.
+//! A ring of bytes that several threads access, each a range of its own.
 
 use core::cell::UnsafeCell;
 
@@ -8,7 +8,7 @@ use crate::io::sync::Shadow;
 /// Bytes of a ring, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
-/// Bytes shared between threads that agreed on who has which.
+/// Bytes that threads share. The callers of its functions agree on which thread accesses which.
 pub(super) struct ByteRing {
     bytes: Box<[UnsafeCell<u8>]>,
     mask: u64,

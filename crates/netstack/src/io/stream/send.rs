@@ -96,7 +96,7 @@ impl<'a> StreamRef<'a> {
         most.saturating_sub(written - released) as usize
     }
 
-    /// Copies as much of `from` as there is room for; returns how much that is.
+    /// Copies the part of `from` for which there is room; returns its length.
     pub(crate) fn write(&self, from: &[u8]) -> usize {
         if from.is_empty() {
             return 0;
@@ -143,7 +143,7 @@ impl<'a> StreamRef<'a> {
         len
     }
 
-    /// Whether nothing that was written is to be read any more.
+    /// Whether all that was written is released.
     pub(crate) fn is_drained(&self) -> bool {
         // ORDERING: Relaxed: nothing but the number counts.
         let released = self.stream.stack.released.load(Ordering::Relaxed);
