@@ -57,7 +57,7 @@ pub use worker::Worker;
 use crate::{
     DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, Units, WakeSource, channel,
 };
-use observe::Observer;
+use observe::{Hook, Observer, Prints};
 use std::{
     collections::HashMap,
     error::Error,
@@ -236,8 +236,8 @@ pub struct Builder<S> {
     cores: Vec<usize>,
     every: u64,
     fields: &'static [&'static str],
-    prints: Option<Box<dyn Fn(&S, &mut [u64]) + Send + Sync>>,
-    hook: Box<dyn Fn(&Divergence) -> Action + Send + Sync>,
+    prints: Option<Prints<S>>,
+    hook: Hook,
 }
 
 impl<S> fmt::Debug for Builder<S> {

@@ -212,7 +212,7 @@ impl Fixture {
     /// One random action.
     fn act(&self) {
         self.see_repair();
-        match self.below(40) {
+        match self.below(41) {
             0..8 => {
                 let mut publisher = self.publisher.borrow_mut();
                 let Some(publisher) = publisher.as_mut() else {
@@ -286,6 +286,15 @@ impl Fixture {
                 let replica = self.below(7) as usize;
                 if group.as_ref().unwrap().handle().unpark(replica).is_ok() {
                     self.count("unpark");
+                }
+            }
+            40 if self.flipped.get().is_none() => {
+                // One that has no share, or is not yet known to have the right state, just goes.
+                let at = self.some_worker();
+                let idle = |worker: &mut Hand| worker.worker_state() != WorkerState::Active;
+                let dropped = self.workers.borrow_mut()[at].take_if(idle);
+                if let Some(worker) = dropped {
+                    self.count(&format!("dropped in {:?}", worker.worker_state()));
                 }
             }
             39 if self.flipped.get().is_none() && self.depth.get() == 0 => {
@@ -468,6 +477,9 @@ fn any_interleaving_of_kills_joins_leaves_and_flips_gives_the_states_and_effects
             "unparked",
             "repaired",
             "stolen",
+            "dropped in Joining",
+            "dropped in JoinCheck",
+            "dropped in Parked",
         ];
         let faults = FAULTS.map(|fault| format!("{fault:?}"));
         for what in wanted.iter().map(|what| (*what).to_owned()).chain(faults) {
