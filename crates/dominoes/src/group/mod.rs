@@ -619,33 +619,28 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
         A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
         P: Fn(E, Seq) + Send + Sync + 'static,
     {
-        builder(state, replicas).spawn(apply, perform)
-    }
-}
-
-/// Settings for a group of `replicas` replicas of `state`, to begin with.
-pub fn builder<S>(state: S, replicas: usize) -> Builder<S> {
-    Builder {
-        state,
-        replicas,
-        slots: 0,
-        capacity: 1024,
-        chunk: 16,
-        patience: Duration::from_millis(1),
-        attempts: 3,
-        revive: true,
-        cores: Vec::new(),
-        every: 0,
-        fields: &[],
-        prints: None,
-        hook: Box::new(|_| Action::Repair),
+        Group::builder(state, replicas).spawn(apply, perform)
     }
 }
 
 impl<S: 'static> Group<S, ()> {
     /// Settings for a group of `replicas` replicas of `state`, to begin with.
     pub fn builder(state: S, replicas: usize) -> Builder<S> {
-        builder(state, replicas)
+        Builder {
+            state,
+            replicas,
+            slots: 0,
+            capacity: 1024,
+            chunk: 16,
+            patience: Duration::from_millis(1),
+            attempts: 3,
+            revive: true,
+            cores: Vec::new(),
+            every: 0,
+            fields: &[],
+            prints: None,
+            hook: Box::new(|_| Action::Repair),
+        }
     }
 }
 
