@@ -1,5 +1,4 @@
 //! Groups of replicas: every step interleaved by hand from a seed, and the same on threads.
-
 #![cfg(not(loom))]
 
 #[path = "group/by_hand.rs"]

@@ -612,6 +612,9 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
     /// request in the order of the log, and must be deterministic; `perform` runs once for each
     /// request, on the thread of its primary. The short form of [`builder`](Self::builder).
     ///
+    /// `perform` may publish into the log of the group by `try_` calls only: its replica applies
+    /// nothing meanwhile, so one that waits for room may wait for itself.
+    ///
     /// # Errors
     /// If the number of replicas is out of its range, or a thread cannot be started.
     pub fn spawn<A, P>(state: S, replicas: usize, apply: A, perform: P) -> Result<Self, GroupError>

@@ -256,10 +256,7 @@ where
             unreachable!("an active worker has a state");
         };
         let applied = self.apply(&mut replica, apply);
-        let performed = match self.state {
-            WorkerState::Active => self.perform(&mut replica, now, perform),
-            _ => 0,
-        };
+        let performed = self.perform(&mut replica, now, perform);
         let forgotten = self.forget(&mut replica, now);
         let is_finished = replica.log.is_finished();
         let is_pending = !replica.pending.effects.is_empty();
