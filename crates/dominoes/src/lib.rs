@@ -203,21 +203,16 @@
 struct Readme;
 
 mod channel;
-mod context;
-mod domain;
+mod domains;
 mod error;
 pub mod group;
 mod log;
 mod primary;
 mod publisher;
-mod semaphore;
 mod seq;
-mod service;
-mod share;
 mod stats;
 mod subscription;
 mod sync;
-mod timer;
 mod verdicts;
 mod wait;
 mod wait_set;
@@ -234,8 +229,12 @@ mod slots;
 
 pub use attachments::{Attachments, Pin, Stocker, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
-pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
-pub use domain::{Domain, Replica, Turn};
+pub use domains::{
+    Clock, Context, ContextControl, ContextHandle, Domain, DomainHandle, Feed, FeedId, FeedView,
+    Lifo, ManualClock, Pool, Priority, Replica, Reply, RoundRobin, Scheduler, Semaphore, Served,
+    Service, SharePublisher, Step, SystemClock, Then, Tick, TimerControl, TimerFeed, TimerId,
+    TimerPublisher, Turn, Unordered, Wheel, WorkShare, Worker,
+};
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
 pub use exclusive::{Exclusive, ExclusiveGuard};
 pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
@@ -246,17 +245,9 @@ pub use primary::{
 };
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;
-pub use semaphore::Semaphore;
 pub use seq::Seq;
-pub use service::{
-    Feed, FeedId, FeedView, Priority, RoundRobin, Scheduler, Served, Service, Step, Then,
-};
-pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
-pub use timer::{
-    Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
-};
 pub use verdicts::{BegunVerdict, Verdicts};
 pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
 pub use wait_set::{WaitSet, WakeSource};

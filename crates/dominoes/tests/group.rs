@@ -1,4 +1,5 @@
 //! Groups of replicas: every step interleaved by hand from a seed, and the same on threads.
+#![cfg(not(loom))]
 
 #[path = "group/by_hand.rs"]
 mod by_hand;

@@ -57,7 +57,7 @@ pub use worker::Worker;
 use crate::{
     DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, Units, WakeSource, channel,
 };
-use observe::Observer;
+use observe::{Hook, Observer, Prints};
 use std::{
     collections::HashMap,
     error::Error,
@@ -236,8 +236,8 @@ pub struct Builder<S> {
     cores: Vec<usize>,
     every: u64,
     fields: &'static [&'static str],
-    prints: Option<Box<dyn Fn(&S, &mut [u64]) + Send + Sync>>,
-    hook: Box<dyn Fn(&Divergence) -> Action + Send + Sync>,
+    prints: Option<Prints<S>>,
+    hook: Hook,
 }
 
 impl<S> fmt::Debug for Builder<S> {
@@ -612,6 +612,9 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
     /// request in the order of the log, and must be deterministic; `perform` runs once for each
     /// request, on the thread of its primary. The short form of [`builder`](Self::builder).
     ///
+    /// `perform` may publish into the log of the group by `try_` calls only: its replica applies
+    /// nothing meanwhile, so one that waits for room may wait for itself.
+    ///
     /// # Errors
     /// If the number of replicas is out of its range, or a thread cannot be started.
     pub fn spawn<A, P>(state: S, replicas: usize, apply: A, perform: P) -> Result<Self, GroupError>
@@ -619,33 +622,28 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
         A: Fn(&mut S, Seq, &T) -> E + Send + Sync + 'static,
         P: Fn(E, Seq) + Send + Sync + 'static,
     {
-        builder(state, replicas).spawn(apply, perform)
-    }
-}
-
-/// Settings for a group of `replicas` replicas of `state`, to begin with.
-pub fn builder<S>(state: S, replicas: usize) -> Builder<S> {
-    Builder {
-        state,
-        replicas,
-        slots: 0,
-        capacity: 1024,
-        chunk: 16,
-        patience: Duration::from_millis(1),
-        attempts: 3,
-        revive: true,
-        cores: Vec::new(),
-        every: 0,
-        fields: &[],
-        prints: None,
-        hook: Box::new(|_| Action::Repair),
+        Group::builder(state, replicas).spawn(apply, perform)
     }
 }
 
 impl<S: 'static> Group<S, ()> {
     /// Settings for a group of `replicas` replicas of `state`, to begin with.
     pub fn builder(state: S, replicas: usize) -> Builder<S> {
-        builder(state, replicas)
+        Builder {
+            state,
+            replicas,
+            slots: 0,
+            capacity: 1024,
+            chunk: 16,
+            patience: Duration::from_millis(1),
+            attempts: 3,
+            revive: true,
+            cores: Vec::new(),
+            every: 0,
+            fields: &[],
+            prints: None,
+            hook: Box::new(|_| Action::Repair),
+        }
     }
 }
 

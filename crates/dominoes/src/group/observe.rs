@@ -67,8 +67,8 @@ pub enum Action {
     Report,
 }
 
-type Prints<S> = Box<dyn Fn(&S, &mut [u64]) + Send + Sync>;
-type Hook = Box<dyn Fn(&Divergence) -> Action + Send + Sync>;
+pub(super) type Prints<S> = Box<dyn Fn(&S, &mut [u64]) + Send + Sync>;
+pub(super) type Hook = Box<dyn Fn(&Divergence) -> Action + Send + Sync>;
 
 /// How the states of a group are compared.
 pub(super) struct Observer<S> {

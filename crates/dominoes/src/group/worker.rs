@@ -9,6 +9,11 @@
 //! decides. Every worker retains every effect until the word says that it is performed, so any
 //! worker can perform what another one has not begun.
 //!
+//! The claims are those of [`Units`](crate::Units) as they are, and so is their argument: a worker
+//! that reads that an effect is performed sees what performing it wrote, and a worker that goes on
+//! with a chunk continues after what was performed. Everything else that workers tell each other
+//! goes through the log, the slot table's lock, or a word of it.
+//!
 //! A word serves chunk after chunk. A worker applies the log no further than the words reach from
 //! its first pending effect on, so a chunk is begun only when the one before it in the same word is
 //! performed.
@@ -251,10 +256,7 @@ where
             unreachable!("an active worker has a state");
         };
         let applied = self.apply(&mut replica, apply);
-        let performed = match self.state {
-            WorkerState::Active => self.perform(&mut replica, now, perform),
-            _ => 0,
-        };
+        let performed = self.perform(&mut replica, now, perform);
         let forgotten = self.forget(&mut replica, now);
         let is_finished = replica.log.is_finished();
         let is_pending = !replica.pending.effects.is_empty();
@@ -483,7 +485,7 @@ where
         let Some(mut replica) = self.replica.take() else {
             return Membership::Stays;
         };
-        let fingerprint = |replica: &Box<Replica<S, T, E>>| {
+        let fingerprint = |replica: &Replica<S, T, E>| {
             let observer = shared.observer.as_ref();
             observer.map_or(0, |observer| observer.fingerprint(&replica.state))
         };
@@ -491,7 +493,7 @@ where
         let served = membership.serve_joiners(
             self.id,
             position,
-            &mut replica,
+            &mut *replica,
             |replica| replica.snapshot(),
             fingerprint,
         );

@@ -2,8 +2,8 @@
 
 use super::{Chain, Planned, die};
 use dominoes::{
-    Park, Publisher, Seq, Turn,
-    group::{Action, ByHand, Divergence, MembershipError, Worker, WorkerState, builder},
+    Group, Park, Publisher, Seq, Turn,
+    group::{Action, ByHand, Divergence, MembershipError, Worker, WorkerState},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -41,7 +41,7 @@ impl Fixture {
         let performed = Rc::<RefCell<Vec<Seq>>>::default();
         let poison = Rc::new(Cell::new((0, 0)));
         let heard = divergences.clone();
-        let settings = builder(Chain::default(), replicas)
+        let settings = Group::builder(Chain::default(), replicas)
             .capacity(64)
             .chunk(4)
             .attempts(attempts)

@@ -3,7 +3,7 @@
 use super::{Chain, Planned, Random, die};
 use dominoes::{
     Group, GroupError,
-    group::{Action, Divergence, MembershipHandle, builder},
+    group::{Action, Divergence, MembershipHandle},
 };
 use std::{
     collections::BTreeMap,
@@ -186,7 +186,7 @@ fn an_effect_in_the_middle_of_a_stall_is_waited_for_and_all_others_are_performed
     let gate = Arc::new(AtomicBool::new(false));
     let count = Arc::new(AtomicUsize::new(0));
     let (closed, counted) = (gate.clone(), count.clone());
-    let group = builder((), 3)
+    let group = Group::builder((), 3)
         .chunk(1)
         .spawn(
             |_: &mut (), _, n: &u64| *n,
@@ -224,7 +224,7 @@ fn dropping_a_group_performs_what_was_published_and_drops_every_value_once() {
         state.push(effect.clone());
         effect.clone()
     };
-    let group = builder(Vec::new(), 3)
+    let group = Group::builder(Vec::new(), 3)
         .spawn(apply, move |_: Held, _| {
             done.fetch_add(1, Ordering::Relaxed);
         })
@@ -289,14 +289,14 @@ fn settings_out_of_their_range_are_named() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(name(builder(0, 0)), "replicas");
-    assert_eq!(name(builder(0, 57)), "replicas");
-    assert_eq!(name(builder(0, 1).slots(57)), "slots");
-    assert_eq!(name(builder(0, 1).capacity(3)), "capacity");
-    assert_eq!(name(builder(0, 1).chunk(3)), "chunk");
-    assert_eq!(name(builder(0, 1).capacity(8).chunk(16)), "chunk");
-    assert_eq!(name(builder(0, 1).attempts(0)), "attempts");
-    assert_eq!(name(builder(0, 1).fingerprint(0, |_| 0)), "every");
+    assert_eq!(name(Group::builder(0, 0)), "replicas");
+    assert_eq!(name(Group::builder(0, 57)), "replicas");
+    assert_eq!(name(Group::builder(0, 1).slots(57)), "slots");
+    assert_eq!(name(Group::builder(0, 1).capacity(3)), "capacity");
+    assert_eq!(name(Group::builder(0, 1).chunk(3)), "chunk");
+    assert_eq!(name(Group::builder(0, 1).capacity(8).chunk(16)), "chunk");
+    assert_eq!(name(Group::builder(0, 1).attempts(0)), "attempts");
+    assert_eq!(name(Group::builder(0, 1).fingerprint(0, |_| 0)), "every");
 }
 
 /// The payload of a planned fault is no message, so nothing is printed for it.

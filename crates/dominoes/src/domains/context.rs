@@ -2,7 +2,7 @@
 
 use crate::{
     JoinError, Meter,
-    domain::{Domain, Turn},
+    domains::domain::{Domain, Turn},
     stats::DomainStats,
     wait_set::{WaitSet, WakeSource},
 };
