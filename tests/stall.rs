@@ -18,7 +18,6 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
-
 use dominoes_testkit::link::{Link, LinkConfig};
 use dominoes_testkit::packet::Header;
 use dominoes_testkit::{Rng, number};
