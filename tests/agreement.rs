@@ -37,10 +37,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 use std::time::Instant;
 
+use dominoes_testkit::{Rng, mix, number};
 use proptest::strategy::ValueTree;
 
 use check::Failure;
-use dominoes_testkit::{Rng, mix, number};
 use effect_log::{EffectLog, EffectRecorder};
 use faults::{Fault, Faulty};
 use membership::PlannedFaults;

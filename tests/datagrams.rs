@@ -405,14 +405,7 @@ fn errors_are_reported_no_more_often_than_the_limit() {
         for i in 0..10_000_u32 {
             let [.., a, b] = i.to_be_bytes();
             for (source, reports) in [[10, 0, 0, 2], [10, 9, a, b]].into_iter().zip(&mut reports) {
-                let frame = packet::udp(
-                    Path {
-                        from: source,
-                        ..TO_STACK
-                    },
-                    (4000, 9),
-                    &i.to_be_bytes(),
-                );
+                let frame = packet::udp(TO_STACK.source(source), (4000, 9), &i.to_be_bytes());
                 *reports += lone.inject(frame).len();
             }
         }
@@ -514,10 +507,7 @@ fn honest_datagrams_are_served_within_a_second_after_a_flood_of_fragments() {
                     1 => (Ipv4Addr::from(0x0b00_0000 + i), i as u16, 0),
                     _ => (Ipv4Addr::new(10, 0, 0, 66), 1, (i % 8_000 * 8) as usize),
                 };
-                let path = Path {
-                    from: source.octets(),
-                    ..TO_STACK
-                };
+                let path = TO_STACK.source(source.octets());
                 let frame = packet::fragment(path, UDP, ident, (offset, true), &filler);
                 lone.host.inject(frame);
                 if i % 20 == 0 {

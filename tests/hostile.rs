@@ -9,11 +9,10 @@
 use dominoes_netstack::TcpStream;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_testkit::{Cases, Host, Rng, Variant};
-
 use dominoes_testkit::packet::{
     self, ACK, FIN, ICMP, RST, Right, STACK, SYN, Segment, TCP, TO_STACK,
 };
+use dominoes_testkit::{Cases, Host, Rng, Variant};
 
 /// Frames of a case.
 const FRAMES: u64 = 700;

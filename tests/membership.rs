@@ -9,7 +9,6 @@ use std::time::Duration;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::stats::MembershipStats;
 use dominoes_netstack::{Stack, StackError};
-
 use dominoes_testkit::number;
 
 /// Looks at a condition before something is held to hang: a minute.

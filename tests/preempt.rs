@@ -23,7 +23,6 @@ use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
-
 use dominoes_testkit::{Rng, Traffic, mix, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];

@@ -6,9 +6,9 @@
 //! nothing for 100 ms, or panics in the middle of an effect. What the application gets must go on
 //! growing, unharmed, and neither side may send an byte twice.
 
-use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
@@ -18,7 +18,7 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
-
+use dominoes_testkit::link::{Link, LinkConfig};
 use dominoes_testkit::packet::Header;
 use dominoes_testkit::{Rng, number};
 
@@ -29,7 +29,7 @@ const MILLI: u64 = 1_000_000;
 /// Between two turns of everybody.
 const STEP: u64 = 10 * MICRO;
 /// One way.
-const DELAY: u64 = 20 * MICRO;
+const DELAY: Duration = Duration::from_micros(20);
 /// At full speed by then.
 const WARM: u64 = 30 * MILLI;
 const STALL: u64 = 100 * MILLI;
@@ -62,10 +62,8 @@ impl Pattern {
 }
 
 /// One direction of a link of 8 Gbit/s: a byte takes a nanosecond.
-#[derive(Default)]
 struct Lane {
-    under_way: VecDeque<(u64, Vec<u8>)>,
-    free_at: u64,
+    link: Link,
     /// After the highest byte that went this way.
     highest: Option<u32>,
     /// Bytes that went again.
@@ -73,16 +71,23 @@ struct Lane {
 }
 
 impl Lane {
+    fn new() -> Lane {
+        let config = LinkConfig::default().rate(8_000_000_000, 0);
+        Lane {
+            link: Link::new(config.delay(DELAY)),
+            highest: None,
+            again: 0,
+        }
+    }
+
     fn carry(&mut self, now: u64, from: &Script, to: &Script) {
+        let now = Duration::from_nanos(now);
         for (bytes, _) in from.take_sent() {
             self.watch(&bytes);
-            self.free_at = self.free_at.max(now) + bytes.len() as u64;
-            self.under_way.push_back((self.free_at + DELAY, bytes));
+            self.link.offer(now, Frame::from_bytes(&bytes));
         }
-        while self.under_way.front().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, bytes)) = self.under_way.pop_front()
-        {
-            to.push_frame(Frame::from_bytes(&bytes));
+        while let Some(frame) = self.link.take(now) {
+            to.push_frame(frame);
         }
     }
 
@@ -187,7 +192,7 @@ fn play(scene: Scene) -> Outcome {
         .unwrap();
     let mut workers: Vec<Option<Worker<PanicOnce>>> =
         group.into_workers().into_iter().map(Some).collect();
-    let (mut to_group, mut to_peer) = (Lane::default(), Lane::default());
+    let (mut to_group, mut to_peer) = (Lane::new(), Lane::new());
     let (mut ends, mut peer_end) = (None::<TcpStream>, None::<TcpStream>);
     let (mut written, mut read) = (0, 0);
     let (mut last_news, mut now) = (0, MILLI);

@@ -6,12 +6,11 @@ use std::collections::HashSet;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Limits, SocketError};
-use dominoes_testkit::{Host, Variant};
-
 use dominoes_testkit::packet::{
     self, ACK, Address, EVERY_MAC, EVERYBODY, FAR as PEER, ICMP, Mac, Path, RST, STACK, SYN,
     Segment, TO_STACK, identification,
 };
+use dominoes_testkit::{Host, Variant};
 
 const PEER_MAC: Mac = TO_STACK.from_mac;
 
@@ -47,10 +46,7 @@ impl Fixture {
 
 /// From a host behind the peer to the stack.
 fn from(source: Address) -> Path {
-    Path {
-        from: source,
-        ..TO_STACK
-    }
+    TO_STACK.source(source)
 }
 
 /// A SYN with all options, from `port`.

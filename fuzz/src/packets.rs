@@ -35,5 +35,5 @@ pub(crate) fn arp(operation: u16, sender_mac: Mac, from: Address, to: Address) -
 /// An ICMP echo request with right checksums.
 pub(crate) fn echo(from: Address, number: u16) -> Vec<u8> {
     let message = packet::echo(number, b"are you there");
-    packet::ip(Path { from, ..TO_STACK }, ICMP, &message)
+    packet::ip(TO_STACK.source(from), ICMP, &message)
 }

@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use dominoes_netstack::log::request::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
+use dominoes_testkit::Rng;
+use dominoes_testkit::packet::FAR;
 
 use super::peer::{FIRST_PORT, SERVER, keys, pattern};
 use super::plan::App;
-use dominoes_testkit::Rng;
-use dominoes_testkit::packet::FAR;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u16 = 8;

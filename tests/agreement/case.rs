@@ -10,6 +10,8 @@ use dominoes_netstack::log::request::Body;
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
+use dominoes_testkit::Rng;
+use dominoes_testkit::packet::{self, ACK, ICMP, Path, SYN, Segment, TCP, UDP};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
@@ -19,8 +21,6 @@ use super::plan::{LinkFaults, Plan};
 use super::stack::{self, Memory};
 use super::watch::Watch;
 use super::wire::{Coverage, OnWire, Wire};
-use dominoes_testkit::Rng;
-use dominoes_testkit::packet::{self, ACK, ICMP, Path, SYN, Segment, TCP, UDP};
 
 /// Connections of one case, at most.
 const PEERS: usize = 200;

@@ -6,7 +6,6 @@ use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request, Verdict};
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
-
 use dominoes_testkit::Rng;
 
 /// What is wrong.

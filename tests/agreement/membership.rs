@@ -8,10 +8,10 @@ use dominoes_netstack::Replica;
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::log::request::{Request, Verdict};
+use dominoes_testkit::{Rng, mix};
 
 use super::case::Case;
 use super::check::Failure;
-use dominoes_testkit::{Rng, mix};
 
 /// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`]
 /// steps, but for `panics`.

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{LinkFaults, Peers};
-use super::wire::Coverage;
 use dominoes_testkit::packet::{ACK, FIN, PSH, RST, SYN, Segment};
 use dominoes_testkit::{Rng, mix};
+
+use super::plan::{LinkFaults, Peers};
+use super::wire::Coverage;
 
 /// The first port of the far side. Ports are counted from here.
 pub(crate) const FIRST_PORT: u16 = 2000;

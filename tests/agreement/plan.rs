@@ -5,9 +5,9 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use dominoes_netstack::group::Primaries;
+use dominoes_testkit::Rng;
 
 use super::membership::MembershipFaults;
-use dominoes_testkit::Rng;
 
 /// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@
 use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::log::request::{Body, Digest, Kind};
 use dominoes_netstack::{Entry, Limits, Replica};
+use dominoes_testkit::Rng;
 
 use super::check::{Failure, Marks};
-use dominoes_testkit::Rng;
 
 /// What became of a log that was split in two.
 pub(crate) struct Parted {

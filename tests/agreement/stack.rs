@@ -9,9 +9,9 @@ use dominoes_netstack::group::Layout;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Entry, Limits, Recording};
+use dominoes_testkit::packet::STACK;
 
 use super::plan::Plan;
-use dominoes_testkit::packet::STACK;
 
 /// The device of a plan and its far side.
 pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {

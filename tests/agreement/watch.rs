@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use dominoes_testkit::packet::{ACK, RST, SYN, Segment};
+
 use super::peer::FIRST_PORT;
 use super::wire::Coverage;
-use dominoes_testkit::packet::{ACK, RST, SYN, Segment};
 
 /// What left for one port of the far side.
 #[derive(Clone, Debug, Default)]

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::plan::LinkFaults;
 use dominoes_testkit::Rng;
+
+use super::plan::LinkFaults;
 
 /// What a case went through. The run counts the cases that had each.
 #[derive(Clone, Copy, Debug, Default)]

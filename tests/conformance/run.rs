@@ -10,12 +10,12 @@ use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
-use dominoes_testkit::{Host, Stalls, Variant};
-
-use super::script::Script;
 use dominoes_testkit::packet::{
     self, ACK, FAR, FIN, ICMP, PSH, RST, Right, STACK, SYN, Segment, TCP, TO_STACK, sum,
 };
+use dominoes_testkit::{Host, Stalls, Variant};
+
+use super::script::Script;
 
 const URG: u8 = 0x20;
 const ECE: u8 = 0x40;

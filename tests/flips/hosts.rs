@@ -12,7 +12,6 @@ use dominoes_netstack::log::request::{
 };
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
-
 use dominoes_testkit::Rng;
 
 const PORT: u16 = 7;

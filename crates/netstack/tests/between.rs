@@ -11,9 +11,7 @@ use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, VariantKind};
 use dominoes_netstack::{Limits, SocketError, Sockets, TcpListener, TcpStream};
-use dominoes_testkit::packet::{
-    self, ACK, FAR, FIN, ICMP, Path, RST, STACK, SYN, Segment, TO_STACK,
-};
+use dominoes_testkit::packet::{self, ACK, FAR, FIN, ICMP, RST, STACK, SYN, Segment, TO_STACK};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{HostConfig, Net, Traffic, Variant};
 
@@ -23,10 +21,7 @@ const MOVE: usize = 12;
 
 /// An ICMP error of a router about a frame of ours: destination unreachable, `code`.
 fn error(about: &[u8], code: u8, mtu: u16) -> Vec<u8> {
-    let router = Path {
-        from: [10, 0, 0, 9],
-        ..TO_STACK
-    };
+    let router = TO_STACK.source([10, 0, 0, 9]);
     let about = &about[packet::ETHERNET..packet::LOWER + 8];
     packet::ip(router, ICMP, &packet::icmp_error([3, code], mtu, about))
 }

@@ -80,6 +80,12 @@ impl Path {
         }
     }
 
+    /// The same from another address behind the same Ethernet address.
+    #[must_use]
+    pub const fn source(self, from: Address) -> Path {
+        Path { from, ..self }
+    }
+
     /// The same from another Ethernet address.
     #[must_use]
     pub const fn from_mac(self, from_mac: Mac) -> Path {

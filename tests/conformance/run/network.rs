@@ -5,7 +5,6 @@
 use std::net::SocketAddrV4;
 
 use dominoes_netstack::UdpSocket;
-
 use dominoes_testkit::packet::{
     self, Address, EVERY_MAC, EVERYBODY, FAR, ICMP, Path, STACK, TO_STACK, UDP, sum, transport_sum,
 };
@@ -231,10 +230,7 @@ fn packet_of(words: &[&str]) -> Result<Vec<u8>, String> {
 
 /// A question of the peer to everybody about the stack, in which it says to have `sender`.
 fn arp(sender: Address) -> Vec<u8> {
-    let path = Path {
-        from: sender,
-        ..TO_STACK
-    };
+    let path = TO_STACK.source(sender);
     packet::arp_request(path.to_mac(EVERY_MAC))
 }
 

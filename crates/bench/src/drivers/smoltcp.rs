@@ -14,7 +14,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use dominoes_drivers::memory::peer::headers::Ends;
+use dominoes_drivers::memory::peer::headers::{self, Ends};
 use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::processor::Processor;
@@ -158,21 +158,6 @@ impl phy::Device for Port {
 /// EtherType of ARP (RFC 826).
 const ARP: [u8; 2] = [0x08, 0x06];
 
-/// The peer asks for our address, so that its own is known.
-fn arp_request() -> Vec<u8> {
-    let ends = Ends::default();
-    let mut frame = Vec::new();
-    frame.extend([0xff; 6]);
-    frame.extend(ends.from_mac);
-    frame.extend(ARP);
-    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
-    frame.extend(ends.from_mac);
-    frame.extend(ends.from.ip().octets());
-    frame.extend([0; 6]);
-    frame.extend(ends.to.ip().octets());
-    frame
-}
-
 struct SmoltcpDriver {
     port: Port,
     interface: Interface,
@@ -293,7 +278,8 @@ pub(crate) fn row(
     let mut port = Port {
         rx: Incoming {
             device: rx,
-            frames: vec![Frame::from_bytes(&arp_request())],
+            // So that the peer's Ethernet address is known.
+            frames: vec![Frame::from_bytes(&headers::arp_reply(&Ends::default()))],
             next: 0,
             batch,
         },
