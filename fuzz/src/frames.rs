@@ -356,7 +356,8 @@ impl Shape {
 fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
     let [kind, device, sizes, rules]: [u8; 4] = input.any();
     let kind = match kind % 4 {
-        0 | 1 => Kind::Single,
+        0 => Kind::Single,
+        1 => Kind::Locked,
         2 => Kind::Pair(16),
         _ => Kind::Pair(64),
     };

@@ -2,10 +2,9 @@
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
-use dominoes_netstack::group::{Group, Layout, Tuning};
+use dominoes_netstack::group::{Layout, Tuning};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, Step, Variant, VariantKind};
 use dominoes_netstack::{Limits, Replica, Sockets};
 
 use crate::packets::{STACK, STACK_MAC};
@@ -13,22 +12,19 @@ use crate::packets::{STACK, STACK_MAC};
 /// Turns at one moment after which the stack counts as spinning.
 const SPINNING: usize = 100_000;
 
-enum Engine {
-    Single(Box<Single>),
-    Group(Box<Group>),
-}
-
 /// How a stack is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Single,
+    /// Two workers around one state.
+    Locked,
     /// Two replicas, on logs of this length in requests.
     Pair(usize),
 }
 
 /// A stack, and what its device's far side has.
 pub(crate) struct Stack {
-    engine: Engine,
+    variant: Box<dyn Variant>,
     pub(crate) script: Script,
     pub(crate) sockets: Sockets,
 }
@@ -62,30 +58,23 @@ impl Stack {
             .gateway([10, 0, 0, 254].into())
             .limits(limits);
         let (device, script) = scripted_with(device.macs(mac, mac));
-        let (engine, sockets) = match kind {
-            Kind::Single => {
-                let single = Single::new(setup, Box::new(device)).expect("the bounds are valid");
-                let sockets = single.sockets();
-                (Engine::Single(Box::new(single)), sockets)
-            }
-            Kind::Pair(log) => {
-                let tuning = Tuning::default()
-                    .log(log)
-                    .request_chunk(4)
-                    .frame_chunk(4)
-                    .steal_after(8)
-                    .fingerprint_every(4);
-                let layout = Layout::default().tuning(tuning);
-                let group =
-                    Group::new(setup, layout, Box::new(device)).expect("the bounds are valid");
-                let sockets = group.sockets();
-                (Engine::Group(Box::new(group)), sockets)
-            }
+        let tuning = Tuning::default()
+            .request_chunk(4)
+            .frame_chunk(4)
+            .steal_after(8)
+            .fingerprint_every(4);
+        let (kind, replicas, log) = match kind {
+            Kind::Single => (VariantKind::Single, 1, 64),
+            Kind::Locked => (VariantKind::Locked, 2, 64),
+            Kind::Pair(log) => (VariantKind::Replicated, 2, log),
         };
+        let layout = Layout::default().replicas(replicas).tuning(tuning.log(log));
+        let variant = kind.build(setup, layout, Box::new(device));
+        let variant = variant.expect("the bounds are valid");
         Stack {
-            engine,
+            sockets: variant.sockets(),
+            variant,
             script,
-            sockets,
         }
     }
 
@@ -100,16 +89,9 @@ impl Stack {
     pub(crate) fn run_until_idle(&mut self, now: Instant) {
         let mut idle = 0;
         for _ in 0..SPINNING {
-            let done = match &mut self.engine {
-                Engine::Single(single) => single.turn(now),
-                Engine::Group(group) => group.turn(now),
-            };
+            let done = self.variant.turn(now);
             idle = if done == 0 { idle + 1 } else { 0 };
-            let enough = match &self.engine {
-                Engine::Single(_) => 1,
-                Engine::Group(_) => 2,
-            };
-            if idle == enough {
+            if idle == self.variant.worker_count() {
                 return;
             }
         }
@@ -118,46 +100,22 @@ impl Stack {
 
     /// One step of one worker, or one turn of a single stack: `which` says whose and what.
     pub(crate) fn step(&mut self, which: u8, now: Instant) {
-        let group = match &mut self.engine {
-            Engine::Single(single) => {
-                single.turn(now);
-                return;
-            }
-            Engine::Group(group) => group,
+        let worker = usize::from(which & 1) % self.variant.worker_count();
+        let step = match which >> 1 & 7 {
+            0 => Step::Pump,
+            1 => Step::Prepare(u64::from(which >> 4)),
+            2 | 3 => Step::Apply,
+            4 => Step::Perform,
+            5 => Step::Send,
+            6 => Step::SendOne,
+            _ => Step::Turn,
         };
-        let worker = &mut group.workers()[usize::from(which & 1)];
-        match which >> 1 & 7 {
-            0 => {
-                worker.pump(now);
-            }
-            1 => {
-                let next = worker.replica().position();
-                worker.prepare(next + u64::from(which >> 4));
-            }
-            2 | 3 => {
-                worker.apply();
-            }
-            4 => {
-                worker.perform();
-            }
-            5 => {
-                worker.send();
-            }
-            6 => {
-                worker.send_one();
-            }
-            _ => {
-                worker.turn(now);
-            }
-        }
+        self.variant.step(worker, step, now);
     }
 
     /// When time has to be told at the latest.
     pub(crate) fn next_deadline(&self) -> Instant {
-        match &self.engine {
-            Engine::Single(single) => single.next_deadline(),
-            Engine::Group(group) => group.next_deadline(),
-        }
+        self.variant.next_deadline()
     }
 
     /// What was sent since the last call.
@@ -166,32 +124,29 @@ impl Stack {
         sent.into_iter().map(|(frame, _)| frame).collect()
     }
 
-    /// A replica of the state.
-    pub(crate) fn replica(&mut self) -> &Replica {
-        match &mut self.engine {
-            Engine::Single(single) => single.replica(),
-            Engine::Group(group) => group.workers()[0].replica(),
-        }
+    /// Every copy of the state.
+    pub(crate) fn replicas(&self) -> Vec<Replica> {
+        let mut replicas = Vec::new();
+        self.variant
+            .inspect(&mut |replica| replicas.push(replica.clone()));
+        replicas
     }
 
     /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and that
     /// replicas are equal.
-    pub(crate) fn check(&mut self) {
-        assert_eq!(self.replica().unexpected_panics(), 0, "a panic was caught");
-        let Engine::Group(group) = &mut self.engine else {
-            return;
-        };
-        group.compare().expect("posted fingerprints are equal");
-        let [first, second] = group.workers() else {
-            panic!("two workers");
-        };
-        let (first, second) = (first.replica(), second.replica());
-        assert_eq!(first.position(), second.position(), "one is behind");
-        assert_eq!(
-            first.fingerprint(),
-            second.fingerprint(),
-            "{:?}",
-            first.first_difference(second)
-        );
+    pub(crate) fn check(&self) {
+        let compared = self.variant.compare();
+        compared.expect("posted fingerprints are equal");
+        let replicas = self.replicas();
+        assert_eq!(replicas[0].unexpected_panics(), 0, "a panic was caught");
+        for pair in replicas.windows(2) {
+            assert_eq!(pair[0].position(), pair[1].position(), "one is behind");
+            assert_eq!(
+                pair[0].fingerprint(),
+                pair[1].fingerprint(),
+                "{:?}",
+                pair[0].first_difference(&pair[1])
+            );
+        }
     }
 }

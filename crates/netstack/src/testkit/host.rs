@@ -546,7 +546,7 @@ impl Host {
         if let Engine::Plain(plain) = &mut self.engine {
             let step = match step {
                 0 => Step::Pump,
-                1 => Step::Prepare,
+                1 => Step::Prepare(0),
                 2 | 3 => Step::Apply,
                 4 | 5 => Step::Perform,
                 6 => Step::Send,

@@ -391,10 +391,10 @@ impl<K: LockKind> Variant for Group<K> {
         let worker = &mut self.workers[worker];
         match step {
             Step::Pump => worker.pump(now).is_some_and(|done| done > 0),
-            Step::Prepare => worker.prepare(),
+            Step::Prepare(_) => worker.prepare(),
             Step::Apply => worker.apply(),
             Step::Perform => worker.perform(),
-            Step::Send => worker.send().is_some_and(|done| done > 0),
+            Step::Send | Step::SendOne => worker.send().is_some_and(|done| done > 0),
             Step::Turn => worker.turn(now) > 0,
         }
     }

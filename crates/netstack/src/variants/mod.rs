@@ -164,14 +164,17 @@ pub trait Variant: Send {
 pub enum Step {
     /// Takes the receive pump for one turn, if it is free.
     Pump,
-    /// Verifies the checksums of the next request.
-    Prepare,
+    /// Verifies the checksums of the next request, or of one so far behind it; `locked` does it in
+    /// order.
+    Prepare(u64),
     /// Applies the next request that is prepared.
     Apply,
     /// Performs what the next applied request asked for, or a part of it.
     Perform,
     /// Takes the transmit pump for one turn, if it is free.
     Send,
+    /// The same for one frame; `locked` has a turn of the pump.
+    SendOne,
     /// Everything that can be done now, once.
     Turn,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dominoes::{ChannelStats, Mismatch};
 
-use super::{Handle, Joining, Parts, Variant, Worker};
+use super::{Handle, Joining, Parts, Step, Variant, Worker};
 use crate::config::Limits;
 use crate::error::MembershipError;
 use crate::group::{self, FaultHooks, Group, JoiningWorker, Shared};
@@ -38,6 +38,20 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
 
     fn worker_count(&self) -> usize {
         self.all_workers().len()
+    }
+
+    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+        let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
+        let worker = &mut self.workers()[worker];
+        match step {
+            Step::Pump => did(worker.pump(now)),
+            Step::Prepare(ahead) => worker.prepare(worker.replica().position() + ahead),
+            Step::Apply => worker.apply(),
+            Step::Perform => worker.perform(),
+            Step::Send => did(worker.send()),
+            Step::SendOne => did(worker.send_one()),
+            Step::Turn => worker.turn(now) > 0,
+        }
     }
 
     fn sockets(&self) -> Sockets {
