@@ -2,5 +2,4 @@
 //! rule it breaks. `tests/main.rs` has them too, so this is not run by default.
 
 mod conformance;
-#[expect(dead_code, reason = "shared with tests that are not here")]
 mod support;
