@@ -236,7 +236,7 @@ fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
         let started = change(Stack::builder("10.0.0.1/24").variant(kind)).start(device);
         started.map(drop).map_err(|error| error.to_string())
     };
-    let refused: [(VariantKind, Change, &str); 7] = [
+    let refused: [(VariantKind, Change, &str); 8] = [
         (
             VariantKind::Single,
             |b| b.replicas(2),
@@ -252,15 +252,24 @@ fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
         ),
         (VariantKind::Locked, |b| b.confirm(true), "`replicated`"),
         (VariantKind::Locked, |b| b.replicas(57), "1 to 56"),
+        (VariantKind::Single, |b| b.replicas(0), "1 to 56"),
     ];
     for (kind, change, what_to_do) in refused {
         let error = start(kind, change).unwrap_err();
-        let names = error.contains(&kind.to_string()) || error.contains("workers");
+        let fields = ["workers", "`replicas` is 0"];
+        let names =
+            error.contains(&kind.to_string()) || fields.iter().any(|field| error.contains(field));
         assert!(names && error.contains(what_to_do), "{kind}: {error}");
     }
     for kind in VariantKind::ALL {
         assert_eq!(start(*kind, |builder| builder), Ok(()), "{kind}");
     }
+    // On a machine with one core this is what a program may ask for.
+    let one = |builder: Builder| builder.replicas_up_to(1);
+    assert_eq!(start(VariantKind::Single, one), Ok(()));
+    assert_eq!(start(VariantKind::Locked, one), Ok(()));
+    let (device, _) = memory::pair(MemoryConfig::default());
+    assert!(one(Stack::builder("10.0.0.1/24")).start(device).is_ok());
     let groups = |builder: Builder| builder.groups(2);
     assert_eq!(start(VariantKind::Single, groups), Ok(()));
     assert_eq!(start(VariantKind::Replicated, groups), Ok(()));

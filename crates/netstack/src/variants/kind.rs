@@ -93,19 +93,30 @@ impl VariantKind {
         const OTHER: &str = "choose the variant `replicated`";
         let is_single = self == VariantKind::Single;
         let several = layout.replicas > 1;
+        if layout.replicas == 0 {
+            return Err(ConfigError::OutOfRange {
+                field: "replicas",
+                value: 0,
+                allowed: "1 to 56",
+            });
+        }
         let asked = [
             (
                 is_single && several,
                 "more than one thread",
                 "set `replicas` to 1, or choose another variant",
             ),
-            (layout.autoscale, "`replicas_up_to`", OTHER),
+            (
+                layout.autoscale && (several || layout.replica_slots > 1),
+                "`replicas_up_to`",
+                OTHER,
+            ),
             (
                 layout.replica_slots > layout.replicas,
                 "replicas that join later",
                 OTHER,
             ),
-            (layout.confirm, "`Layout::confirm`", OTHER),
+            (several && layout.confirm, "`Layout::confirm`", OTHER),
             (
                 !is_single && setup.group != GroupIndex::ONLY,
                 "several groups",
