@@ -190,8 +190,9 @@
 //!
 //! `tests/loom.rs` holds models of each race that the design has to win, `tests/model.rs` compares
 //! random calls with a plain model, `tests/pitfalls.rs` has a test for each bug that other channels
-//! had, `tests/adversarial.rs` has one for each block of `unsafe`, with user code that panics, lies
-//! and calls back, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
+//! had, `tests/group.rs` steps groups by hand under kills, joins, leaves and flips at every step,
+//! `tests/adversarial.rs` has one for each block of `unsafe`, with user code that panics, lies and
+//! calls back, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
 //! AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. `unsafe` stands in four files:
 //! `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation of `ring.rs`
 //! and of `attachments.rs` holds the argument.

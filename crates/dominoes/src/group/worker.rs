@@ -1,54 +1,19 @@
 //! A replica of a [`Group`](super::Group), turn by turn.
-//!
-//! # Who performs what
-//!
-//! Effects are performed in *chunks* of positions, each of which is a unit of
-//! [`Units`](crate::Units): one word says how far the chunk is performed, and whether a worker has
-//! begun it. Chunks go to the active workers in turn. That is only advice: a worker that sees
-//! another set of active workers names another one, and nothing depends on that, because the word
-//! decides. Every worker retains every effect until the word says that it is performed, so any
-//! worker can perform what another one has not begun.
-//!
-//! The claims are those of [`Units`](crate::Units) as they are, and so is their argument: a worker
-//! that reads that an effect is performed sees what performing it wrote, and a worker that goes on
-//! with a chunk continues after what was performed. Everything else that workers tell each other
-//! goes through the log, the slot table's lock, or a word of it.
-//!
-//! A word serves chunk after chunk. A worker applies the log no further than the words reach from
-//! its first pending effect on, so a chunk is begun only when the one before it in the same word is
-//! performed.
 
-use super::{Code, Shared, join_check::CheckResult, observe::Post, slots::WorkerState};
-use crate::{
-    Begun, Domain, DomainHandle, Meter, Park, Seq, Subscription, Turn, UnitState, WaitSet,
-    group::membership::replicas,
+use super::{
+    Code, Shared, join_check::CheckResult, observe::Post, perform::Pending, slots::WorkerState,
 };
+use crate::{Domain, DomainHandle, Meter, Park, Seq, Subscription, Turn, WaitSet};
 use std::{
     any::Any,
-    collections::VecDeque,
     fmt, io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Instant,
 };
 
 /// Requests that a turn applies, and effects that it performs.
 const BATCH: usize = 64;
-
-/// The effects that a worker retains: those of the requests that it applied, from the first one on
-/// that is not known to be performed.
-#[derive(Clone)]
-pub(super) struct Pending<E> {
-    first: Seq,
-    /// `None`: this worker has performed it.
-    effects: VecDeque<Option<E>>,
-}
-
-impl<E> Pending<E> {
-    fn end(&self) -> Seq {
-        self.first + self.effects.len() as u64
-    }
-}
 
 /// What a worker needs to go on from another worker's position.
 pub(super) struct Snapshot<S, T, E> {
@@ -58,16 +23,16 @@ pub(super) struct Snapshot<S, T, E> {
 }
 
 /// The state of a worker, and how far it is.
-struct Replica<S, T, E> {
+pub(super) struct Replica<S, T, E> {
     state: S,
     log: Subscription<T, Park>,
-    pending: Pending<E>,
+    pub(super) pending: Pending<E>,
     /// The workers, a bit each, among which chunks go in turn, when this one last looked.
-    owners: u64,
+    pub(super) owners: u64,
     /// Its own chunks are performed below, or begun by others.
-    own: Seq,
+    pub(super) own: Seq,
     /// The first pending effect, and since when it is the first.
-    oldest: Option<(Seq, Instant)>,
+    pub(super) oldest: Option<(Seq, Instant)>,
 }
 
 impl<S, T: Send + Sync, E> Replica<S, T, E> {
@@ -81,7 +46,7 @@ impl<S, T: Send + Sync, E> Replica<S, T, E> {
             state,
             log,
             owners: 0,
-            own: pending.first,
+            own: pending.first(),
             pending,
             oldest: None,
         })
@@ -105,10 +70,10 @@ impl<S, T: Send + Sync, E> Replica<S, T, E> {
 /// runs each worker on a thread of its own. Dropping it, also while its thread unwinds, hands its
 /// share to the others.
 pub struct Worker<S, T: Send + Sync, E, A, P> {
-    id: usize,
+    pub(super) id: usize,
     name: String,
-    shared: Arc<Shared<S, T, E>>,
-    code: Arc<Code<A, P>>,
+    pub(super) shared: Arc<Shared<S, T, E>>,
+    pub(super) code: Arc<Code<A, P>>,
     state: WorkerState,
     /// What it was before it began to join.
     before: WorkerState,
@@ -116,7 +81,7 @@ pub struct Worker<S, T: Send + Sync, E, A, P> {
     asked: u64,
     /// Absent while it has no state, and while code of the user runs that may unwind.
     replica: Option<Box<Replica<S, T, E>>>,
-    meter: Arc<Meter>,
+    pub(super) meter: Arc<Meter>,
 }
 
 impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
@@ -147,10 +112,7 @@ impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
         state: S,
         log: Subscription<T, Park>,
     ) -> Self {
-        let pending = Pending {
-            first: log.position(),
-            effects: VecDeque::new(),
-        };
+        let pending = Pending::from(log.position());
         let mut worker = Worker::new(shared, code, id, WorkerState::Active);
         worker.replica = Some(Replica::new(Snapshot {
             state,
@@ -259,7 +221,7 @@ where
         let performed = self.perform(&mut replica, now, perform);
         let forgotten = self.forget(&mut replica, now);
         let is_finished = replica.log.is_finished();
-        let is_pending = !replica.pending.effects.is_empty();
+        let is_pending = !replica.pending.is_empty();
         if applied > 0 {
             self.meter.handled(applied as u64);
         }
@@ -281,7 +243,7 @@ where
         let shared = &*self.shared;
         let from = replica.log.position();
         let mut end = replica.log.poll();
-        end = end.min(shared.reach(replica.pending.first));
+        end = end.min(shared.reach(replica.pending.first()));
         end = end.min(from + most as u64);
         if let Some(observer) = &shared.observer {
             end = end.min(observer.next_due(from));
@@ -292,7 +254,7 @@ where
                 .get(seq)
                 .expect("it is published, and not released");
             let effect = (self.code.apply)(&mut replica.state, seq, request);
-            replica.pending.effects.push_back(Some(effect));
+            replica.pending.push(effect);
         }
         if from == end {
             return 0;
@@ -312,119 +274,6 @@ where
             }
         }
         (end - from) as usize
-    }
-
-    /// Performs its own share, and what others are late with.
-    fn perform(&self, replica: &mut Replica<S, T, E>, now: Instant, most: usize) -> usize {
-        let shared = &*self.shared;
-        let owners = shared.membership.staying();
-        if owners != replica.owners {
-            // The chunks of a worker that is gone go to the others.
-            (replica.owners, replica.own) = (owners, replica.pending.first);
-        }
-        let mut performed = 0;
-        while performed < most && replica.own < replica.pending.end() {
-            let own = replica.own;
-            let end = shared.chunk_end(own).min(replica.pending.end());
-            if self.is_mine(owners, own) {
-                performed += self.perform_chunk(replica, own, end, most - performed);
-                if performed == most {
-                    break;
-                }
-            }
-            replica.own = end;
-        }
-        if performed > 0 {
-            self.meter.primary(performed as u64);
-        }
-        self.forget(replica, now);
-        let (mut stolen, mut seq) = (0, replica.pending.first);
-        let overdue = self.is_overdue(replica, now);
-        while performed + stolen < most && seq < replica.pending.end() {
-            let chunk_end = shared.chunk_end(seq);
-            if !overdue && replica.pending.end() < chunk_end + shared.settings.steal_after {
-                break;
-            }
-            let end = chunk_end.min(replica.pending.end());
-            stolen += self.perform_chunk(replica, seq, end, most - performed - stolen);
-            seq = end;
-        }
-        if stolen > 0 {
-            self.meter.stole(stolen as u64);
-        }
-        performed + stolen
-    }
-
-    /// Whether this worker is the first to perform the chunk of `seq`.
-    fn is_mine(&self, owners: u64, seq: Seq) -> bool {
-        let count = u64::from(owners.count_ones()).max(1);
-        let nth = (self.shared.chunk(seq) % count) as usize;
-        replicas(owners).nth(nth) == Some(self.id)
-    }
-
-    /// Whether nothing of what is due was performed for too long.
-    fn is_overdue(&self, replica: &Replica<S, T, E>, now: Instant) -> bool {
-        let patience = self.shared.settings.patience;
-        let since = replica.oldest.map(|(_, since)| since);
-        since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
-    }
-
-    /// Performs the effects of a chunk that are not, below `end` and at most so many, unless
-    /// another worker has begun it. `seq` is one of them.
-    fn perform_chunk(
-        &self,
-        replica: &mut Replica<S, T, E>,
-        seq: Seq,
-        end: Seq,
-        most: usize,
-    ) -> usize {
-        let shared = &*self.shared;
-        if shared.units.state(end - 1) != UnitState::Free {
-            return 0;
-        }
-        let Ok(begun) = shared.units.begin(seq) else {
-            return 0;
-        };
-        let from = begun.next();
-        let end = end.min(from + most as u64);
-        let mut attempt = Attempt {
-            shared,
-            begun,
-            effect: None,
-        };
-        for seq in from..end {
-            // Everything below the first pending effect is performed.
-            let at = (seq - replica.pending.first) as usize;
-            let effect = replica.pending.effects[at].take();
-            let effect = effect.expect("what this worker has performed is not begun again");
-            attempt.effect = Some(seq);
-            (self.code.perform)(effect, seq);
-            attempt.effect = None;
-            attempt.begun.done(seq);
-        }
-        end.saturating_sub(from) as usize
-    }
-
-    /// Drops the effects that are performed. Returns whether there were any.
-    fn forget(&self, replica: &mut Replica<S, T, E>, now: Instant) -> bool {
-        let shared = &*self.shared;
-        let (first, end) = (replica.pending.first, replica.pending.end());
-        let mut done = first;
-        let is_done = |seq| shared.units.state(seq) == UnitState::Done;
-        while done < end && is_done(done) {
-            // One look for a whole chunk, if all of it is done.
-            let last = shared.chunk_end(done).min(end) - 1;
-            done = if is_done(last) { last } else { done } + 1;
-        }
-        replica.pending.effects.drain(..(done - first) as usize);
-        replica.pending.first = done;
-        replica.own = replica.own.max(done);
-        match replica.oldest {
-            _ if done == end => replica.oldest = None,
-            Some((oldest, _)) if oldest == done => {}
-            _ => replica.oldest = Some((done, now)),
-        }
-        done > first
     }
 
     /// Does what concerns this worker in the slot table.
@@ -591,33 +440,6 @@ enum Membership {
     Changed,
     /// The turn ends.
     Turn(Turn),
-}
-
-/// A worker that performs. If `perform` panics, counts that, and gives the effect up if that
-/// happened too often.
-struct Attempt<'a, S, T: Send + Sync, E> {
-    shared: &'a Shared<S, T, E>,
-    begun: Begun<'a>,
-    /// The effect that is being performed.
-    effect: Option<Seq>,
-}
-
-impl<S, T: Send + Sync, E> Drop for Attempt<'_, S, T, E> {
-    fn drop(&mut self) {
-        let Some(seq) = self.effect else { return };
-        let interrupted = self.shared.interrupted.lock();
-        let mut interrupted = interrupted.unwrap_or_else(PoisonError::into_inner);
-        interrupted.count += 1;
-        let is_open = |seq: &Seq| self.shared.units.state(*seq) != UnitState::Done;
-        interrupted.attempts.retain(|seq, _| is_open(seq));
-        let attempts = interrupted.attempts.entry(seq).or_insert(0);
-        *attempts += 1;
-        if *attempts >= self.shared.settings.attempts {
-            interrupted.attempts.remove(&seq);
-            interrupted.abandoned += 1;
-            self.begun.done(seq);
-        }
-    }
 }
 
 impl<S, T, E, A, P> Worker<S, T, E, A, P>
