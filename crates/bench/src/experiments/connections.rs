@@ -21,9 +21,10 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
     let one = |(direction, what): (Direction, &str)| {
         let mut panel = wanted.panel(what, direction, wanted.base);
         let mut targets = Vec::new();
-        let bursts = |connections: usize| match connections {
-            1 => &[8][..],
-            _ => &wanted.bursts[..],
+        // Acknowledgments of several connections alternate as they come.
+        let bursts = |connections: usize| match (connections, direction) {
+            (2.., Direction::Receive) => &wanted.bursts[..],
+            _ => &[8][..],
         };
         let cases = wanted.connections.iter();
         for (connections, burst) in cases.flat_map(|&n| bursts(n).iter().map(move |&b| (n, b))) {
@@ -35,8 +36,8 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 ..wanted.base
             };
             let name = match connections {
-                1 => "1 conn.".to_owned(),
-                n => format!("{n} conn. by {burst}"),
+                2.. if direction == Direction::Receive => format!("{connections} conn. by {burst}"),
+                n => format!("{n} conn."),
             };
             let names = ["single", "groups", "replicated", "partitioned", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);

@@ -1,7 +1,9 @@
 //! When received data is acknowledged (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2).
 //!
-//! Another rule changes this file alone: [`Tcb::ack_soon`] decides for each segment that arrives in
-//! order, and starts the timer. Other files say only that something else must be acknowledged at
+//! The code of another rule stands in this file alone: [`Tcb::ack_soon`] decides for each segment
+//! that arrives in order, and starts the timer. What it counts is kept in [`AckDue`]; a new field of
+//! the receive space would also be listed in `fields!` of `receive_space.rs` and in `FOR_DATA` of
+//! `fast_path.rs`. The departures in the documentation of [`tcp`](super) say what the rule is. Other files say only that something else must be acknowledged at
 //! once ([`Tcb::ack_now`]): data out of order, a FIN, a window that opens. They ask what is due
 //! ([`Tcb::is_ack_due`]), and say which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 

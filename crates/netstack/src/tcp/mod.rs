@@ -74,11 +74,14 @@
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
 //! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
-//!   every second full-sized segment. A run of up to 8 segments, as a frame that a device merged,
+//!   every second full-sized segment. A run of up to 32 segments, or a frame that a device merged,
 //!   is acknowledged once. Full runs that were taken from the device together, at most 32 segments,
 //!   are acknowledged with the last ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)).
 //!   What is acknowledged later has arrived already, so nothing waits for it. Linux does the same
 //!   after merging, up to 64 KB.
+//! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That is
+//!   allowed; a frame that may be fragmented would need a number of its own, and another
+//!   rule in `pmtu.rs`.
 //! - SACK blocks are sent in segments without payload. RFC 2018 section 4 wants them in every
 //!   acknowledgment that does not cover everything. If payload leaves while blocks are owed, a
 //!   segment of its own with the blocks follows it; so payload is always cut at the full segment

@@ -72,6 +72,9 @@ pub(super) struct Acked {
 }
 
 /// How a congestion window opens, and how far it falls.
+///
+/// It sees acknowledgments and losses, and sets the window and the threshold. There is no pacing: an
+/// algorithm that needs a rate needs more than this trait.
 trait Algorithm {
     /// By how many bytes the window grows after `ack` in slow start; `None`: that is over.
     /// `initial`: nothing was ever lost.
@@ -130,6 +133,7 @@ impl Fields for Growth {
 
     #[cfg(any(test, feature = "testkit"))]
     fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        // One bit names two algorithms; a third one needs two bits.
         if flip.within(name, 1).is_some() {
             *self = match self {
                 Growth::Reno(_) => Growth::Cubic(Cubic::default()),
