@@ -178,17 +178,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        let arguments = match targets::arguments("floods") {
-            Ok(arguments) => arguments,
-            Err(code) => return code,
-        };
-        match run(arguments) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("floods: {error}");
-                ExitCode::FAILURE
-            }
-        }
+        targets::main("floods", run)
     }
 
     fn run(arguments: Vec<String>) -> Outcome<()> {

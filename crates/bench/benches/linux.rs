@@ -204,17 +204,7 @@ mod run {
     }
 
     pub(crate) fn main() -> ExitCode {
-        let arguments = match targets::arguments("linux") {
-            Ok(arguments) => arguments,
-            Err(code) => return code,
-        };
-        match run(arguments) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("linux: {error}");
-                ExitCode::FAILURE
-            }
-        }
+        targets::main("linux", run)
     }
 
     fn run(arguments: Vec<String>) -> Outcome<()> {

@@ -48,6 +48,25 @@ pub fn arguments(name: &str) -> Result<Vec<String>, ExitCode> {
     }
 }
 
+/// Runs the target `name` by `run` if that is wanted; `run` gets the arguments that concern it. Says
+/// on standard error why it failed.
+pub fn main<E: core::fmt::Display>(
+    name: &str,
+    run: impl FnOnce(Vec<String>) -> Result<(), E>,
+) -> ExitCode {
+    let arguments = match arguments(name) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// A bench target of this package.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {

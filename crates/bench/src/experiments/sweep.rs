@@ -42,6 +42,60 @@ pub(super) fn sweep(wanted: &Wanted, direction: Direction, targets: Vec<Target>)
     panels
 }
 
+/// What an experiment of one direction asks for: at least so many times as fast as another row.
+pub(super) struct Goals {
+    /// Two replicas as `single`.
+    pub(super) single: f64,
+    /// Two replicas as the better lock, if that is asked for.
+    pub(super) lock: Option<f64>,
+    /// Two replicas as smoltcp, if that is asked for.
+    pub(super) smoltcp: Option<f64>,
+}
+
+/// The comparisons of one direction; `what` is done.
+pub(super) fn targets(what: &str, goals: &Goals) -> Vec<Target> {
+    let (ours, single) = (|| row("replicated", 2), || row("single", 1));
+    let limit = |cores| row("limit", cores);
+    let (one, smoltcp) = (|| row("replicated", 1), || row("smoltcp", 1));
+    let on_two = |than: &str| format!("{what} on 2 cores{than}");
+    vec![
+        Target::of_ratios(
+            on_two(", speed-up over single / that of limit"),
+            [ours(), single()],
+            [limit(2), limit(1)],
+            0.9,
+        ),
+        Target::of_ratios(
+            on_two(", speed-up over one replica / that of limit"),
+            [ours(), one()],
+            [limit(2), limit(1)],
+            0.9,
+        ),
+        Target::of(on_two(" / limit"), ours(), limit(2), 0.8),
+        Target::of(on_two(" / single"), ours(), single(), goals.single),
+        Target::of(
+            on_two(" / the better locked"),
+            ours(),
+            row("locked*", 2),
+            goals.lock,
+        ),
+        Target::of(on_two(" / smoltcp"), ours(), smoltcp(), goals.smoltcp),
+        Target::of(
+            format!("{what}, single / smoltcp"),
+            single(),
+            smoltcp(),
+            1.4,
+        ),
+        Target::of(
+            format!("{what}, one replica / single"),
+            one(),
+            single(),
+            None,
+        ),
+        Target::of("limit, 2 cores / 1 core", limit(2), limit(1), None),
+    ]
+}
+
 fn side_targets(segment: usize) -> Vec<Target> {
     let what = |what: &str| format!("{segment}-byte segments, {what}");
     vec![
