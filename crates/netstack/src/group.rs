@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     epoch_owners: EpochOwners,
     posts: Fingerprints,
     /// For each slot, what its workers performed.
-    shares: Box<[CachePadded<PostedStats>]>,
+    slot_stats: Box<[CachePadded<PostedStats>]>,
     /// For each slot, how long turns took that found something to do, in ns.
     busy: Box<[CachePadded<AtomicU64>]>,
     /// Workers that do not have the receive pump sleep on this.
@@ -153,7 +153,7 @@ impl Shared {
     }
 
     pub(crate) fn shares(&self) -> Vec<EffectStats> {
-        self.shares.iter().map(|share| share.load()).collect()
+        self.slot_stats.iter().map(|stats| stats.load()).collect()
     }
 
     /// The position below which each of these slots reports its share as performed.
@@ -176,10 +176,10 @@ impl Shared {
     #[cold]
     fn autoscale(&self, autoscaler: &mut Autoscaler, balance: Option<&Balance>, now: Instant) {
         let mut done = WorkDone::default();
-        for (share, busy) in self.shares.iter().zip(&self.busy) {
-            let share = share.load();
-            done.payload_bytes += share.delivered_bytes + share.sent_bytes;
-            done.requests += share.requests;
+        for (stats, busy) in self.slot_stats.iter().zip(&self.busy) {
+            let stats = stats.load();
+            done.payload_bytes += stats.delivered_bytes + stats.sent_bytes;
+            done.requests += stats.requests;
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
         let active = u64::from(self.membership.staying().count_ones());
@@ -401,7 +401,7 @@ impl<T: FaultHooks> Group<T> {
             } else {
                 Fingerprints::new(slot_count, POSTS, layout.tuning.fingerprint_every)
             },
-            shares: (0..slot_count).map(|_| CachePadded::default()).collect(),
+            slot_stats: (0..slot_count).map(|_| CachePadded::default()).collect(),
             busy: (0..slot_count).map(|_| CachePadded::default()).collect(),
             work_event: EventCount::new(),
             unpark_event: EventCount::new(),

@@ -278,7 +278,7 @@ impl PrimaryNamer {
             // What other workers did in a slot's place is no backlog of the worker that has the
             // slot now.
             for id in replicas(joined) {
-                self.given[id] = shared.shares[id].load().requests;
+                self.given[id] = shared.slot_stats[id].load().requests;
             }
         }
     }
@@ -308,7 +308,7 @@ impl PrimaryNamer {
     /// From chunk `from` on, weights the workers by how well they keep up.
     fn balance(&mut self, shared: &Shared, from: u64) {
         let done: Vec<u64> = shared
-            .shares
+            .slot_stats
             .iter()
             .map(|share| share.load().requests)
             .collect();

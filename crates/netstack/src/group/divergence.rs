@@ -75,7 +75,7 @@ impl<T: FaultHooks> Worker<T> {
             return true;
         }
         let diverged = WorkerState::Diverged(right);
-        (self.state, self.before) = (WorkerState::Joining, diverged);
+        (self.state, self.joined_from) = (WorkerState::Joining, diverged);
         let first = self.cursor.seq;
         self.pending = PendingEffects::from(first);
         self.cursor = Cursor::at_first(&self.pending);

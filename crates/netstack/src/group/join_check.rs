@@ -22,12 +22,12 @@ impl<T: FaultHooks> Worker<T> {
     pub(crate) fn run_join_check(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         loop {
-            let print = || self.replica.whole_fingerprint();
+            let fingerprint = || self.replica.whole_fingerprint();
             let position = self.replica.position();
             let review = |result| self.confirm_join(result);
             match shared
                 .membership
-                .check_join(self.id, position, print, review)
+                .check_join(self.id, position, fingerprint, review)
             {
                 None => return false,
                 Some(CheckResult::Passed | CheckResult::Undecided) => {
@@ -62,10 +62,10 @@ impl<T: FaultHooks> Worker<T> {
         if result != CheckResult::Passed || !shared.layout.confirm {
             return result;
         }
-        let on_the_way = self.unposted.iter().map(|(position, print)| {
+        let on_the_way = self.unposted.iter().map(|(position, fingerprint)| {
             shared
                 .posts
-                .agrees_with_majority(&shared.membership, *position, *print)
+                .agrees_with_majority(&shared.membership, *position, *fingerprint)
         });
         on_the_way.fold(result, |result, is_right| match is_right {
             Some(true) => result,

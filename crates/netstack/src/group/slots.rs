@@ -256,7 +256,7 @@ impl<T: FaultHooks> JoiningWorker<T> {
             let hooks = self.hooks.take()?;
             let shared = Arc::clone(&self.shared);
             let mut worker = Worker::new(self.replica, shared, snapshot, hooks);
-            (worker.state, worker.before) = (WorkerState::JoinCheck, WorkerState::Gone);
+            (worker.state, worker.joined_from) = (WorkerState::JoinCheck, WorkerState::Gone);
             self.worker = Some(Box::new(worker));
         }
         let worker = self.worker.as_mut()?;

@@ -114,7 +114,7 @@ impl<T: FaultHooks> Worker<T> {
         if requests > 0 {
             self.replica.continue_log_at(position);
             self.stats.requests += requests as u64;
-            shared.shares[self.id].post(&self.stats);
+            shared.slot_stats[self.id].post(&self.stats);
         }
         done + self.send().unwrap_or(0)
     }

@@ -1,4 +1,8 @@
-//! A worker: one replica, and its share of the work.
+//! A worker: one replica of a group, and its share of the work.
+//!
+//! A turn with the log has these steps: pump (publish received frames as requests), prepare (find
+//! verdicts of requests), apply (every request, in log order), perform (the effects of which this
+//! worker is primary), send (frames that are built), steal (work of stragglers).
 
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
@@ -28,15 +32,24 @@ use crate::state::apply::Replica;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::{Duration, Instant};
 
-/// Turns without work after which a worker sends frames that others built.
+/// After so many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
-/// Requests that a worker applies before it does other work.
+/// At most so many requests are applied in one turn.
 const APPLY_BATCH: usize = 64;
 /// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
-/// chunks of frames takes about as long.
+/// chunks of frames takes about this long.
 const SEND_TAKEOVER: Duration = Duration::from_micros(50);
 
-/// A worker: one replica, and its share of the work.
+/// Watches whether frames are sent.
+#[derive(Clone, Copy, Default)]
+struct SendWatch {
+    /// Since when frames wait and none was sent.
+    since: Instant,
+    /// How many had been sent then.
+    sent: u64,
+}
+
+/// A worker: one replica of a group, and its share of the work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
     pub(crate) shared: Arc<Shared>,
@@ -47,25 +60,26 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) epochs: Epochs,
     /// What it is doing in its group.
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout), the position up to which a majority has its
-    /// state.
+    /// With [`Layout::confirm`](crate::group::Layout): up to this position, a majority of the
+    /// replicas has the same state as this worker.
     pub(crate) confirmed: Seq,
-    /// What it was before it waited for a state.
-    pub(crate) before: WorkerState,
-    /// Fingerprints of positions that it reached before the join check was over.
+    /// What `state` was before this worker began to join.
+    pub(crate) joined_from: WorkerState,
+    /// Fingerprints of the positions that it reaches during its join check. `post` keeps them here
+    /// and does not post them.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload bytes of this worker's requests from its cursor to `prepared`: they limit how far it
-    /// works ahead.
+    /// Payload bytes of this worker's requests from `cursor` to `prepared`. At `ahead_bytes`, it
+    /// stops preparing its own requests and stops taking the pump in its turns.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
-    /// The value that it last stored in `performed`.
+    /// The value of `performed` of this slot, as last seen; an earlier worker may have stored it.
+    /// `performed` says how far a slot did its own share.
     reported: Seq,
     stragglers: Stragglers,
-    /// Since when frames wait and none was sent, and how many had been sent then.
-    unsent: (Instant, u64),
+    send_watch: SendWatch,
     /// Turns in a row without work.
     idle: u32,
     /// Whether the last turn found work.
@@ -76,6 +90,7 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) direct: DirectLog,
     /// Frames whose work this worker completed.
     pub(crate) recycler: FrameRecycler,
+    /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
     /// Whether `hooks` is changing the effects of a request.
     in_hooks: bool,
@@ -86,8 +101,8 @@ pub struct Worker<T: FaultHooks = ()> {
 impl<T: FaultHooks> Worker<T> {
     /// A worker that goes on from `snapshot`, in a slot that is reserved for it.
     pub(crate) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, hooks: T) -> Self {
-        // The slot's counters go on.
-        let stats = shared.shares[id].load();
+        // Counting goes on from what earlier workers of this slot counted.
+        let stats = shared.slot_stats[id].load();
         let Snapshot {
             replica,
             log,
@@ -103,7 +118,7 @@ impl<T: FaultHooks> Worker<T> {
             log,
             prepared: replica.position(),
             confirmed: replica.position(),
-            before: WorkerState::Active,
+            joined_from: WorkerState::Active,
             unposted: Vec::new(),
             cursor: Cursor::at_first(&pending),
             replica,
@@ -112,7 +127,7 @@ impl<T: FaultHooks> Worker<T> {
             state: WorkerState::Active,
             prepared_bytes: 0,
             reported,
-            unsent: (Instant::ZERO, 0),
+            send_watch: SendWatch::default(),
             idle: 0,
             was_busy: false,
             log_mode: LogMode::Logged,
@@ -147,7 +162,7 @@ impl<T: FaultHooks> Worker<T> {
         self.cursor = Cursor::at_first(&pending);
         self.unposted.clear();
         self.prepared_bytes = 0;
-        self.unsent = (Instant::ZERO, 0);
+        self.send_watch = SendWatch::default();
         (self.replica, self.log, self.pending, self.epochs) = (replica, log, pending, epochs);
         self.state = WorkerState::JoinCheck;
     }
@@ -157,8 +172,8 @@ impl<T: FaultHooks> Worker<T> {
     pub(crate) fn try_join(&mut self) -> bool {
         if self.state == WorkerState::Joining {
             let Some(snapshot) = self.shared.membership.take_snapshot(self.id) else {
-                // Skips to the end: the position of a reader that stands still keeps slots of the
-                // log from being used again.
+                // Moves to the end of the log: a reader that stands still keeps slots from being
+                // used again.
                 let end = self.log.poll();
                 self.log.advance_to(end);
                 return false;
@@ -180,11 +195,16 @@ impl<T: FaultHooks> Worker<T> {
         self.state = WorkerState::Active;
     }
 
-    /// Handles what concerns this worker in the slot table, if it was notified. Returns whether it
-    /// has no state to work with.
+    /// If this worker was notified, handles the changes of its slot: join, leave, park, divergence.
+    /// Returns true if it has no state to work with; then the caller does nothing.
     #[inline]
     fn handle_membership(&mut self) -> bool {
         self.shared.membership.is_notified(self.id) && self.handle_notification()
+    }
+
+    /// Notifies this worker, so that its next step handles the changes of its slot once more.
+    fn handle_again_next_turn(&self) {
+        self.shared.membership.notify(1 << self.id);
     }
 
     #[cold]
@@ -202,22 +222,22 @@ impl<T: FaultHooks> Worker<T> {
             && matches!(self.state, WorkerState::Active | WorkerState::Leaving(_))
             && self.leave_if_diverged()
         {
-            shared.membership.notify(1 << self.id);
+            self.handle_again_next_turn();
             return true;
         }
         match self.state {
             WorkerState::Gone => {
-                shared.membership.notify(1 << self.id);
+                self.handle_again_next_turn();
                 return true;
             }
             WorkerState::Parked => {
-                (self.state, self.before) = (WorkerState::Joining, WorkerState::Parked);
-                shared.membership.notify(1 << self.id);
+                (self.state, self.joined_from) = (WorkerState::Joining, WorkerState::Parked);
+                self.handle_again_next_turn();
                 return true;
             }
             WorkerState::Joining | WorkerState::JoinCheck => {
                 if !self.try_join() {
-                    shared.membership.notify(1 << self.id);
+                    self.handle_again_next_turn();
                     return true;
                 }
                 self.count_join();
@@ -236,13 +256,13 @@ impl<T: FaultHooks> Worker<T> {
                 } else {
                     self.state = WorkerState::Gone;
                 }
-                shared.membership.notify(1 << self.id);
+                self.handle_again_next_turn();
                 return true;
             }
             self.state = WorkerState::Active;
         }
         if self.serve_joiners() || self.state != WorkerState::Active {
-            shared.membership.notify(1 << self.id);
+            self.handle_again_next_turn();
         }
         false
     }
@@ -275,7 +295,7 @@ impl<T: FaultHooks> Worker<T> {
         self.state == WorkerState::Gone
     }
 
-    /// Does everything that can be done now, once. Returns how much that was.
+    /// Takes each step of a turn once, as far as possible now. Returns how much it did.
     ///
     /// A worker that gets a pump keeps it for a chunk of work, and is the primary of all of that:
     /// frames come in and go out through the cache of the core that works on them.
@@ -306,8 +326,9 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Takes the receive pump for as many frames as make up a chunk of full runs. Does nothing if
-    /// another worker has the pump, or this one has enough to do.
+    /// Takes the receive pump, for at most `request_chunk` full runs of frames. Takes no frames if
+    /// another worker has the pump, or this one is not active or has enough to do. Leaves solo mode
+    /// in any case. With the pump, also autoscales when that is due.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
@@ -316,15 +337,15 @@ impl<T: FaultHooks> Worker<T> {
         {
             return 0;
         }
-        let Some(mut side) = self.shared.rx.try_take() else {
+        let Some(mut rx_side) = self.shared.rx.try_take() else {
             return 0;
         };
-        let (pump, mut log) = side.parts(&self.shared, self.id);
+        let (pump, mut log) = rx_side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let deadline = self.replica.next_deadline();
-        let most = self.shared.layout.tuning.request_chunk * MAX_RUN;
+        let most_frames = self.shared.layout.tuning.request_chunk * MAX_RUN;
         let mut done = 0;
-        while done < most {
+        while done < most_frames {
             let now_done = pump.turn(now, deadline, &mut log);
             done += now_done;
             if now_done < BATCH {
@@ -332,23 +353,23 @@ impl<T: FaultHooks> Worker<T> {
             }
         }
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        if self.shared.layout.autoscale && side.autoscaler.is_due(now) {
+        if self.shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
             let RxSide {
                 pump, autoscaler, ..
-            } = &mut *side;
+            } = &mut *rx_side;
             self.shared
                 .autoscale(autoscaler, pump.balance.as_ref(), now);
         }
-        drop(side);
+        drop(rx_side);
         if done > 0 {
             self.shared.work_event.notify_all();
         }
         done
     }
 
-    /// Sends frames. The worker that built the next frame to be sent sends it, and the frames
-    /// behind it that it built, because they are in its core's cache. Other workers send them if
-    /// they are idle for long, or if that worker is late.
+    /// Sends frames if this worker probably built the next one to be sent: that one, and its own
+    /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
+    /// or if their worker is late. Sends nothing if another worker has the transmit pump.
     fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
         let below = if idle || self.is_sender_late(sent) {
@@ -364,8 +385,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// The end of the frames from `frame` on that this worker may send: that of the chunk, or no
-    /// limit if the chunk has one owner.
+    /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
+    /// no limit if the epoch of the chunk has one owner.
     #[inline]
     fn own_frames_end(&self, frame: u64) -> u64 {
         let chunk = self.shared.frame_chunk_of(frame);
@@ -375,7 +396,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Whether this worker most likely builds frame `frame`, or the worker that should is gone.
+    /// Whether this worker should send `frame`: it owns the frame, the owner is not active, or the
+    /// owner is not known.
     #[inline]
     fn is_likely_sender(&self, frame: u64) -> bool {
         let shared = &self.shared;
@@ -396,17 +418,16 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Whether frames have been numbered for a while and none was sent. The worker that should send
+    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that should send
     /// them may be held up, so this one does, even if it is busy.
     #[inline]
     fn is_sender_late(&mut self, sent: u64) -> bool {
         let now = self.stragglers.now;
-        let (since, before) = &mut self.unsent;
-        if *before != sent || self.replica.frames().next == sent {
-            (*since, *before) = (now, sent);
+        if self.send_watch.sent != sent || self.replica.frames().next == sent {
+            self.send_watch = SendWatch { since: now, sent };
             return false;
         }
-        now.since(*since) >= SEND_TAKEOVER
+        now.since(self.send_watch.since) >= SEND_TAKEOVER
     }
 
     /// A turn without the receive pump. The time is that of the last [`turn`](Self::turn).
@@ -417,6 +438,8 @@ impl<T: FaultHooks> Worker<T> {
         self.do_work()
     }
 
+    /// Prepares, applies, performs, sends and steals. If none of that did anything, prepares the
+    /// request that this replica applies next, whichever worker is its primary.
     #[inline]
     pub(crate) fn do_work(&mut self) -> usize {
         self.log.poll();
@@ -432,26 +455,27 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Takes the receive pump for one turn. `None` if another worker has it.
+    /// Takes the receive pump for one turn. `None` if another worker has it, or if this one is not
+    /// active or has no state.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         self.stragglers.now = self.stragglers.now.max(now);
         if self.handle_membership() || self.state != WorkerState::Active {
             return None;
         }
         self.return_to_log();
-        let mut side = self.shared.rx.try_take()?;
-        let (pump, mut log) = side.parts(&self.shared, self.id);
+        let mut rx_side = self.shared.rx.try_take()?;
+        let (pump, mut log) = rx_side.parts(&self.shared, self.id);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let done = pump.turn(now, self.replica.next_deadline(), &mut log);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        drop(side);
+        drop(rx_side);
         if done > 0 {
             self.shared.work_event.notify_all();
         }
         Some(done)
     }
 
-    /// Prepares the requests of this worker, in order, as far as its budget goes.
+    /// Prepares this worker's requests, in order, until `prepared_bytes` reaches `ahead_bytes`.
     fn prepare_mine(&mut self) -> usize {
         let Worker {
             id,
@@ -543,7 +567,7 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Handles a panic. If a request was being applied, completes it.
+    /// If the panic came from applying a request, completes that request; else resumes the panic.
     #[cold]
     fn after_panic(&mut self, panic: Box<dyn Any + Send>) {
         let seq = self.pending.end();
@@ -579,6 +603,7 @@ impl<T: FaultHooks> Worker<T> {
             return false;
         };
         let found = self.shared.verdicts.get(seq);
+        // `STORED`, a bit beside the verdict, says that the payload is in the receive ring already.
         let is_stored = found.is_some_and(|found| found & STORED != 0);
         let mut verdict = found.map(|found| found & !STORED);
         let mut changed;
@@ -623,26 +648,26 @@ impl<T: FaultHooks> Worker<T> {
     #[inline(never)]
     fn post(&mut self, position: Seq) {
         let posts = &self.shared.posts;
-        let mut print = self.replica.post(position / posts.every());
+        let mut fingerprint = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
             // The next request may overwrite a wrong value in the state, so the effects count, too.
-            print = print.rotate_left(1) ^ self.pending.fingerprint();
+            fingerprint = fingerprint.rotate_left(1) ^ self.pending.fingerprint();
         }
         if self.state == WorkerState::JoinCheck {
-            self.unposted.push((position, print));
+            self.unposted.push((position, fingerprint));
             return;
         }
-        posts.post(self.id, position, print);
+        posts.post(self.id, position, fingerprint);
         self.shared.compare_at(position);
     }
 
-    /// Performs this worker's share. Whenever it has built a chunk's worth of frames, it tries to
-    /// send: a peer that waits for them is idle meanwhile.
+    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, because a
+    /// peer that waits for frames is idle meanwhile.
     fn perform_and_send(&mut self) -> usize {
-        let most = self.shared.layout.tuning.frame_chunk as u32;
+        let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
         loop {
-            let (performed, last) = self.perform_mine(most);
+            let (performed, last) = self.perform_mine(most_frames);
             done += performed;
             if last != Step::Performed {
                 return done;
@@ -651,9 +676,9 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Performs this worker's share, up to `most` frames. Returns how much that was, and the
+    /// Performs this worker's share, up to `most_frames` frames. Returns how much that was, and the
     /// outcome of the last step.
-    fn perform_mine(&mut self, most: u32) -> (usize, Step) {
+    fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
         let mut executor = self.executor();
@@ -663,10 +688,10 @@ impl<T: FaultHooks> Worker<T> {
                 break Step::End;
             }
             let built = (executor.stats.frames - before) as u32;
-            if built >= most {
+            if built >= most_frames {
                 break Step::Performed;
             }
-            match executor.step(most - built) {
+            match executor.step(most_frames - built) {
                 Step::Performed => done += 1,
                 Step::Passed => {}
                 last => break last,
@@ -678,8 +703,8 @@ impl<T: FaultHooks> Worker<T> {
         (done, last)
     }
 
-    /// Performs this worker's next effect, or the next frame of one; else steals one that is late.
-    /// Returns whether there was one.
+    /// Performs this worker's next effect, or the next frame of one. If there is none, steals late
+    /// work. Returns whether it performed, stole or reported anything.
     pub fn perform(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -718,7 +743,7 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Reports how far this worker has performed its share.
+    /// Stores in `performed` how far this worker has done its own share.
     fn report_progress(&mut self) {
         // `reported` may be ahead of the cursor: an earlier worker of this slot stored it.
         if self.reported < self.cursor.seq {
@@ -726,7 +751,7 @@ impl<T: FaultHooks> Worker<T> {
             // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and
             // `Shared::has_reported`.
             self.shared.performed[self.id].store(self.reported, Ordering::Release);
-            self.shared.shares[self.id].post(&self.stats);
+            self.shared.slot_stats[self.id].post(&self.stats);
         }
     }
 
@@ -748,21 +773,22 @@ impl<T: FaultHooks> Worker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // The pump cannot wait for reports of an empty slot, so this worker reports what it
-            // knows to be done.
+            // Nothing can be stolen. No worker reports for an empty slot, and the pump cannot wait
+            // for that, so this worker reports what it knows to be done.
             let reported = self.shared.membership.misses_a_replica() && self.report_verified();
             return usize::from(reported);
         }
         let scan = self.scan(most);
         self.forget(scan.verified);
         let reported = self.report_verified();
-        self.shared.shares[self.id].post(&self.stats);
+        self.shared.slot_stats[self.id].post(&self.stats);
         scan.done.max(usize::from(reported))
     }
 
-    /// Reports that everything it has dropped is done. Returns whether that was news, for which the
-    /// pump may have waited.
+    /// Stores `pending.first` in `verified`: all requests before it are done, whoever was to do
+    /// them. Returns whether that was news, for which the pump may have waited.
     fn report_verified(&self) -> bool {
+        // ORDERING: Relaxed: no other thread changes the word of this slot.
         let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
         if reported >= self.pending.first {
             return false;
@@ -793,7 +819,7 @@ impl<T: FaultHooks> Worker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops requests below `below` that are done, up to its cursor.
+    /// Drops pending effects of requests before `below`, which are done. Stops at the cursor.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
         self.epochs.forget(self.pending.first);
@@ -834,12 +860,12 @@ impl<T: FaultHooks> Worker<T> {
         self.pending.effects.iter()
     }
 
-    /// The latest time for the next [`turn`](Self::turn): the earlier one of the replica's next
-    /// deadline and the receive pump's, which waits for answers of neighbours and for fragments. If
-    /// another worker has the pump at this moment, that worker asks the pump after its turn.
+    /// The next [`turn`](Self::turn) is due at this time: the replica's next deadline, or that of
+    /// the receive pump (which waits for neighbours and fragments), whichever is earlier. If
+    /// another worker has the pump, only the replica's counts: that worker asks the pump itself.
     pub fn next_deadline(&self) -> Instant {
-        let side = self.shared.rx.try_take();
-        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
+        let rx_side = self.shared.rx.try_take();
+        let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
         self.replica.next_deadline().min(pump)
     }
 
@@ -865,12 +891,12 @@ impl<T: FaultHooks> Worker<T> {
             return;
         }
         match self.shared.rx.try_take() {
-            Some(mut side) => side.pump.put_back(&mut self.recycler.frames),
+            Some(mut rx_side) => rx_side.pump.put_back(&mut self.recycler.frames),
             None => self.shared.world.give_back(&mut self.recycler.frames),
         }
     }
 
-    /// Drops effects that are known to be done. Returns whether any are left, so that this worker
+    /// Drops effects that are known to be done. Returns whether any are left; if so, this worker
     /// must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
@@ -909,7 +935,7 @@ impl<T: FaultHooks> core::fmt::Debug for Worker<T> {
 
 impl<T: FaultHooks> Drop for Worker<T> {
     fn drop(&mut self) {
-        self.end();
+        self.release();
         // A test with fault hooks checks panics by itself.
         #[cfg(feature = "testkit")]
         if !T::ACTIVE {
@@ -921,19 +947,19 @@ impl<T: FaultHooks> Drop for Worker<T> {
 impl<T: FaultHooks> Worker<T> {
     /// Counts that it became active.
     pub(crate) fn count_join(&mut self) {
-        let before = core::mem::replace(&mut self.before, WorkerState::Active);
-        self.shared.membership.count_join(before);
+        let joined_from = core::mem::replace(&mut self.joined_from, WorkerState::Active);
+        self.shared.membership.count_join(joined_from);
     }
 
-    fn end(&mut self) {
+    /// Releases its slot. Units that it had begun were released when its last step ended.
+    fn release(&mut self) {
         let id = self.id;
         let waits = matches!(self.state, WorkerState::Joining | WorkerState::JoinCheck);
-        // The units that it had begun are released.
         match self.state {
             WorkerState::Parked => self.shared.membership.release(id, WorkerState::Joining),
             WorkerState::Gone => self.shared.release_slot(id, WorkerState::Gone),
             // It never became active.
-            state if waits && self.before == WorkerState::Gone => {
+            state if waits && self.joined_from == WorkerState::Gone => {
                 self.shared.release_slot(id, state);
             }
             _ => self.shared.release_slot(id, WorkerState::Active),
@@ -960,14 +986,14 @@ impl<T: FaultHooks> Worker<T> {
         let posts = &self.shared.posts;
         let own = posts.all(self.id).into_iter();
         let mut own = own.filter(|(position, _)| *position >= from);
-        own.all(|(position, print)| {
+        own.all(|(position, fingerprint)| {
             let theirs = posts.at(other.id, position);
-            theirs.is_none_or(|theirs| theirs == print)
+            theirs.is_none_or(|theirs| theirs == fingerprint)
         })
     }
 
-    /// The position of the snapshot that the worker began with. Fingerprints that it posts behind
-    /// it count when replicas differ.
+    /// The position of the snapshot that the worker began with. Fingerprints that it posts after
+    /// that position count when replicas differ.
     pub fn since(&self) -> u64 {
         self.shared.membership.since(self.id)
     }

@@ -189,7 +189,7 @@ impl Requests<RequestEffects> for Performing<'_> {
     }
 
     #[inline(always)]
-    fn applied(&mut self, asked: &mut RequestEffects) {
+    fn take_effects(&mut self, asked: &mut RequestEffects) {
         self.applied += 1;
         if let Some(deliver) = &asked.first {
             let entry = self.entry();

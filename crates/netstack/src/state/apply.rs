@@ -1,8 +1,8 @@
 //! The replicated state: all connections of a group, and what they share.
 //!
-//! A [`Replica`] is plain data. Only applying a request changes it (apart from planned faults of
-//! tests), and the result depends on nothing but the request, its verdict and the state. Replicas
-//! that applied the same log are therefore equal.
+//! A [`Replica`] is plain data. Only requests change it (apart from planned faults of tests and
+//! `continue_log_at`), and the result depends only on the request, its verdict and the state.
+//! Replicas that applied the same log are therefore equal.
 
 use core::panic::AssertUnwindSafe;
 use std::collections::VecDeque;
@@ -44,25 +44,28 @@ pub(crate) trait Requests<S> {
     fn advance(&mut self) -> bool;
     /// The request, and its verdict.
     fn current(&self) -> (&Request, Verdict);
-    /// The current request was applied: takes its effects out of `out`.
-    fn applied(&mut self, out: &mut S);
+    /// Called after the current request was applied: takes its effects out of `out`.
+    fn take_effects(&mut self, out: &mut S);
 }
 
 /// One copy of the state of all connections of a group.
 #[derive(Clone, Debug)]
 pub struct Replica {
+    /// The latest time that an applied request carried.
     now: Instant,
+    /// Next frame number, limit, and frames sent; also limits of answers.
     frames: FrameNumbers,
     /// How many requests of the log were applied: the position of the next one.
     position: u64,
     /// How many requests were applied without a log.
     applied_unlogged: u64,
+    /// Running hash of what requests changed.
     fold: u64,
     /// The place that was used last.
     touched: u32,
     next_deadline: Instant,
-    /// Waiting connections and sockets may continue once so many frames were sent; 0 if one can
-    /// continue with the next request.
+    /// Waiting connections and sockets may continue once `frames.sent` reaches this. 0 if one may
+    /// continue with the next request, `u64::MAX` if none waits.
     next_sent: u64,
     limits: Limits,
     address: Ipv4Addr,
@@ -70,13 +73,17 @@ pub struct Replica {
     group: GroupIndex,
     keys: Keys,
     grouping: Grouping,
+    /// The connection table.
     places: Vec<Place>,
+    /// Indices of free places.
     free: Vec<u32>,
+    /// Finds the connection of a flow.
     demux: Demux,
     listeners: Listeners,
-    /// Connections that could send more, in the order of their turns.
+    /// Connections that could send more, and wait for credit or their turn, in the order of turns.
     waiting: VecDeque<ConnId>,
-    /// Connections that continue once this many frames are sent; the counts ascend.
+    /// Connections with acknowledged bytes that wait for frames to be sent. Each may continue once
+    /// `frames.sent` reaches its count; counts ascend.
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, the oldest first; some may be closed already.
     time_wait: VecDeque<ConnId>,
@@ -88,11 +95,11 @@ pub struct Replica {
     /// The flows whose connections migrated to other groups, folded into one number.
     migrated_away: u64,
     stats: StateStats,
-    /// Number of the next frame when the fast path began; isolation of panics goes back to it.
-    /// Meaningful within one request only, so not part of the state.
+    /// `frames.next` when the fast path began. After a panic, isolation goes back to it. Meaningful
+    /// within one request only, so not part of the state.
     next_before: u64,
-    /// Whether the current work concerns more than one connection. Meaningful within one request
-    /// only.
+    /// Whether the code that runs now may change more than one connection. Meaningful within one
+    /// request only.
     beyond_one: bool,
     /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
@@ -139,9 +146,9 @@ impl Replica {
         }
     }
 
-    /// Applies the next request of the log. `verdict` has one bit per segment of a run, set if its
-    /// checksum is good; other requests ignore it. The effects of the request go to `out`, which
-    /// holds no others.
+    /// Applies the next request of the log. `verdict` has one bit per segment of a run, or per
+    /// datagram, set if its checksum is good; other requests ignore it. The effects of the request
+    /// go to `out`, which holds no others.
     ///
     /// A panic in the TCP code closes the connection that it concerns, identically in every replica
     /// ([`StateStats::panicked`]).
@@ -175,14 +182,14 @@ impl Replica {
                     let (request, verdict) = requests.current();
                     self.apply_in_batch(request, verdict, out);
                     applying = false;
-                    requests.applied(out);
+                    requests.take_effects(out);
                 }
             };
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
                 Err(panic) if applying => {
                     self.unwound(panic, requests.current().0, out);
-                    requests.applied(out);
+                    requests.take_effects(out);
                 }
                 Err(panic) => resume_unwind(panic),
             }
@@ -214,9 +221,9 @@ impl Replica {
         }
     }
 
-    /// The fast path, for a run that is as expected and whose connection the pump knew. Returns
-    /// false otherwise; then at most the application's cursors were updated, which the slow path
-    /// may do again.
+    /// Applies a run by the fast path, if the pump knew its connection and the run is as expected.
+    /// Otherwise returns false, and the slow path applies the run. `next_before`, `touched` and the
+    /// application's cursors may be updated by then; updating them twice does no harm.
     #[inline(always)]
     fn fast_path(
         &mut self,
@@ -226,10 +233,10 @@ impl Replica {
     ) -> bool {
         let digest = &request.digest;
         let conn = digest.hint;
-        let all_good = digest.all_good();
+        let full_verdict = digest.all_good();
         if digest.kind != Kind::Segments
             || digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0
-            || verdict & all_good != all_good
+            || verdict & full_verdict != full_verdict
         {
             return false;
         }
@@ -260,14 +267,14 @@ impl Replica {
         true
     }
 
-    /// Every request that the fast path does not take.
+    /// Applies a request that the fast path does not take.
     #[inline(never)]
     fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         self.beyond_one = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
             Kind::Command => {
-                if !self.for_socket(request, out) {
+                if !self.udp_command(request, out) {
                     self.command(&request.body, out);
                 }
                 self.fold = mix(self.fold ^ self.frames.next);
@@ -282,21 +289,22 @@ impl Replica {
         self.beyond_one = false;
     }
 
-    /// The work that new time and credit allow, whatever the request was about.
+    /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. New
+    /// time or credit allows this, whatever the request was about.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
         self.beyond_one = true;
         if self.next_deadline <= self.now {
-            self.fire(out);
+            self.fire_deadlines(out);
         }
         self.after_sending(out);
         let (sockets, mut cx) = self.udp(out);
         sockets.after_sending(&mut cx);
         if sockets.comes_first() {
             sockets.serve(&mut cx);
-            self.serve(out);
+            self.serve_waiting(out);
         } else {
-            self.serve(out);
+            self.serve_waiting(out);
             let (sockets, mut cx) = self.udp(out);
             sockets.serve(&mut cx);
         }
@@ -323,8 +331,8 @@ impl Replica {
         (&mut self.udp, cx)
     }
 
-    /// Applies a command for a UDP socket; returns false if the request is something else.
-    fn for_socket(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
+    /// Applies a command for a UDP socket. Returns false if the request is something else.
+    fn udp_command(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
         let (sockets, mut cx) = self.udp(out);
         let done = sockets.command(request, &mut cx);
         if done {
@@ -334,8 +342,7 @@ impl Replica {
         done
     }
 
-    /// Applies a run of one flow: finds its connection, processes its good pieces, and finishes the
-    /// request.
+    /// Applies a run of one flow: finds its connection, and gives it the good segments.
     fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -359,7 +366,7 @@ impl Replica {
             },
         };
         if digest.flags.has(Flags::SYN)
-            && let Some(past) = self.replaces(conn, request, verdict)
+            && let Some(past) = self.replaced_past(conn, request, verdict)
         {
             self.close(conn, out);
             return self.no_connection(request, verdict, Some(past), out);
@@ -374,8 +381,9 @@ impl Replica {
         });
     }
 
-    /// Handles a run of no known connection: its port's listener takes it, or a RST answers it.
-    /// `past` is the end of the sequence numbers of the connection that this one would replace.
+    /// Handles a run that belongs to no connection: each segment goes to the listener of its port,
+    /// or is refused. `past` is set if a SYN replaced a connection: the end of its sequence
+    /// numbers.
     fn no_connection(
         &mut self,
         request: &Request,
@@ -404,6 +412,7 @@ impl Replica {
 
     fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
         match *body {
+            // No commands, or commands of UDP sockets, which were applied above.
             Body::None
             | Body::Segment { .. }
             | Body::Datagrams { .. }
@@ -467,13 +476,13 @@ impl Replica {
             Body::MigrationArrive { conn, len } => self.migration_arrive(conn, len, out),
             Body::MigrationEnd { flow } => self.migration_end(&flow),
             Body::NetworkError { flow, seq, what } => {
-                let mut counts = false;
+                let mut is_heeded = false;
                 if let Some(conn) = self.demux.find(&flow) {
                     self.with(conn, out, |tcb, cx| {
-                        counts = tcb.network_error(seq, what, cx)
+                        is_heeded = tcb.network_error(seq, what, cx)
                     });
                 }
-                self.stats.ignored_errors += u64::from(!counts);
+                self.stats.ignored_errors += u64::from(!is_heeded);
             }
             Body::Neighbor { old, new } => {
                 for tcb in self
@@ -489,7 +498,7 @@ impl Replica {
         }
     }
 
-    /// Calls `what` with a connection if it still exists, and does the work that follows.
+    /// If the connection still exists, calls `what` with it, and then `after_request`.
     fn with<S: EffectSink>(
         &mut self,
         conn: ConnId,
@@ -518,17 +527,17 @@ impl Replica {
         self.position = position;
     }
 
-    /// The time of the latest request.
+    /// The latest time that an applied request carried.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// The latest time for the next request: deadlines need one then, if nothing else happens.
+    /// A request must be applied at this time at the latest, so that deadlines fire.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
 
-    /// Number of the next outgoing frame, and the limit of numbers.
+    /// Number of the next outgoing frame, the limit of numbers, and how many frames are sent.
     pub fn frames(&self) -> &FrameNumbers {
         &self.frames
     }

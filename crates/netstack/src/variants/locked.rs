@@ -181,7 +181,7 @@ impl Requests<OfOne<'_>> for BatchRequests<'_> {
         (&item.request, item.verdict.unwrap_or(0))
     }
 
-    fn applied(&mut self, sink: &mut OfOne<'_>) {
+    fn take_effects(&mut self, sink: &mut OfOne<'_>) {
         let item = &mut self.items[self.reached - 1];
         if item.request.digest.kind == Kind::Segments {
             let segments = u64::from(item.request.digest.count);

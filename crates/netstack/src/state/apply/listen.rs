@@ -248,9 +248,9 @@ impl Replica {
         Returned::Connection(conn)
     }
 
-    /// Whether a SYN for a listening port may replace a connection in TIME-WAIT; if so, the end of
-    /// the sequence numbers of that connection. A cookie could not begin after them.
-    pub(crate) fn replaces(
+    /// The end of the sequence numbers of a connection in TIME-WAIT, if a SYN for a listening port
+    /// may replace it. A cookie could not begin after them.
+    pub(crate) fn replaced_past(
         &self,
         conn: ConnId,
         request: &Request,

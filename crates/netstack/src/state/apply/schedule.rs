@@ -74,7 +74,7 @@ impl Replica {
     }
 
     /// Handles all deadlines that are due. Entries that were too early are put back.
-    pub(super) fn fire(&mut self, out: &mut impl EffectSink) {
+    pub(super) fn fire_deadlines(&mut self, out: &mut impl EffectSink) {
         // A deadline that is due is normally armed again for later. The bound keeps a corrupted
         // state from looping for ever.
         for _ in 0..2 * self.places.len() {
@@ -109,7 +109,7 @@ impl Replica {
     }
 
     /// Lets waiting connections send, a quantum each in turn, while there is room.
-    pub(super) fn serve(&mut self, out: &mut impl EffectSink) {
+    pub(super) fn serve_waiting(&mut self, out: &mut impl EffectSink) {
         for _ in 0..self.waiting.len() {
             if self.frames.room() == 0 {
                 break;
