@@ -138,6 +138,7 @@ fn every_target() {
         let text = fs::read_to_string(&path).expect("it is a text");
         let own_name = format!("const OWN_NAME: &str = \"{name}\"");
         let asks = text.contains(&format!("targets::arguments(\"{name}\")"))
+            || text.contains(&format!("targets::main(\"{name}\", "))
             || text.contains("targets::arguments(OWN_NAME)") && text.contains(&own_name);
         assert!(asks, "{name} does not ask whether it is meant");
         assert!(TARGETS.iter().any(|target| target.name == name), "{name}");
