@@ -250,7 +250,11 @@ fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
             |b| b.groups(2),
             "`single` or `replicated`",
         ),
-        (VariantKind::Locked, |b| b.confirm(true), "`replicated`"),
+        (
+            VariantKind::Locked,
+            |b| b.replicas(2).confirm(true),
+            "`replicated`",
+        ),
         (VariantKind::Locked, |b| b.replicas(57), "1 to 56"),
         (VariantKind::Single, |b| b.replicas(0), "1 to 56"),
     ];
