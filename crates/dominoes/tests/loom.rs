@@ -659,7 +659,7 @@ fn a_verdict_is_found_out_by_one_at_a_time() {
         other.join().unwrap();
         let begun = shared.1.load(Ordering::Relaxed);
         match shared.0.get(1) {
-            Some(bits) => assert!(usize::from(bits) <= begun && begun <= 2),
+            Some(bits) => assert!(bits <= begun as u64 && begun <= 2),
             None => assert_eq!(begun, 1, "one gave up while the other found it begun"),
         }
     });
