@@ -17,7 +17,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 fn panels(wanted: &Wanted) -> Vec<Panel> {
     let goals = Goals {
         single: 1.75,
-        lock: Some(1.2),
+        lock: Some(1.3),
         smoltcp: Some(3.0),
     };
     let mut targets = targets("receive", &goals);

@@ -151,14 +151,14 @@ impl OpenRuns {
         &mut self.runs[self.current]
     }
 
-    /// The current run has begun.
+    /// Notes that the current run has begun.
     #[inline(always)]
     pub(crate) fn note_begun(&mut self) {
         self.begun |= 1 << self.current;
     }
 
-    /// Makes a run that has begun the current one, and returns whether there is one. It counts as
-    /// ended afterwards.
+    /// Makes the next run that has begun the current one, and forgets that it has. Returns false if
+    /// there is none.
     #[inline(always)]
     pub(crate) fn next_begun(&mut self) -> bool {
         if self.begun == 0 {
@@ -175,7 +175,7 @@ const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
     /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many;
-    /// what comes next has to be parsed. Frames that nobody needs any more go to `done_with`.
+    /// what comes next has to be parsed. Frames that are not needed any more go to `done_with`.
     #[inline]
     pub(crate) fn follow(
         &mut self,

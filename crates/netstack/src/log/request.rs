@@ -591,8 +591,8 @@ pub struct Segment<'a> {
     pub len: u32,
     /// Where the payload begins within the run's payloads put end to end.
     pub run_offset: u32,
-    /// How many received frames this piece is. One that the device merged counts once, so whoever
-    /// counts segments compares `len` with the MSS too.
+    /// How many received frames this piece is. One that the device merged counts once, so a rule
+    /// that counts segments compares `len` with the MSS, too.
     pub count: u8,
     /// Window field, not scaled.
     pub wnd: u16,
